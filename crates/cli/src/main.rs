@@ -1,0 +1,3 @@
+//! `agent-sandbox`: the one user-facing binary.
+
+fn main() {}

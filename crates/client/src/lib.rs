@@ -1,0 +1,1 @@
+//! The Rust SDK: claims, sandboxes, commands, files; base of the CLI and of the Python SDK.

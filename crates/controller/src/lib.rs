@@ -1,0 +1,1 @@
+//! The four reconcilers: observe, plan (pure), apply; leader election, metrics, conversion webhook.

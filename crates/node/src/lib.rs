@@ -1,0 +1,1 @@
+//! The embedded node: Pods in, isolated process trees and Pod status out.

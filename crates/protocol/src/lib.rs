@@ -1,0 +1,1 @@
+//! Wire types of the data plane: runtime REST, process gRPC, router headers, scoped tokens. No IO.

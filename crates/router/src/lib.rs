@@ -1,0 +1,1 @@
+//! The front door of the data plane: authenticate, resolve, authorise, wake, proxy.

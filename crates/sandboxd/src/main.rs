@@ -1,0 +1,3 @@
+//! `sandboxd`: the daemon in each sandbox.
+
+fn main() {}
