@@ -1,0 +1,64 @@
+# Every target does its own set-up. `make help` lists them.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+TARGET_DIR := target
+STATIC := -C target-feature=+crt-static
+# The profile of the sandboxd that the CLI carries: `dev` for a quick try, `tiny` for anything that ships.
+SANDBOXD_PROFILE ?= dev
+SANDBOXD_DIR := $(if $(filter dev,$(SANDBOXD_PROFILE)),debug,$(SANDBOXD_PROFILE))
+EMBED := $(TARGET_DIR)/embed/sandboxd
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: ## Check the toolchain, and say what is missing and how to get it
+	@scripts/setup
+
+.PHONY: sandboxd
+sandboxd: setup ## Build the static sandboxd that the CLI carries
+	@cargo rustc --quiet --locked -p agent-sandbox-sandboxd --bin sandboxd --profile $(SANDBOXD_PROFILE) -- $(STATIC) -C strip=symbols
+	@mkdir -p $(dir $(EMBED))
+	@cmp -s $(TARGET_DIR)/$(SANDBOXD_DIR)/sandboxd $(EMBED) || install -m 0755 $(TARGET_DIR)/$(SANDBOXD_DIR)/sandboxd $(EMBED)
+
+.PHONY: try
+try: ## First result: build what is needed and run one command in a sandbox
+	@scripts/try
+
+.PHONY: build
+build: setup ## Build the release binaries
+	@$(MAKE) --no-print-directory sandboxd SANDBOXD_PROFILE=tiny
+	cargo build --locked --release -p agent-sandbox
+
+.PHONY: check
+check: setup ## Formatting, lints, generated files
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo xtask conformance
+
+.PHONY: test
+test: setup ## All tests
+	@scripts/test
+
+.PHONY: e2e
+e2e: setup ## Whole-product tests only
+	@scripts/test e2e
+
+.PHONY: bench
+bench: setup ## Benchmarks: tables, side by side with peers
+	@scripts/bench
+
+.PHONY: generate
+generate: ## Everything that is generated and committed
+	cargo xtask conformance --write
+
+.PHONY: manifests
+manifests: ## Render the CRDs into deploy/crds
+	@scripts/manifests
+
+.PHONY: deploy
+deploy: manifests ## Apply the CRDs to the cluster of the current kubeconfig
+	kubectl apply -f deploy/crds
