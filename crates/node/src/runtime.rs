@@ -1,0 +1,104 @@
+//! The interface between the kubelet half and the kernel half of the node.
+//!
+//! Everything here is a finished decision: users, commands, environments, addresses and limits are resolved before they
+//! arrive, and nothing in this module reads a Kubernetes object. All calls are idempotent by Pod uid, container name and
+//! attempt, so a caller that restarts in the middle may simply repeat itself.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::net::TcpStream;
+use tokio::sync::broadcast;
+
+mod error;
+mod image;
+mod policy;
+mod session;
+mod spec;
+mod state;
+mod volume;
+
+pub use error::RuntimeError;
+pub use image::{
+    ImageConfig, ImageContent, ImageError, ImageService, PullPolicy, PullProgress, RegistryCredentials, ResolvedImage,
+};
+pub use policy::{Allow, IpBlock, PodRules, PortRange, Protocol};
+pub use session::{AttachRequest, ExecRequest, ExecSession, TerminalSize};
+pub use spec::{
+    Capability, ContainerSpec, Limits, LogTarget, Mount, MountSource, NetworkMode, PodSandboxSpec, RuntimeHandler, User,
+};
+pub use state::{ContainerState, Exit, PodSandbox, PodState, PreviousAttempt, RuntimeEvent, Weakness, WeaknessKind};
+pub use volume::{StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeRequest};
+
+/// Runs Pods. One implementation uses the kernel directly; tests of the kubelet half use a recording fake.
+#[async_trait]
+pub trait PodRuntime: Send + Sync + 'static {
+    /// Makes the Pod's namespaces, cgroup, network and supervisor; no container yet. A Pod that already exists is returned
+    /// as it is.
+    async fn create_pod(&self, spec: PodSandboxSpec) -> Result<PodSandbox, RuntimeError>;
+
+    /// Starts one container and returns once its command has been executed (or could not be).
+    async fn start_container(&self, pod: &str, spec: ContainerSpec) -> Result<ContainerState, RuntimeError>;
+
+    /// Sends `signal` to the container's first process. Its exit arrives as an event.
+    async fn signal_container(&self, pod: &str, container: &str, signal: i32) -> Result<(), RuntimeError>;
+
+    /// Kills every process of the container at once. Its exit arrives as an event.
+    async fn kill_container(&self, pod: &str, container: &str) -> Result<(), RuntimeError>;
+
+    /// Kills what still runs and removes the Pod: processes, network, cgroup, supervisor, Pod folder. Writable layers stay
+    /// with the owner until [`PodRuntime::forget_owner`]. An unknown Pod is success.
+    async fn remove_pod(&self, pod: &str) -> Result<(), RuntimeError>;
+
+    /// Removes what is kept for an owner that is gone: writable layers and its block of user ids.
+    async fn forget_owner(&self, owner: &str) -> Result<(), RuntimeError>;
+
+    /// Owners for which something is kept, so that the caller can forget those that no longer exist.
+    async fn kept_owners(&self) -> Result<Vec<String>, RuntimeError>;
+
+    /// Runs a command in a running container.
+    async fn exec(&self, pod: &str, container: &str, request: ExecRequest) -> Result<ExecSession, RuntimeError>;
+
+    /// Connects to the standard streams of a running container's first process.
+    async fn attach(&self, pod: &str, container: &str, request: AttachRequest) -> Result<ExecSession, RuntimeError>;
+
+    /// Opens a TCP connection to `port` on the Pod's loopback address (and, failing that, its own address), from inside its
+    /// network namespace.
+    async fn dial(&self, pod: &str, port: u16) -> Result<TcpStream, RuntimeError>;
+
+    /// Replaces the whole set of allowed flows of a Pod. A new Pod is closed both ways until this is called.
+    async fn set_rules(&self, pod: &str, rules: PodRules) -> Result<(), RuntimeError>;
+
+    /// Makes (or finds) the folder of a volume, with the best limit the host can hold.
+    async fn ensure_volume(&self, request: VolumeRequest) -> Result<Volume, RuntimeError>;
+
+    /// Removes a volume and its data.
+    async fn remove_volume(&self, key: &VolumeKey) -> Result<(), RuntimeError>;
+
+    /// Measures a Pod's writable layers and a volume list (bytes and inodes), for eviction and statistics.
+    async fn storage_usage(&self, pod: &str) -> Result<StorageUsage, RuntimeError>;
+
+    /// Every Pod this data folder knows, including those whose supervisor died: called once after the node started.
+    /// Exits that happened while nobody listened are in the containers' states.
+    async fn list(&self) -> Result<Vec<PodState>, RuntimeError>;
+
+    /// The present state of one Pod.
+    async fn state(&self, pod: &str) -> Result<Option<PodState>, RuntimeError>;
+
+    /// Events from now on. A lagging receiver should call [`PodRuntime::list`] and compare.
+    fn events(&self) -> broadcast::Receiver<RuntimeEvent>;
+
+    /// What this host cannot hold as strongly as a fully equipped one, for `doctor`, `up` and Pod events.
+    fn weaknesses(&self) -> Vec<Weakness>;
+
+    /// The address DNS listens on for Pods, when Pods have a network (the responder is the kubelet half's).
+    fn dns_address(&self) -> Option<IpAddr>;
+
+    /// The folder under which the kubelet half may keep files of this Pod; removed with the Pod.
+    fn pod_dir(&self, pod: &str) -> PathBuf;
+}
+
+/// The runtime as it is passed around.
+pub type SharedRuntime = Arc<dyn PodRuntime>;

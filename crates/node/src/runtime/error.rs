@@ -1,0 +1,65 @@
+//! What can go wrong in the kernel half, as the kubelet half must tell it apart.
+
+use std::io;
+
+/// A failed runtime call. `reason` gives the word for Pod status and events.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// The Pod is unknown here.
+    #[error("pod {0} is not known to this node")]
+    UnknownPod(String),
+    /// The container is unknown or does not run.
+    #[error("container {container} of pod {pod} is not running")]
+    NotRunning { pod: String, container: String },
+    /// The request breaks a rule of this node; retrying cannot help.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// The command could not be executed (not found, not executable, working folder missing).
+    #[error("cannot run {command}: {message}")]
+    CannotRun { command: String, message: String },
+    /// A program that another isolation needs is not installed.
+    #[error("runtime class handler {handler} needs the program {program}, which is not installed")]
+    MissingProgram { handler: String, program: String },
+    /// The Pod's supervisor is gone, and the Pod with it.
+    #[error("the supervisor of pod {0} is gone")]
+    SupervisorLost(String),
+    /// No address, id block or disk space is left.
+    #[error("no {what} left: {advice}")]
+    Exhausted { what: &'static str, advice: String },
+    /// The image cannot be used.
+    #[error("image cannot be used")]
+    Image(#[source] super::ImageError),
+    /// A step of the set-up failed in the kernel.
+    #[error("{step} failed")]
+    Kernel {
+        step: String,
+        #[source]
+        source: io::Error,
+    },
+    /// The supervisor answered something that does not fit.
+    #[error("supervisor protocol: {0}")]
+    Protocol(String),
+    /// A call did not finish in time.
+    #[error("{0} did not finish in time")]
+    Timeout(&'static str),
+}
+
+impl RuntimeError {
+    /// The CamelCase word for a container's waiting reason or a Pod event.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Refused(_) => "CreateContainerConfigError",
+            Self::CannotRun { .. } => "RunContainerError",
+            Self::MissingProgram { .. } => "RuntimeClassUnavailable",
+            Self::Exhausted { .. } => "NodeResourcesExhausted",
+            Self::Image(_) => "ImageInspectError",
+            Self::UnknownPod(_) | Self::NotRunning { .. } | Self::SupervisorLost(_) => "ContainerGone",
+            Self::Kernel { .. } | Self::Protocol(_) | Self::Timeout(_) => "CreateContainerError",
+        }
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        !matches!(self, Self::Refused(_) | Self::CannotRun { .. } | Self::UnknownPod(_) | Self::NotRunning { .. })
+    }
+}

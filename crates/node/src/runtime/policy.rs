@@ -1,0 +1,42 @@
+//! Allowed flows of one Pod, with selectors already resolved to addresses.
+
+use std::net::IpAddr;
+
+/// Everything not listed is closed. The host's own addresses, spoofed sources and the like stay closed whatever is listed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodRules {
+    pub ingress: Vec<Allow>,
+    pub egress: Vec<Allow>,
+}
+
+/// Traffic with any of `peers` on any of `ports`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allow {
+    /// Empty means nobody: "everybody" is `0.0.0.0/0`.
+    pub peers: Vec<IpBlock>,
+    /// Empty means all ports and protocols.
+    pub ports: Vec<PortRange>,
+}
+
+/// A network, less some smaller ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IpBlock {
+    pub address: IpAddr,
+    pub prefix: u8,
+    pub except: Vec<(IpAddr, u8)>,
+}
+
+/// `first..=last` of one protocol, on the receiving side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortRange {
+    pub protocol: Protocol,
+    pub first: u16,
+    pub last: u16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}

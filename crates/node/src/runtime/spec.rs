@@ -1,0 +1,214 @@
+//! What a Pod and its containers should be: resolved, validated, free of Kubernetes objects.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::ResolvedImage;
+
+/// The Pod itself: everything its containers share.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PodSandboxSpec {
+    /// The Pod's uid: the key of every call.
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    /// The controlling owner's uid, or the Pod's own: block of user ids and writable layers are kept under it.
+    pub owner: String,
+    pub hostname: String,
+    pub network: NetworkMode,
+    /// Contents of `/etc/hosts` and `/etc/resolv.conf`. `{pod_ip}` in `hosts` is replaced by the Pod's address.
+    pub hosts: String,
+    pub resolv_conf: String,
+    /// Limits of all containers together; absent values get the node's defaults, never none.
+    pub limits: Limits,
+    pub handler: RuntimeHandler,
+    /// All containers in one process namespace (`shareProcessNamespace`).
+    pub share_processes: bool,
+    /// Memory volumes (`emptyDir` with medium Memory): name to size limit in bytes.
+    pub memory_volumes: BTreeMap<String, Option<u64>>,
+    /// Kernel parameters of the Pod's own namespaces; only the safe, namespaced ones are accepted.
+    pub sysctls: BTreeMap<String, String>,
+}
+
+/// How a Pod is connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum NetworkMode {
+    /// Own namespace with an address, reachable from the node and, as far as rules allow, reaching out.
+    Routed,
+    /// Own namespace with loopback only; the node still dials in through the supervisor.
+    LoopbackOnly,
+}
+
+/// Which program isolates the Pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RuntimeHandler {
+    BuiltIn,
+    /// An OCI runtime on the host: a program name (`runsc`, `crun`) or an absolute path.
+    Oci {
+        handler: String,
+        program: String,
+    },
+}
+
+/// Upper bounds. `None` means the node's default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    pub memory_bytes: Option<u64>,
+    /// Thousandths of a core.
+    pub cpu_millis: Option<u64>,
+    /// Relative weight: the CPU request, in thousandths of a core.
+    pub cpu_request_millis: Option<u64>,
+    pub pids: Option<u64>,
+    /// Bytes of the writable layer.
+    pub layer_bytes: Option<u64>,
+}
+
+/// One container of a Pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContainerSpec {
+    pub name: String,
+    /// The restart count; part of the log's and the exit record's name.
+    pub attempt: u32,
+    pub image: ResolvedImage,
+    /// The whole command line: image entrypoint and Pod overrides already merged. Never empty.
+    pub command: Vec<String>,
+    /// The whole environment; nothing is inherited.
+    pub env: Vec<(String, String)>,
+    pub working_dir: String,
+    pub user: User,
+    /// Capabilities asked for; each must be on the allow list, all others are dropped.
+    pub capabilities: Vec<Capability>,
+    pub read_only_root: bool,
+    pub mounts: Vec<Mount>,
+    pub stdin: bool,
+    pub stdin_once: bool,
+    pub tty: bool,
+    pub limits: Limits,
+    pub oom_score_adj: i32,
+    pub log: LogTarget,
+}
+
+/// Who the container's process is. Names are looked up in the image's `/etc/passwd` and `/etc/group`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    /// `uid`, `name`, `uid:gid` or `name:group`, as in an image; empty means root.
+    pub user: String,
+    /// Overrides the primary group.
+    pub gid: Option<u32>,
+    pub supplementary_groups: Vec<u32>,
+}
+
+/// Capabilities a container may ask for. There is no way to name another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Capability {
+    Chown,
+    DacOverride,
+    Fowner,
+    Fsetid,
+    Kill,
+    Setgid,
+    Setuid,
+    Setpcap,
+    NetBindService,
+    NetRaw,
+    SysChroot,
+    Setfcap,
+}
+
+impl Capability {
+    /// The whole allow list.
+    pub const ALL: [Self; 12] = [
+        Self::Chown,
+        Self::DacOverride,
+        Self::Fowner,
+        Self::Fsetid,
+        Self::Kill,
+        Self::Setgid,
+        Self::Setuid,
+        Self::Setpcap,
+        Self::NetBindService,
+        Self::NetRaw,
+        Self::SysChroot,
+        Self::Setfcap,
+    ];
+
+    /// Parses `NET_RAW` or `CAP_NET_RAW`, in any case; `None` for everything outside the allow list.
+    pub fn parse(name: &str) -> Option<Self> {
+        let upper = name.to_ascii_uppercase();
+        let bare = upper.strip_prefix("CAP_").unwrap_or(&upper);
+        Self::ALL.into_iter().find(|capability| capability.name() == bare)
+    }
+
+    /// The name without `CAP_`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chown => "CHOWN",
+            Self::DacOverride => "DAC_OVERRIDE",
+            Self::Fowner => "FOWNER",
+            Self::Fsetid => "FSETID",
+            Self::Kill => "KILL",
+            Self::Setgid => "SETGID",
+            Self::Setuid => "SETUID",
+            Self::Setpcap => "SETPCAP",
+            Self::NetBindService => "NET_BIND_SERVICE",
+            Self::NetRaw => "NET_RAW",
+            Self::SysChroot => "SYS_CHROOT",
+            Self::Setfcap => "SETFCAP",
+        }
+    }
+
+    /// The kernel's number.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Chown => 0,
+            Self::DacOverride => 1,
+            Self::Fowner => 3,
+            Self::Fsetid => 4,
+            Self::Kill => 5,
+            Self::Setgid => 6,
+            Self::Setuid => 7,
+            Self::Setpcap => 8,
+            Self::NetBindService => 10,
+            Self::NetRaw => 13,
+            Self::SysChroot => 18,
+            Self::Setfcap => 31,
+        }
+    }
+}
+
+/// Something shown at a path inside the container.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Mount {
+    pub source: MountSource,
+    /// Absolute path inside the container; made when missing, resolved without leaving the container's root.
+    pub target: String,
+    pub read_only: bool,
+}
+
+/// Where a mount comes from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum MountSource {
+    /// A folder or file of ours (volume, projected files), shifted into the Pod's user ids. `sub_path` is resolved beneath
+    /// it without following links out of it, and made as a folder when missing.
+    Data { path: PathBuf, sub_path: Option<String> },
+    /// A path of the host outside our data folder (an allowed `hostPath`, the sandboxd program): never shifted, so that
+    /// inside only what everybody may read can be read.
+    Host { path: PathBuf },
+    /// One of the Pod's [`PodSandboxSpec::memory_volumes`].
+    Memory { volume: String, sub_path: Option<String> },
+}
+
+/// Where the supervisor writes a container's output, in CRI line format.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LogTarget {
+    pub path: PathBuf,
+    pub max_bytes: u64,
+    /// Rotated files kept beside the current one, as `path.1` (newest) and so on.
+    pub max_files: u32,
+}
