@@ -1,0 +1,165 @@
+//! Condition types, reasons and messages: wire values that dashboards and SDKs match byte for byte.
+//!
+//! A condition is built from a [`Verdict`]; each kind of condition has one enum whose variants are its only
+//! constructors ([`SandboxReady`], [`SandboxSuspended`], [`ClaimReady`], …), so a reason cannot be paired with the
+//! wrong status or text.
+
+mod claim;
+mod sandbox;
+#[cfg(test)]
+mod tests;
+mod upsert;
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+pub use claim::ClaimReady;
+pub use sandbox::{PodOutcome, PodScheduling, SandboxReady, SandboxSuspended};
+pub use upsert::{find, forward, is_reason, remove, sort_by_type, truncated_message, upsert};
+
+/// Condition types we write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ConditionType {
+    Suspended,
+    Finished,
+    PodScheduled,
+    Ready,
+}
+
+impl ConditionType {
+    /// The word on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Suspended => "Suspended",
+            Self::Finished => "Finished",
+            Self::PodScheduled => "PodScheduled",
+            Self::Ready => "Ready",
+        }
+    }
+}
+
+/// A condition's status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Truth {
+    True,
+    False,
+    Unknown,
+}
+
+impl Truth {
+    /// The word on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    /// The word's meaning; anything unknown is unknown.
+    pub fn from_wire(word: &str) -> Self {
+        match word {
+            "True" => Self::True,
+            "False" => Self::False,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// Every reason we write or react to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    // Suspended
+    NotSuspended,
+    PodStateUnknown,
+    PodTerminated,
+    PodNotOwned,
+    PodTerminating,
+    // Finished, and Ready of a finished Sandbox
+    PodSucceeded,
+    PodFailed,
+    // PodScheduled, unless mirrored
+    PodScheduled,
+    PodSchedulingUnknown,
+    // Ready of a Sandbox
+    MultiplePods,
+    ReconcilerError,
+    InvalidConfiguration,
+    SandboxSuspended,
+    DependenciesReady,
+    DependenciesNotReady,
+    SandboxExpired,
+    // Ready of a claim
+    TemplateNotFound,
+    WarmPoolNotFound,
+    AdoptionConflict,
+    SandboxCreatePending,
+    InvalidMetadata,
+    EnvVarsInjectionRejected,
+    VolumeClaimTemplatesError,
+    ClaimExpired,
+    SandboxMissing,
+    SandboxNotReady,
+}
+
+impl Reason {
+    /// The word on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotSuspended => "NotSuspended",
+            Self::PodStateUnknown => "PodStateUnknown",
+            Self::PodTerminated => "PodTerminated",
+            Self::PodNotOwned => "PodNotOwned",
+            Self::PodTerminating => "PodTerminating",
+            Self::PodSucceeded => "PodSucceeded",
+            Self::PodFailed => "PodFailed",
+            Self::PodScheduled => "PodScheduled",
+            Self::PodSchedulingUnknown => "PodSchedulingUnknown",
+            Self::MultiplePods => "MultiplePods",
+            Self::ReconcilerError => "ReconcilerError",
+            Self::InvalidConfiguration => "InvalidConfiguration",
+            Self::SandboxSuspended => "SandboxSuspended",
+            Self::DependenciesReady => "DependenciesReady",
+            Self::DependenciesNotReady => "DependenciesNotReady",
+            Self::SandboxExpired => "SandboxExpired",
+            Self::TemplateNotFound => "TemplateNotFound",
+            Self::WarmPoolNotFound => "WarmPoolNotFound",
+            Self::AdoptionConflict => "AdoptionConflict",
+            Self::SandboxCreatePending => "SandboxCreatePending",
+            Self::InvalidMetadata => "InvalidMetadata",
+            Self::EnvVarsInjectionRejected => "EnvVarsInjectionRejected",
+            Self::VolumeClaimTemplatesError => "VolumeClaimTemplatesError",
+            Self::ClaimExpired => "ClaimExpired",
+            Self::SandboxMissing => "SandboxMissing",
+            Self::SandboxNotReady => "SandboxNotReady",
+        }
+    }
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What a condition will say, before times and generations are known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub type_: ConditionType,
+    pub status: Truth,
+    /// An enum's word, or one mirrored from a Pod.
+    pub reason: Cow<'static, str>,
+    pub message: Cow<'static, str>,
+}
+
+impl Verdict {
+    fn new(type_: ConditionType, status: Truth, reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { type_, status, reason: Cow::Borrowed(reason.as_str()), message: message.into() }
+    }
+}
+
+/// True when the condition holds.
+pub fn is_true(condition: Option<&Condition>) -> bool {
+    condition.is_some_and(|condition| condition.status == Truth::True.as_str())
+}

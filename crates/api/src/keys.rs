@@ -1,0 +1,136 @@
+//! Every label and annotation key, in one place.
+
+/// Prefix of keys that users may not put on Pods through a Pod template.
+pub const CORE_PREFIX: &str = "agents.x-k8s.io/";
+/// The same, of the extensions group.
+pub const EXTENSIONS_PREFIX: &str = "extensions.agents.x-k8s.io/";
+
+/// Label keys.
+pub mod labels {
+    /// Pod, Service, PVC: hash of the Sandbox's name. The tracking label, the Service's selector and `status.selector`.
+    pub const SANDBOX_NAME_HASH: &str = "agents.x-k8s.io/sandbox-name-hash";
+    /// Unowned Pod, Service, PVC: `true` lets a Sandbox adopt it. Stays after adoption.
+    pub const ADOPTABLE: &str = "agents.x-k8s.io/adoptable";
+    /// Claim (by clients), Sandbox, Pod template, Pod: which client made it.
+    pub const CREATED_BY: &str = "agents.x-k8s.io/created-by";
+    /// Pool Sandbox, its Pod template, its Pod: hash of the pool's name. Removed at adoption.
+    pub const WARM_POOL_SANDBOX: &str = "agents.x-k8s.io/warm-pool-sandbox";
+    /// Template, Sandbox, Pod template, Pod: hash of the template's name. NetworkPolicies select by it.
+    pub const TEMPLATE_REF_HASH: &str = "agents.x-k8s.io/sandbox-template-ref-hash";
+    /// Pool Sandbox: hash of the blueprint it was made from. Removed at adoption.
+    pub const TEMPLATE_HASH: &str = "agents.x-k8s.io/sandbox-template-hash";
+    /// Pool Sandbox: hash of the Pod template alone (deprecated, informational). Removed at adoption.
+    pub const POD_TEMPLATE_HASH: &str = "agents.x-k8s.io/sandbox-pod-template-hash";
+    /// Sandbox: `cold` or `warm`.
+    pub const LAUNCH_TYPE: &str = "agents.x-k8s.io/launch-type";
+    /// Sandbox, Pod template: uid of the claim it serves.
+    pub const CLAIM_UID: &str = "agents.x-k8s.io/claim-uid";
+    /// Claim, written by old controllers: the assigned Sandbox. Read, and migrated to the annotation of the same key.
+    pub const LEGACY_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
+}
+
+/// Annotation keys.
+pub mod annotations {
+    /// Sandbox: name of the backing Pod.
+    pub const POD_NAME: &str = "agents.x-k8s.io/pod-name";
+    /// Sandbox: name of the template it was made from.
+    pub const TEMPLATE_REF: &str = "agents.x-k8s.io/sandbox-template-ref";
+    /// Pod: sorted, comma-joined keys of the labels that the Pod template gave it.
+    pub const PROPAGATED_LABELS: &str = "agents.x-k8s.io/propagated-labels";
+    /// Pod: the same for annotations.
+    pub const PROPAGATED_ANNOTATIONS: &str = "agents.x-k8s.io/propagated-annotations";
+    /// Claim, Sandbox: JSON map of W3C trace headers.
+    pub const TRACE_CONTEXT: &str = "opentelemetry.io/trace-context";
+    /// Any kind: when the object was rewritten in the stored version.
+    pub const STORAGE_MIGRATED_AT: &str = "agents.x-k8s.io/storage-migrated-at";
+    /// Pool: made for claims of v1alpha1 that name only a template.
+    pub const MIGRATION_SHADOW: &str = "agents.x-k8s.io/migration-shadow";
+    /// Such a pool: the template's name.
+    pub const MIGRATION_SOURCE_TEMPLATE: &str = "agents.x-k8s.io/migration-source-template";
+    /// Claim: the assigned warm Sandbox. What a restarted controller finishes an adoption from.
+    pub const SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
+    /// Claim: when a controller first saw it.
+    pub const CONTROLLER_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/controller-first-observed-at";
+    /// Claim: when it first was Ready, or `unknown`.
+    pub const CLAIM_FIRST_READY_AT: &str = "agents.x-k8s.io/claim-first-ready-at";
+    /// Claim: when its client began asking.
+    pub const CLIENT_FIRST_REQUESTED_AT: &str = "agents.x-k8s.io/client-first-requested-at";
+    /// Claim: when an admission webhook saw it.
+    pub const WEBHOOK_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/webhook-first-observed-at";
+    /// Pod template, Pod: whether the cluster autoscaler may evict it.
+    pub const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
+    /// Pod, through a Pod template: `true` asks the embedded node to start the sandbox daemon in the Pod's first
+    /// container, whatever its image: the node mounts its own static `sandboxd` read-only and runs it beside the
+    /// container's command, listening on the runtime port. Clusters ignore it (there the image brings the daemon).
+    /// Under a domain of its own, because keys of `agents.x-k8s.io/` in Pod templates never reach Pods.
+    pub const INJECT_SANDBOXD: &str = "runtime.agents.x-k8s.io/inject-sandboxd";
+
+    /// Stored Sandbox: what v1alpha1 said and v1beta1 cannot.
+    pub const V1ALPHA1_SANDBOX_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandbox-state";
+    /// Stored claim: the same.
+    pub const V1ALPHA1_CLAIM_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxclaim-state";
+    /// Stored template: the same.
+    pub const V1ALPHA1_TEMPLATE_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxtemplate-state";
+    /// Stored pool: the same.
+    pub const V1ALPHA1_POOL_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxwarmpool-state";
+    /// v1alpha1 template: the policy for claims' volumes, which v1alpha1 has no field for.
+    pub const V1BETA1_VOLUME_POLICY: &str = "api.agents.x-k8s.io/v1beta1-volume-claim-templates-policy";
+    /// v1alpha1 claim: its volumes, as JSON, which v1alpha1 has no field for.
+    pub const V1BETA1_CLAIM_VOLUMES: &str = "api.agents.x-k8s.io/v1beta1-volume-claim-templates";
+    /// v1alpha1 Sandbox and pool: status fields that v1alpha1 has none for, as JSON.
+    pub const V1BETA1_STATUS: &str = "api.agents.x-k8s.io/v1beta1-status";
+}
+
+/// Value of [`labels::LAUNCH_TYPE`] for a Sandbox that was waiting in a pool.
+pub const LAUNCH_WARM: &str = "warm";
+/// Value of [`labels::LAUNCH_TYPE`] for a Sandbox made on demand.
+pub const LAUNCH_COLD: &str = "cold";
+/// Value of [`labels::CREATED_BY`] on pool Sandboxes.
+pub const CREATED_BY_CONTROLLER: &str = "controller";
+/// Value of [`annotations::CLAIM_FIRST_READY_AT`] when the time is not known.
+pub const FIRST_READY_UNKNOWN: &str = "unknown";
+
+/// True for label keys that only controllers may put on Pods.
+pub fn is_reserved_label(key: &str) -> bool {
+    key.starts_with(CORE_PREFIX) || key.starts_with(EXTENSIONS_PREFIX)
+}
+
+/// True for annotation keys that only controllers may put on Pods.
+pub fn is_reserved_annotation(key: &str) -> bool {
+    is_reserved_label(key) || key == annotations::TRACE_CONTEXT
+}
+
+/// The bounded form of [`labels::CREATED_BY`] used on Pods, in metrics and in traces.
+pub fn normalised_created_by(value: &str) -> &'static str {
+    match value {
+        "go-client" => "go-client",
+        "python-client" => "python-client",
+        "controller" => CREATED_BY_CONTROLLER,
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_keys_are_those_of_our_two_groups_and_the_trace_context() {
+        assert!(is_reserved_label("agents.x-k8s.io/anything"));
+        assert!(is_reserved_label("extensions.agents.x-k8s.io/anything"));
+        assert!(!is_reserved_label("my.agents.x-k8s.io/anything"));
+        assert!(!is_reserved_label(annotations::TRACE_CONTEXT));
+        assert!(is_reserved_annotation(annotations::TRACE_CONTEXT));
+    }
+
+    #[test]
+    fn asking_for_the_daemon_passes_through_a_pod_template() {
+        assert!(!is_reserved_annotation(annotations::INJECT_SANDBOXD));
+    }
+
+    #[test]
+    fn created_by_is_bounded() {
+        assert_eq!(normalised_created_by("python-client"), "python-client");
+        assert_eq!(normalised_created_by("curl"), "unknown");
+    }
+}
