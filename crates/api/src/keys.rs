@@ -77,8 +77,8 @@ pub mod annotations {
     pub const V1BETA1_VOLUME_POLICY: &str = "api.agents.x-k8s.io/v1beta1-volume-claim-templates-policy";
     /// v1alpha1 claim: its volumes, as JSON, which v1alpha1 has no field for.
     pub const V1BETA1_CLAIM_VOLUMES: &str = "api.agents.x-k8s.io/v1beta1-volume-claim-templates";
-    /// v1alpha1 Sandbox and pool: status fields that v1alpha1 has none for, as JSON.
-    pub const V1BETA1_STATUS: &str = "api.agents.x-k8s.io/v1beta1-status";
+    /// v1alpha1 claim: its pool, where template and pool policy alone would not lead back to it.
+    pub const V1BETA1_CLAIM_POOL: &str = "api.agents.x-k8s.io/v1beta1-warm-pool-ref";
 }
 
 /// Value of [`labels::LAUNCH_TYPE`] for a Sandbox that was waiting in a pool.

@@ -12,6 +12,7 @@ mod resource;
 mod string_enum;
 
 pub mod conditions;
+pub mod conversion;
 pub mod groups;
 pub mod keys;
 pub mod names;
