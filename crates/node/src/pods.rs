@@ -5,13 +5,19 @@
 
 pub mod backoff;
 pub mod conditions;
+pub mod container;
 pub mod downward;
 pub mod env;
 pub mod expand;
+pub mod files;
 pub mod model;
+pub mod mounts;
 pub mod plan;
+pub mod probe;
 pub mod quantity;
+pub mod refuse;
 pub mod resources;
+pub mod sandboxd;
 pub mod sources;
 pub mod status;
 
