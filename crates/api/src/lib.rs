@@ -13,6 +13,7 @@ mod string_enum;
 
 pub mod conditions;
 pub mod conversion;
+pub mod crd;
 pub mod groups;
 pub mod keys;
 pub mod names;

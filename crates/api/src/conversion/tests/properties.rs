@@ -183,20 +183,15 @@ fn claim_v1beta1() -> impl Strategy<Value = Value> {
 
 fn without_states(mut object: Value) -> Value {
     use crate::keys::annotations as key;
-    if let Some(metadata) = object["metadata"].as_object_mut() {
-        if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-            for state in [
-                key::V1ALPHA1_SANDBOX_STATE,
-                key::V1ALPHA1_CLAIM_STATE,
-                key::V1ALPHA1_TEMPLATE_STATE,
-                key::V1ALPHA1_POOL_STATE,
-            ] {
-                annotations.remove(state);
-            }
-            if annotations.is_empty() {
-                metadata.remove("annotations");
-            }
-        }
+    let Some(metadata) = object["metadata"].as_object_mut() else { return object };
+    let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) else { return object };
+    for state in
+        [key::V1ALPHA1_SANDBOX_STATE, key::V1ALPHA1_CLAIM_STATE, key::V1ALPHA1_TEMPLATE_STATE, key::V1ALPHA1_POOL_STATE]
+    {
+        annotations.remove(state);
+    }
+    if annotations.is_empty() {
+        metadata.remove("annotations");
     }
     object
 }

@@ -1,0 +1,124 @@
+//! Pieces of schema that several kinds share.
+
+use serde_json::{Value, json};
+
+use super::kubernetes::Schemas;
+
+pub(super) fn text() -> Value {
+    json!({ "type": "string" })
+}
+
+pub(super) fn time() -> Value {
+    json!({ "type": "string", "format": "date-time" })
+}
+
+pub(super) fn text_map() -> Value {
+    json!({ "type": "object", "additionalProperties": { "type": "string" } })
+}
+
+/// A closed set of words, with the default the server stamps.
+pub(super) fn words(words: &[&str], default: &str) -> Value {
+    json!({ "type": "string", "enum": words, "default": default })
+}
+
+/// Adds what `kubectl explain` shows.
+pub(super) fn described(mut schema: Value, description: &str) -> Value {
+    schema["description"] = description.into();
+    schema
+}
+
+/// `{name}`, required.
+pub(super) fn name_ref() -> Value {
+    json!({ "type": "object", "required": ["name"], "properties": { "name": text() } })
+}
+
+pub(super) fn pod_metadata() -> Value {
+    json!({ "type": "object", "properties": { "labels": text_map(), "annotations": text_map() } })
+}
+
+pub(super) fn pod_template(kubernetes: &Schemas) -> Value {
+    json!({
+        "description": "The Pod to run.",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "metadata": described(pod_metadata(), "Labels and annotations of the Pod; those of agents.x-k8s.io are reserved."),
+            "spec": described(kubernetes.expand("PodSpec"), "The Pod's spec, as in a Pod."),
+        },
+    })
+}
+
+pub(super) fn volume_claim_templates(kubernetes: &Schemas) -> Value {
+    json!({
+        "description": "Persistent volumes; each becomes a PersistentVolumeClaim and a volume of the Pod under its name.",
+        "type": "array",
+        "x-kubernetes-list-type": "atomic",
+        "items": {
+            "type": "object",
+            "required": ["spec"],
+            "properties": {
+                "metadata": {
+                    "type": "object",
+                    "properties": { "name": text(), "labels": text_map(), "annotations": text_map() },
+                },
+                "spec": kubernetes.expand("PersistentVolumeClaimSpec"),
+            },
+        },
+    })
+}
+
+pub(super) fn service() -> Value {
+    json!({
+        "description": "True keeps a headless Service named like the Sandbox, false removes it, absent leaves it as it is.",
+        "type": "boolean",
+    })
+}
+
+/// A list of metav1.Condition; atomic, because it has a single writer.
+pub(super) fn conditions() -> Value {
+    json!({
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["lastTransitionTime", "message", "reason", "status", "type"],
+            "properties": {
+                "lastTransitionTime": time(),
+                "message": { "type": "string", "maxLength": 32768 },
+                "observedGeneration": { "type": "integer", "format": "int64", "minimum": 0 },
+                "reason": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 1024,
+                    "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+                },
+                "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
+                "type": {
+                    "type": "string",
+                    "maxLength": 316,
+                    "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+                },
+            },
+        },
+    })
+}
+
+pub(super) fn text_list() -> Value {
+    json!({ "type": "array", "items": text() })
+}
+
+/// A printer column.
+pub(super) fn column(name: &str, type_: &str, path: &str) -> Value {
+    json!({ "name": name, "type": type_, "jsonPath": path })
+}
+
+pub(super) fn ready_column() -> Value {
+    column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status")
+}
+
+pub(super) fn reason_column() -> Value {
+    column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason")
+}
+
+pub(super) fn age_column() -> Value {
+    column("Age", "date", ".metadata.creationTimestamp")
+}
