@@ -1,3 +1,53 @@
-//! `agent-sandbox`: the one user-facing binary.
+//! `agent-sandbox`: the one user-facing binary. It parses, calls and prints.
 
-fn main() {}
+mod args;
+mod commands;
+mod data;
+mod output;
+mod target;
+mod terminal;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = args::Cli::parse();
+    start_logging(cli.global.verbose, &cli.command);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime")),
+    };
+    let outcome = runtime.block_on(commands::dispatch(cli));
+    // A blocked read of standard input must not hold the process.
+    runtime.shutdown_background();
+    outcome.unwrap_or_else(|error| fail(&error))
+}
+
+/// Prints the chain of causes once, here and nowhere else.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error}");
+    let mut said = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        // Layers that repeat their source's words add nothing.
+        if !said.contains(&cause) {
+            eprintln!("  caused by: {cause}");
+        }
+        said = cause;
+    }
+    ExitCode::FAILURE
+}
+
+/// Logs go to stderr: warnings for commands, state changes for long-running processes, more on request.
+fn start_logging(verbose: u8, command: &args::Command) {
+    let level = match (verbose, command.runs_a_service()) {
+        (0, false) => "warn",
+        (0, true) => "info",
+        (1, _) => "debug",
+        _ => "trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("AGENT_SANDBOX_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(format!("warn,agent_sandbox={level}")));
+    let colours = terminal::wants_colour();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
+}

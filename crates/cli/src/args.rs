@@ -1,0 +1,109 @@
+//! What the command line may say. Parsing only: each command's meaning is in `commands`.
+
+mod engine;
+mod objects;
+mod process;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+pub(crate) use engine::*;
+pub(crate) use objects::*;
+pub(crate) use process::*;
+
+const EXAMPLES: &str = "\
+Examples:
+  agent-sandbox run -- python3 -c 'print(1)'      one command in a fresh sandbox, no set-up
+  agent-sandbox up --detach                       start the engine on this machine
+  agent-sandbox create my-sandbox                 a sandbox with a name that stays
+  agent-sandbox exec my-sandbox -- ls -la         run in it
+  agent-sandbox cp ./data my-sandbox:/home/user   copy files into it
+  agent-sandbox suspend my-sandbox                stop it, keep its files";
+
+/// Isolated, stateful computers for AI agents, on this machine and on Kubernetes.
+#[derive(Debug, Parser)]
+#[command(name = "agent-sandbox", version, after_help = EXAMPLES, max_term_width = 100, propagate_version = false)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags that every command takes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GlobalArgs {
+    /// Kubeconfig of the cluster to talk to
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Target")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig to use
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Target")]
+    pub(crate) context: Option<String>,
+    /// Namespace to work in
+    #[arg(long, short, global = true, value_name = "NAMESPACE", help_heading = "Target")]
+    pub(crate) namespace: Option<String>,
+    /// Folder with the local engine's data
+    #[arg(long, global = true, value_name = "DIR", env = "AGENT_SANDBOX_DATA_DIR", help_heading = "Target")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Log more (-v debug, -vv trace)
+    #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = "Output")]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Create a sandbox with a name of your choice
+    Create(CreateArgs),
+    /// Claim a sandbox from a warm pool or a template
+    Claim(ClaimArgs),
+    /// List sandboxes
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Show one sandbox
+    Get(GetArgs),
+    /// Run a command in a sandbox
+    Exec(ExecArgs),
+    /// Open a shell in a sandbox
+    Shell(ShellArgs),
+    /// Show what a sandbox printed
+    Logs(LogsArgs),
+    /// Stop a sandbox, keeping its files and its name
+    Suspend(NamesArgs),
+    /// Start a suspended sandbox again
+    Resume(NamesArgs),
+    /// Delete sandboxes or claims
+    #[command(visible_alias = "rm")]
+    Delete(DeleteArgs),
+    /// Apply manifests; short forms are written out first
+    Apply(ApplyArgs),
+    /// Manage warm pools
+    Pool(PoolArgs),
+    /// Manage templates
+    Template(TemplateArgs),
+    /// Print the local engine's kubeconfig
+    Kubeconfig(KubeconfigArgs),
+    /// Forward local ports to a sandbox
+    PortForward(PortForwardArgs),
+    /// Print the version
+    Version(VersionArgs),
+    /// Print shell completions
+    Completion(CompletionArgs),
+}
+
+/// How objects are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutputFormat {
+    #[default]
+    Table,
+    Json,
+    Yaml,
+    Name,
+}
+
+/// The output flag of commands that print objects.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct OutputArgs {
+    /// How to print
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: OutputFormat,
+}

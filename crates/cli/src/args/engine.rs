@@ -1,0 +1,192 @@
+//! Arguments of commands about the engine on this machine.
+
+use super::OutputArgs;
+use clap::{Args, Subcommand, ValueEnum};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+/// What a sandbox may reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    /// Nothing
+    #[default]
+    None,
+    /// Public addresses, never this machine or its private networks
+    Public,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// Image to run in; `host` shows this machine's own programs, read-only
+    #[arg(long, default_value = "host")]
+    pub(crate) image: String,
+    /// Isolation: the built-in runtime, or an OCI runtime by its class name (`gvisor`, `crun`, …)
+    #[arg(long, value_name = "CLASS")]
+    pub(crate) isolation: Option<String>,
+    /// Memory limit, for example 512Mi
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
+    pub(crate) memory: Option<String>,
+    /// CPU limit, for example 0.5 or 2
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
+    pub(crate) cpus: Option<String>,
+    /// What the command may reach
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) network: Network,
+    /// Environment variable, NAME=VALUE, or NAME to pass this shell's value on
+    #[arg(long, short, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<String>,
+    /// Show a folder of this machine in the sandbox: SOURCE:TARGET[:ro]
+    #[arg(long, value_name = "SOURCE:TARGET[:ro]")]
+    pub(crate) volume: Vec<String>,
+    /// Folder to start in
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// Stop after this time, for example 30s or 5m
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Pass standard input on
+    #[arg(long, short)]
+    pub(crate) interactive: bool,
+    /// Give the command a terminal
+    #[arg(long, short)]
+    pub(crate) tty: bool,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+/// Who may use the router's listener.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RouterAuth {
+    /// The API's token or a scoped token
+    #[default]
+    Token,
+    /// Anybody who reaches it
+    None,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct UpArgs {
+    /// Return when ready and keep running in the background
+    #[arg(long, short)]
+    pub(crate) detach: bool,
+    /// Where the Kubernetes API listens
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6443")]
+    pub(crate) api_listen: SocketAddr,
+    /// Where the router listens; the next free port is taken when it is in use
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
+    pub(crate) router_listen: SocketAddr,
+    /// Who may use the router
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) router_auth: RouterAuth,
+    /// Number of sandboxes that the ready-made pool keeps warm
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) warm: u32,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DownArgs {
+    /// Delete all data: sandboxes, volumes, images
+    #[arg(long)]
+    pub(crate) purge: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KubeconfigArgs {
+    /// Add the local engine to ~/.kube/config instead of printing
+    #[arg(long)]
+    pub(crate) merge: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ImageArgs {
+    #[command(subcommand)]
+    pub(crate) command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Fetch an image from a registry
+    Pull {
+        /// Image reference
+        image: String,
+    },
+    /// Import an OCI layout folder or an image archive
+    Import {
+        /// Folder or archive
+        path: PathBuf,
+        /// Name to give it, when the archive names none
+        #[arg(long, value_name = "IMAGE")]
+        name: Option<String>,
+    },
+    /// List images
+    #[command(visible_alias = "ls")]
+    List(OutputArgs),
+    /// Remove images
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// Image references
+        #[arg(required = true)]
+        images: Vec<String>,
+    },
+}
+
+/// Parses `30`, `30s`, `5m`, `2h`, `1d`, `500ms`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => return Err(format!("`{unit}` is not a unit of time; use ms, s, m, h or d")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a duration; write for example 30s or 5m"))?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| format!("`{text}` is too long"))
+}
+
+/// Checks that a text is a Kubernetes quantity such as `512Mi` or `0.5`.
+pub(crate) fn quantity(text: &str) -> Result<String, String> {
+    let split = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let known = ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    if number.parse::<f64>().is_ok() && known.contains(&unit) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("`{text}` is not a quantity; write for example 512Mi, 1Gi or 0.5"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert!(duration("5 weeks").unwrap_err().contains("unit"));
+        assert!(duration("fast").is_err() && duration("").is_err());
+    }
+
+    #[test]
+    fn quantities_are_checked_before_anything_starts() {
+        assert_eq!(quantity("512Mi"), Ok("512Mi".to_owned()));
+        assert_eq!(quantity("0.5"), Ok("0.5".to_owned()));
+        assert!(quantity("512MB").unwrap_err().contains("512Mi"));
+        assert!(quantity("-1").is_err() && quantity("").is_err());
+    }
+}

@@ -1,0 +1,37 @@
+//! `logs`: what a sandbox's container printed.
+
+use super::objects::found;
+use crate::{args::LogsArgs, output, target::Target};
+use agent_sandbox_client as sdk;
+use anyhow::{Result, bail};
+use futures::{AsyncReadExt, io::AsyncRead};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt, api::LogParams};
+
+pub(crate) async fn logs(target: &Target, args: LogsArgs) -> Result<()> {
+    if args.tail.is_some_and(|lines| lines < 0) {
+        bail!("--tail wants a number of lines, 0 or more");
+    }
+    let found = found(target, &args.name).await?;
+    let pod = sdk::running_pod(&target.client, &found.sandbox).await?;
+    let pods: Api<Pod> = Api::namespaced(target.client.clone(), &target.namespace);
+    let params = LogParams {
+        container: args.container,
+        follow: args.follow,
+        tail_lines: args.tail,
+        timestamps: args.timestamps,
+        ..LogParams::default()
+    };
+    print_all(pods.log_stream(&pod.name_any(), &params).await?).await
+}
+
+async fn print_all(stream: impl AsyncRead) -> Result<()> {
+    let mut stream = std::pin::pin!(stream);
+    let mut buffer = vec![0; 32 * 1024];
+    loop {
+        match stream.read(&mut buffer).await? {
+            0 => return Ok(()),
+            count => output::print_bytes(&buffer[..count])?,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! `create`, `claim`, `list`, `get`, `suspend`, `resume`, `delete`.
+
+mod show;
+
+use super::names::{check_name, environment, with_suggestion};
+use crate::{
+    args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, ListArgs, NamesArgs},
+    output,
+    target::Target,
+};
+use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
+use agent_sandbox_client::{self as sdk, ClaimOptions, ClientError, ContainerOptions, Deleted};
+use anyhow::{Result, bail};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, PostParams},
+};
+use std::time::Duration;
+
+pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
+    check_name(&args.name)?;
+    let container = ContainerOptions {
+        image: args.image,
+        command: args.command,
+        env: environment(&args.env)?,
+        memory: args.memory,
+        cpus: args.cpus,
+        runtime_class: args.isolation,
+        ..ContainerOptions::default()
+    };
+    target.announce_change();
+    let api: Api<Sandbox> = Api::namespaced(target.client.clone(), &target.namespace);
+    let wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));
+    let mut sandbox = match api.create(&PostParams::default(), &wanted).await {
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
+            return Err(ClientError::AlreadyExists { namespace: target.namespace.clone(), name: args.name }.into());
+        }
+        other => other?,
+    };
+    if !args.wait.wait.is_zero() {
+        sandbox = sdk::sandbox_ready(&target.client, &target.namespace, &args.name, args.wait.wait).await?;
+    }
+    let next = format!(
+        "sandbox {0} is {1}\n  run in it:  agent-sandbox exec {0} -- COMMAND\n",
+        args.name,
+        show::state(&sandbox)
+    );
+    output::emit(args.output.output, &sandbox, || format!("sandbox/{}\n", args.name), || next)
+}
+
+pub(crate) async fn claim(target: &Target, args: ClaimArgs) -> Result<()> {
+    check_name(&args.pool)?;
+    args.name.as_deref().map_or(Ok(()), check_name)?;
+    target.announce_change();
+    let api: Api<SandboxClaim> = Api::namespaced(target.client.clone(), &target.namespace);
+    let options = ClaimOptions {
+        name: args.name,
+        pool: args.pool,
+        env: environment(&args.env)?,
+        expires_at: args.expires_in.map(from_now),
+    };
+    let mut claim = match api.create(&PostParams::default(), &sdk::claim(&options)).await {
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
+            let name = options.name.unwrap_or_default();
+            return Err(ClientError::AlreadyExists { namespace: target.namespace.clone(), name }.into());
+        }
+        other => other?,
+    };
+    let name = claim.name_any();
+    if !args.wait.wait.is_zero() {
+        claim = sdk::claim_ready(&target.client, &target.namespace, &name, args.wait.wait).await?;
+    }
+    let bound = claim.bound_sandbox().unwrap_or("none yet").to_owned();
+    let next = format!("claim {name} has sandbox {bound}\n  run in it:  agent-sandbox exec {name} -- COMMAND\n");
+    output::emit(args.output.output, &claim, || format!("sandboxclaim/{name}\n"), || next)
+}
+
+pub(crate) async fn list(target: &Target, args: ListArgs) -> Result<()> {
+    let api: Api<Sandbox> = match args.all_namespaces {
+        true => Api::all(target.client.clone()),
+        false => Api::namespaced(target.client.clone(), &target.namespace),
+    };
+    let mut params = ListParams::default();
+    if let Some(selector) = &args.selector {
+        params = params.labels(selector);
+    }
+    let sandboxes = api.list(&params).await?;
+    output::emit(
+        args.output.output,
+        &sandboxes,
+        || sandboxes.iter().map(|sandbox| format!("sandbox/{}\n", sandbox.name_any())).collect(),
+        || show::table(&sandboxes.items, args.all_namespaces, jiff::Timestamp::now()),
+    )
+}
+
+pub(crate) async fn get(target: &Target, args: GetArgs) -> Result<()> {
+    let found = found(target, &args.name).await?;
+    let sandbox = found.sandbox;
+    output::emit(
+        args.output.output,
+        &sandbox,
+        || format!("sandbox/{}\n", sandbox.name_any()),
+        || show::details(&sandbox, found.claim.as_ref(), jiff::Timestamp::now()),
+    )
+}
+
+pub(crate) async fn suspend(target: &Target, args: NamesArgs) -> Result<()> {
+    target.announce_change();
+    for name in &args.names {
+        let sandbox = match sdk::suspend(&target.client, &target.namespace, name).await {
+            Ok(sandbox) => sandbox.name_any(),
+            Err(error) => return Err(with_suggestion(&target.client, &target.namespace, error).await),
+        };
+        if !args.wait.wait.is_zero() {
+            sdk::sandbox_suspended(&target.client, &target.namespace, &sandbox, args.wait.wait).await?;
+        }
+        output::print(&format!("sandbox {sandbox} suspended; its files are kept\n"))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn resume(target: &Target, args: NamesArgs) -> Result<()> {
+    target.announce_change();
+    for name in &args.names {
+        let sandbox = match sdk::resume(&target.client, &target.namespace, name).await {
+            Ok(sandbox) => sandbox.name_any(),
+            Err(error) => return Err(with_suggestion(&target.client, &target.namespace, error).await),
+        };
+        if !args.wait.wait.is_zero() {
+            sdk::sandbox_ready(&target.client, &target.namespace, &sandbox, args.wait.wait).await?;
+        }
+        output::print(&format!("sandbox {sandbox} resumed\n"))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn delete(target: &Target, args: DeleteArgs) -> Result<()> {
+    target.announce_change();
+    let names = if args.all { everything_of_the_user(target).await? } else { args.names };
+    if names.is_empty() {
+        output::print("nothing to delete\n")?;
+    }
+    for name in &names {
+        let deleted = match sdk::delete(&target.client, &target.namespace, name).await {
+            Ok(deleted) => deleted,
+            Err(error) => return Err(with_suggestion(&target.client, &target.namespace, error).await),
+        };
+        let limit = args.wait.wait;
+        let word = match &deleted {
+            Deleted::Claim { uid } => {
+                let api: Api<SandboxClaim> = Api::namespaced(target.client.clone(), &target.namespace);
+                wait_gone(api, name, uid.as_deref(), limit).await?;
+                "claim"
+            }
+            Deleted::Sandbox { uid } => {
+                let api: Api<Sandbox> = Api::namespaced(target.client.clone(), &target.namespace);
+                wait_gone(api, name, uid.as_deref(), limit).await?;
+                "sandbox"
+            }
+        };
+        output::print(&format!("{word} {name} deleted\n"))?;
+    }
+    Ok(())
+}
+
+async fn wait_gone<K>(api: Api<K>, name: &str, uid: Option<&str>, limit: Duration) -> Result<()>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    if limit.is_zero() {
+        return Ok(());
+    }
+    Ok(sdk::gone(api, name, uid, limit).await?)
+}
+
+/// Claims, and Sandboxes that nothing else controls.
+async fn everything_of_the_user(target: &Target) -> Result<Vec<String>> {
+    let everything = ListParams::default();
+    let claims: Api<SandboxClaim> = Api::namespaced(target.client.clone(), &target.namespace);
+    let sandboxes: Api<Sandbox> = Api::namespaced(target.client.clone(), &target.namespace);
+    let mut names: Vec<String> = claims.list(&everything).await?.iter().map(|claim| claim.name_any()).collect();
+    let free = |sandbox: &&Sandbox| !sandbox.owner_references().iter().any(|owner| owner.controller == Some(true));
+    names.extend(sandboxes.list(&everything).await?.iter().filter(free).map(|sandbox| sandbox.name_any()));
+    Ok(names)
+}
+
+/// Finds a Sandbox by the name a user typed, with a suggestion when there is none.
+pub(crate) async fn found(target: &Target, name: &str) -> Result<sdk::Found> {
+    if name.is_empty() {
+        bail!("the name of a sandbox is empty");
+    }
+    match sdk::find(&target.client, &target.namespace, name).await {
+        Ok(found) => Ok(found),
+        Err(error) => Err(with_suggestion(&target.client, &target.namespace, error).await),
+    }
+}
+
+fn from_now(duration: Duration) -> Time {
+    let seconds = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX / 2);
+    let now = jiff::Timestamp::now();
+    Time(now.checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap_or(jiff::Timestamp::MAX))
+}

@@ -1,0 +1,143 @@
+//! Sandboxes as people want to see them.
+
+use crate::output::{Table, age};
+use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use std::fmt::Write as _;
+
+/// One word for how a Sandbox is: Ready, Suspended, or the reason why it is neither.
+pub(crate) fn state(sandbox: &Sandbox) -> String {
+    let ready = sandbox.conditions().iter().find(|condition| condition.type_ == "Ready");
+    match ready {
+        Some(condition) if condition.status == "True" => "Ready".to_owned(),
+        _ if sandbox.metadata.deletion_timestamp.is_some() => "Deleting".to_owned(),
+        _ if sandbox.operating_mode() == OperatingMode::Suspended => "Suspended".to_owned(),
+        Some(condition) => condition.reason.clone(),
+        None => "Pending".to_owned(),
+    }
+}
+
+pub(crate) fn table(sandboxes: &[Sandbox], with_namespace: bool, now: Timestamp) -> String {
+    if sandboxes.is_empty() {
+        return "no sandboxes; make one with `agent-sandbox create NAME`\n".to_owned();
+    }
+    let columns = ["NAMESPACE", "NAME", "STATE", "ADDRESS", "OWNER", "AGE"];
+    let skip = usize::from(!with_namespace);
+    let mut table = Table::new(&columns[skip..]);
+    for sandbox in sandboxes {
+        let cells = vec![
+            sandbox.namespace().to_owned(),
+            sandbox.name_any(),
+            state(sandbox),
+            sandbox.pod_ips().first().cloned().unwrap_or_else(|| "-".to_owned()),
+            owner(sandbox).unwrap_or_else(|| "-".to_owned()),
+            how_old(sandbox, now),
+        ];
+        table.row(cells[skip..].to_vec());
+    }
+    table.render()
+}
+
+/// Everything worth knowing about one Sandbox, on a page.
+pub(crate) fn details(sandbox: &Sandbox, claim: Option<&SandboxClaim>, now: Timestamp) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: &str| {
+        if !value.is_empty() {
+            let _ = writeln!(text, "{label:<12} {value}");
+        }
+    };
+    line("Name:", &sandbox.name_any());
+    line("Namespace:", sandbox.namespace());
+    line("Claim:", &claim.map(|claim| claim.name_any()).unwrap_or_default());
+    line("State:", &state(sandbox));
+    line("Image:", &images(sandbox).join(", "));
+    line("Address:", &sandbox.pod_ips().join(", "));
+    line("Node:", sandbox.status.as_ref().and_then(|status| status.node_name.as_deref()).unwrap_or_default());
+    line("Service:", sandbox.status.as_ref().and_then(|status| status.service_fqdn.as_deref()).unwrap_or_default());
+    line("Owner:", &owner(sandbox).unwrap_or_default());
+    line("Age:", &how_old(sandbox, now));
+    if let Some(time) = &sandbox.spec.shutdown_time {
+        line("Expires:", &time.0.to_string());
+    }
+    if !sandbox.conditions().is_empty() {
+        let mut table = Table::new(&["  CONDITION", "STATUS", "REASON", "MESSAGE"]);
+        for condition in sandbox.conditions() {
+            table.row(vec![
+                format!("  {}", condition.type_),
+                condition.status.clone(),
+                condition.reason.clone(),
+                condition.message.clone(),
+            ]);
+        }
+        let _ = write!(text, "Conditions:\n{}", table.render());
+    }
+    text
+}
+
+fn images(sandbox: &Sandbox) -> Vec<String> {
+    let spec = serde_json::to_value(&sandbox.spec.pod_template.spec).unwrap_or_default();
+    let containers = spec["containers"].as_array().cloned().unwrap_or_default();
+    containers.iter().filter_map(|container| container["image"].as_str().map(str::to_owned)).collect()
+}
+
+fn owner(sandbox: &Sandbox) -> Option<String> {
+    let owner = sandbox.owner_references().iter().find(|owner| owner.controller == Some(true))?;
+    let word = match owner.kind.as_str() {
+        "SandboxClaim" => "claim",
+        "SandboxWarmPool" => "pool",
+        other => other,
+    };
+    Some(format!("{word}/{}", owner.name))
+}
+
+fn how_old(sandbox: &Sandbox, now: Timestamp) -> String {
+    match &sandbox.metadata.creation_timestamp {
+        Some(created) => age(now.as_second() - created.0.as_second()),
+        None => "-".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn sandbox(value: serde_json::Value) -> Sandbox {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_table_says_state_address_and_owner() {
+        let now: Timestamp = "2030-01-01T00:01:00Z".parse().unwrap();
+        let ready = sandbox(json!({
+            "metadata": {"name": "a", "namespace": "n", "creationTimestamp": "2030-01-01T00:00:00Z",
+                "ownerReferences": [{"apiVersion": "v", "kind": "SandboxWarmPool", "name": "p", "uid": "u", "controller": true}]},
+            "spec": {"podTemplate": {"spec": {"containers": [{"name": "c", "image": "host"}]}}},
+            "status": {"podIPs": ["10.0.0.1"], "conditions": [{"type": "Ready", "status": "True", "reason": "R", "message": "m", "lastTransitionTime": "2030-01-01T00:00:00Z"}]}
+        }));
+        let asleep = sandbox(json!({"metadata": {"name": "b"}, "spec": {"operatingMode": "Suspended"}}));
+        insta::assert_snapshot!(table(&[ready.clone(), asleep], false, now), @r"
+        NAME   STATE       ADDRESS    OWNER    AGE
+        a      Ready       10.0.0.1   pool/p   60s
+        b      Suspended   -          -        -
+        ");
+        insta::assert_snapshot!(details(&ready, None, now), @r"
+        Name:        a
+        Namespace:   n
+        State:       Ready
+        Image:       host
+        Address:     10.0.0.1
+        Owner:       pool/p
+        Age:         60s
+        Conditions:
+          CONDITION   STATUS   REASON   MESSAGE
+          Ready       True     R        m
+        ");
+    }
+
+    #[test]
+    fn an_empty_list_says_what_to_do() {
+        assert!(table(&[], true, Timestamp::UNIX_EPOCH).contains("agent-sandbox create"));
+    }
+}

@@ -1,0 +1,76 @@
+//! `pool`: warm pools.
+
+use super::names::check_name;
+use crate::{
+    args::{ListArgs, PoolArgs, PoolCommand},
+    output::{self, Table, age},
+    target::Target,
+};
+use agent_sandbox_api::v1beta1::SandboxWarmPool;
+use agent_sandbox_client as sdk;
+use anyhow::Result;
+use jiff::Timestamp;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+pub(crate) async fn pool(target: &Target, args: PoolArgs) -> Result<()> {
+    let api: Api<SandboxWarmPool> = Api::namespaced(target.client.clone(), &target.namespace);
+    if !matches!(args.command, PoolCommand::List(_)) {
+        target.announce_change();
+    }
+    match args.command {
+        PoolCommand::Create { name, template, replicas } => {
+            check_name(&name)?;
+            check_name(&template)?;
+            api.create(&PostParams::default(), &sdk::pool(&name, &template, replicas)).await?;
+            output::print(&format!("pool {name} keeps {replicas} sandboxes of template {template} warm\n"))
+        }
+        PoolCommand::Scale { name, replicas } => {
+            let patch = json!({"spec": {"replicas": replicas}});
+            api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+            output::print(&format!("pool {name} keeps {replicas} sandboxes warm\n"))
+        }
+        PoolCommand::Delete { name } => {
+            api.delete(&name, &DeleteParams::background()).await?;
+            output::print(&format!("pool {name} deleted\n"))
+        }
+        PoolCommand::List(args) => list(target, args).await,
+    }
+}
+
+async fn list(target: &Target, args: ListArgs) -> Result<()> {
+    let api: Api<SandboxWarmPool> = match args.all_namespaces {
+        true => Api::all(target.client.clone()),
+        false => Api::namespaced(target.client.clone(), &target.namespace),
+    };
+    let pools = api.list(&ListParams { label_selector: args.selector, ..ListParams::default() }).await?;
+    output::emit(
+        args.output.output,
+        &pools,
+        || pools.iter().map(|pool| format!("sandboxwarmpool/{}\n", pool.name_any())).collect(),
+        || table(&pools.items, Timestamp::now()),
+    )
+}
+
+fn table(pools: &[SandboxWarmPool], now: Timestamp) -> String {
+    if pools.is_empty() {
+        return "no pools; make one with `agent-sandbox pool create NAME --template TEMPLATE`\n".to_owned();
+    }
+    let mut table = Table::new(&["NAMESPACE", "NAME", "TEMPLATE", "READY", "WANTED", "AGE"]);
+    for pool in pools {
+        let ready = pool.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or_default();
+        let created = pool.metadata.creation_timestamp.as_ref();
+        table.row(vec![
+            pool.namespace().to_owned(),
+            pool.name_any(),
+            pool.spec.sandbox_template_ref.name.clone(),
+            ready.to_string(),
+            pool.replicas().to_string(),
+            created.map(|created| age(now.as_second() - created.0.as_second())).unwrap_or_default(),
+        ]);
+    }
+    table.render()
+}

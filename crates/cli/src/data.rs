@@ -1,0 +1,151 @@
+//! The local engine's data folder: where it is, what lies where, and who holds it now.
+
+use serde::{Deserialize, Serialize};
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+/// The folder of one local engine. Everything in it is private to the user who runs the engine.
+#[derive(Clone, Debug)]
+pub(crate) struct DataDir(PathBuf);
+
+/// What a running `up` tells other commands about itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Running {
+    pub(crate) pid: u32,
+    /// The process's start time in clock ticks since boot: a pid alone may belong to somebody else by now.
+    pub(crate) start_ticks: u64,
+    pub(crate) version: String,
+    pub(crate) api: String,
+    pub(crate) router: String,
+}
+
+impl DataDir {
+    /// The folder named by the flag or the environment, else the system's (root) or the user's own.
+    pub(crate) fn locate(explicit: Option<&Path>) -> io::Result<Self> {
+        if let Some(path) = explicit {
+            return Ok(Self(std::path::absolute(path)?));
+        }
+        if rustix::process::geteuid().is_root() {
+            return Ok(Self(PathBuf::from("/var/lib/agent-sandbox")));
+        }
+        let base = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+        let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share")));
+        match base {
+            Some(base) => Ok(Self(base.join("agent-sandbox"))),
+            None => Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                "HOME is not set: name the folder for the engine's data with --data-dir",
+            )),
+        }
+    }
+
+    /// A folder given by the caller, for engines that live in a temporary folder.
+    pub(crate) fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// Makes the folder, readable by its owner alone.
+    pub(crate) fn create(&self) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        fs::set_permissions(&self.0, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn api(&self) -> PathBuf {
+        self.0.join("api")
+    }
+
+    pub(crate) fn node(&self) -> PathBuf {
+        self.0.join("node")
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.0.join("kubeconfig")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.0.join("up.log")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.0.join("up.json")
+    }
+
+    /// The `up` that runs on this folder now, if one does.
+    pub(crate) fn running(&self) -> Option<Running> {
+        let running: Running = serde_json::from_slice(&fs::read(self.state()).ok()?).ok()?;
+        (start_ticks(running.pid)? == running.start_ticks).then_some(running)
+    }
+
+    /// Says that this process runs the engine.
+    pub(crate) fn announce(&self, api: String, router: String) -> io::Result<Running> {
+        let pid = std::process::id();
+        let running = Running {
+            pid,
+            start_ticks: start_ticks(pid).unwrap_or_default(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            api,
+            router,
+        };
+        write_private(&self.state(), &serde_json::to_vec_pretty(&running)?)?;
+        Ok(running)
+    }
+
+    /// Says that no engine runs here any more.
+    pub(crate) fn retract(&self) {
+        let _ = fs::remove_file(self.state());
+    }
+}
+
+/// Writes a file that only its owner can read, whole or not at all.
+pub(crate) fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+    io::Write::write_all(&mut file, content)?;
+    file.sync_all()?;
+    fs::rename(&partial, path)
+}
+
+/// Field 22 of /proc/PID/stat; the program's name may hold spaces, so counting starts behind its closing bracket.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_live_process_counts_as_running() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = DataDir::at(folder.path().to_path_buf());
+        assert!(data.running().is_none(), "no state file");
+        data.announce("https://127.0.0.1:1".into(), "http://127.0.0.1:2".into()).unwrap();
+        assert_eq!(data.running().unwrap().pid, std::process::id());
+        let mut stale = data.running().unwrap();
+        stale.start_ticks += 1;
+        write_private(&data.state(), &serde_json::to_vec(&stale).unwrap()).unwrap();
+        assert!(data.running().is_none(), "another process has the pid now");
+        data.retract();
+        assert!(data.running().is_none());
+    }
+
+    #[test]
+    fn the_folder_is_private() {
+        use std::os::unix::fs::PermissionsExt;
+        let parent = tempfile::tempdir().unwrap();
+        let data = DataDir::at(parent.path().join("a/b"));
+        data.create().unwrap();
+        assert_eq!(fs::metadata(data.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        write_private(&data.kubeconfig(), b"x").unwrap();
+        assert_eq!(fs::metadata(data.kubeconfig()).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

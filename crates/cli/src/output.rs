@@ -1,0 +1,125 @@
+//! How objects are printed: tables for people, JSON, YAML and names for programs.
+
+use crate::args::OutputFormat;
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// A column-aligned table, in kubectl's manner: capitals on top, three spaces between columns.
+pub(crate) struct Table {
+    header: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(header: &[&'static str]) -> Self {
+        Self { header: header.to_vec(), rows: Vec::new() }
+    }
+
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        debug_assert_eq!(cells.len(), self.header.len(), "a row has as many cells as the header");
+        self.rows.push(cells);
+    }
+
+    pub(crate) fn render(&self) -> String {
+        let widths: Vec<usize> = (0..self.header.len())
+            .map(|column| {
+                let cells = self.rows.iter().map(|row| row[column].chars().count());
+                cells.chain([self.header[column].len()]).max().unwrap_or_default()
+            })
+            .collect();
+        let mut text = String::new();
+        let header: Vec<String> = self.header.iter().map(|cell| (*cell).to_owned()).collect();
+        for row in std::iter::once(&header).chain(&self.rows) {
+            let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            text.push_str(cells.join("   ").trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is not an error.
+pub(crate) fn print(text: &str) -> Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// As [`print`], for what need not be text.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("cannot write to standard output"),
+    }
+}
+
+/// Prints a value for programs, or what `table` makes of it for people. `names` gives one line for `-o name`.
+pub(crate) fn emit<T: Serialize>(
+    format: OutputFormat,
+    value: &T,
+    names: impl FnOnce() -> String,
+    table: impl FnOnce() -> String,
+) -> Result<()> {
+    let text = match format {
+        OutputFormat::Table => table(),
+        OutputFormat::Name => names(),
+        OutputFormat::Json => serde_json::to_string_pretty(value)? + "\n",
+        OutputFormat::Yaml => serde_saphyr::to_string(value)?,
+    };
+    print(&text)
+}
+
+/// An age the way kubectl writes it: the largest unit, or two for small counts.
+pub(crate) fn age(seconds: i64) -> String {
+    let seconds = seconds.max(0);
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match () {
+        () if seconds < 120 => format!("{seconds}s"),
+        () if minutes < 10 => {
+            let rest = seconds % 60;
+            if rest == 0 { format!("{minutes}m") } else { format!("{minutes}m{rest}s") }
+        }
+        () if hours < 3 => format!("{minutes}m"),
+        () if hours < 8 => {
+            let rest = minutes % 60;
+            if rest == 0 { format!("{hours}h") } else { format!("{hours}h{rest}m") }
+        }
+        () if days < 2 => format!("{hours}h"),
+        () if days < 8 => {
+            let rest = hours % 24;
+            if rest == 0 { format!("{days}d") } else { format!("{days}d{rest}h") }
+        }
+        () if days < 730 => format!("{days}d"),
+        () => format!("{}y", days / 365),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new(&["NAME", "READY"]);
+        table.row(vec!["a-long-name".into(), "True".into()]);
+        table.row(vec!["b".into(), "".into()]);
+        assert_eq!(table.render(), "NAME          READY\na-long-name   True\nb\n");
+    }
+
+    #[test]
+    fn ages_read_as_kubectl_writes_them() {
+        let cases = [
+            (5, "5s"),
+            (119, "119s"),
+            (125, "2m5s"),
+            (660, "11m"),
+            (7200, "120m"),
+            (14_400, "4h"),
+            (200_000, "2d7h"),
+            (900_000, "10d"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(age(seconds), expected, "{seconds}");
+        }
+    }
+}

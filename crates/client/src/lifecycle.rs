@@ -1,0 +1,59 @@
+//! Suspend, resume and delete, by the name of a Sandbox or of a claim.
+
+use crate::{ClientError, error::is_not_found, lookup};
+use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::json;
+
+/// What a delete removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deleted {
+    /// A claim; its Sandbox goes with it.
+    Claim { uid: Option<String> },
+    /// A Sandbox of its own.
+    Sandbox { uid: Option<String> },
+}
+
+/// Asks for a Sandbox to stop. Its files and its name stay.
+pub async fn suspend(client: &Client, namespace: &str, name: &str) -> Result<Sandbox, ClientError> {
+    set_mode(client, namespace, name, OperatingMode::Suspended).await
+}
+
+/// Asks for a suspended Sandbox to run again.
+pub async fn resume(client: &Client, namespace: &str, name: &str) -> Result<Sandbox, ClientError> {
+    set_mode(client, namespace, name, OperatingMode::Running).await
+}
+
+async fn set_mode(client: &Client, namespace: &str, name: &str, mode: OperatingMode) -> Result<Sandbox, ClientError> {
+    let sandbox = lookup::find(client, namespace, name).await?.sandbox;
+    let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+    let patch = json!({"metadata": {"uid": sandbox.uid()}, "spec": {"operatingMode": mode}});
+    let operation = format!("change the mode of `{name}`");
+    let patched = api.patch(&sandbox.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+    patched.map_err(ClientError::api(operation))
+}
+
+/// Deletes the claim of that name, else the Sandbox of that name.
+pub async fn delete(client: &Client, namespace: &str, name: &str) -> Result<Deleted, ClientError> {
+    let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
+    let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+    let operation = || format!("delete `{name}`");
+    let background = DeleteParams::background();
+    match claims.delete(name, &background).await {
+        Ok(left) => return Ok(Deleted::Claim { uid: left.left().map(|claim| claim.uid().to_owned()) }),
+        Err(error) if is_not_found(&error) => {}
+        Err(error) => return Err(ClientError::api(operation())(error)),
+    }
+    match sandboxes.delete(name, &background).await {
+        Ok(left) => Ok(Deleted::Sandbox { uid: left.left().map(|sandbox| sandbox.uid().to_owned()) }),
+        Err(error) if is_not_found(&error) => Err(ClientError::NotFound {
+            kind: "sandbox or claim",
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }),
+        Err(error) => Err(ClientError::api(operation())(error)),
+    }
+}

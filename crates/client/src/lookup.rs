@@ -1,0 +1,69 @@
+//! From a name that a user typed to the Sandbox, its claim and its Pod.
+
+use crate::{ClientError, error::is_not_found};
+use agent_sandbox_api::{
+    keys::annotations,
+    v1beta1::{OperatingMode, Sandbox, SandboxClaim},
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, ResourceExt};
+
+/// What a name stands for: a Sandbox, perhaps through the claim that it serves.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub sandbox: Sandbox,
+    /// Set when the name was a claim's.
+    pub claim: Option<SandboxClaim>,
+}
+
+/// Finds a Sandbox by its own name, or by the name of a claim that has one.
+pub async fn find(client: &Client, namespace: &str, name: &str) -> Result<Found, ClientError> {
+    let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+    let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
+    let operation = || format!("look up `{name}`");
+    let claim = match claims.get_opt(name).await {
+        Ok(claim) => claim,
+        // A cluster without the extensions has no claims at all.
+        Err(error) if is_not_found(&error) => None,
+        Err(error) => return Err(ClientError::api(operation())(error)),
+    };
+    let bound = claim.as_ref().and_then(|claim| claim.bound_sandbox()).map(str::to_owned);
+    let wanted = match (&claim, &bound) {
+        (Some(_), Some(bound)) => bound.as_str(),
+        (Some(claim), None) => {
+            let last = crate::wait::describe(claim.conditions());
+            return Err(ClientError::NotRunning { name: name.to_owned(), last });
+        }
+        (None, _) => name,
+    };
+    match sandboxes.get_opt(wanted).await.map_err(ClientError::api(operation()))? {
+        Some(sandbox) => Ok(Found { sandbox, claim }),
+        None => {
+            Err(ClientError::NotFound { kind: "sandbox", namespace: namespace.to_owned(), name: wanted.to_owned() })
+        }
+    }
+}
+
+/// The Pod in which a Sandbox runs now, by name, if there is one to talk to.
+pub async fn running_pod(client: &Client, sandbox: &Sandbox) -> Result<Pod, ClientError> {
+    let name = sandbox.name_any();
+    if sandbox.operating_mode() == OperatingMode::Suspended {
+        return Err(ClientError::Suspended { name });
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), sandbox.namespace());
+    let annotated = sandbox.annotation(annotations::POD_NAME).filter(|pod| !pod.is_empty());
+    let pod_name = annotated.unwrap_or(&name).to_owned();
+    let pod = pods.get_opt(&pod_name).await.map_err(ClientError::api(format!("look up the Pod of `{name}`")))?;
+    let phase = pod.as_ref().and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.clone());
+    match (pod, phase.as_deref()) {
+        (Some(pod), Some("Running")) => Ok(pod),
+        (Some(_), phase) => {
+            let last = format!("Pod {pod_name} is {}", phase.unwrap_or("not started"));
+            Err(ClientError::NotRunning { name, last })
+        }
+        (None, _) => {
+            let last = crate::wait::describe(sandbox.conditions());
+            Err(ClientError::NotRunning { name, last })
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The objects that the SDK creates, built from a few options.
+
+use agent_sandbox_api::{
+    Opaque,
+    template::{ClaimEnvVar, ClaimShutdownPolicy, NameRef, PodTemplate, ShutdownPolicy},
+    v1beta1::{ClaimLifecycle, Sandbox, SandboxClaim, SandboxClaimSpec, SandboxSpec, SandboxTemplate, SandboxWarmPool},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde_json::{Value, json};
+
+/// The name of the one container of a sandbox made here.
+const CONTAINER: &str = "sandbox";
+/// Where sandboxd listens.
+const PORT: u16 = 8888;
+
+/// The container of a sandbox.
+#[derive(Clone, Debug, Default)]
+pub struct ContainerOptions {
+    pub image: String,
+    pub command: Vec<String>,
+    pub env: Vec<(String, String)>,
+    pub memory: Option<String>,
+    pub cpus: Option<String>,
+    pub runtime_class: Option<String>,
+    pub working_dir: Option<String>,
+    /// Host folders to show: source, target, read-only.
+    pub host_paths: Vec<(String, String, bool)>,
+}
+
+/// What a claim asks for.
+#[derive(Clone, Debug, Default)]
+pub struct ClaimOptions {
+    /// None lets the API make one up.
+    pub name: Option<String>,
+    pub pool: String,
+    pub env: Vec<(String, String)>,
+    pub expires_at: Option<Time>,
+}
+
+/// A Sandbox with one container.
+pub fn sandbox(name: &str, container: &ContainerOptions, expires_at: Option<Time>) -> Sandbox {
+    let policy = expires_at.is_some().then_some(ShutdownPolicy::Delete);
+    Sandbox {
+        metadata: named(name),
+        spec: SandboxSpec {
+            pod_template: pod_template(container),
+            shutdown_time: expires_at,
+            shutdown_policy: policy,
+            ..SandboxSpec::default()
+        },
+        status: None,
+    }
+}
+
+/// A claim on a warm pool.
+pub fn claim(options: &ClaimOptions) -> SandboxClaim {
+    let env = options.env.iter().map(|(name, value)| ClaimEnvVar {
+        name: name.clone(),
+        value: value.clone(),
+        ..ClaimEnvVar::default()
+    });
+    let metadata = match &options.name {
+        Some(name) => named(name),
+        None => ObjectMeta { generate_name: Some("sandbox-claim-".to_owned()), ..ObjectMeta::default() },
+    };
+    SandboxClaim {
+        metadata,
+        spec: SandboxClaimSpec {
+            warm_pool_ref: NameRef::new(options.pool.clone()),
+            lifecycle: options.expires_at.clone().map(|time| ClaimLifecycle {
+                shutdown_time: Some(time),
+                shutdown_policy: Some(ClaimShutdownPolicy::Delete),
+                ..ClaimLifecycle::default()
+            }),
+            env: (!options.env.is_empty()).then(|| env.collect()),
+            ..SandboxClaimSpec::default()
+        },
+        status: None,
+    }
+}
+
+/// A template with one container.
+pub fn template(name: &str, container: &ContainerOptions) -> SandboxTemplate {
+    let mut template = SandboxTemplate { metadata: named(name), ..SandboxTemplate::default() };
+    template.spec.pod_template = pod_template(container);
+    template
+}
+
+/// A warm pool of sandboxes made from a template.
+pub fn pool(name: &str, template: &str, replicas: u32) -> SandboxWarmPool {
+    let mut pool = SandboxWarmPool { metadata: named(name), ..SandboxWarmPool::default() };
+    pool.spec.replicas = Some(i32::try_from(replicas).unwrap_or(i32::MAX));
+    pool.spec.sandbox_template_ref = NameRef::new(template);
+    pool
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+}
+
+fn pod_template(container: &ContainerOptions) -> PodTemplate {
+    PodTemplate { spec: Opaque::from(pod_spec(container)), metadata: None }
+}
+
+fn pod_spec(options: &ContainerOptions) -> Value {
+    let mut container = json!({
+        "name": CONTAINER,
+        "image": options.image,
+        "ports": [{"containerPort": PORT}],
+        "readinessProbe": {"httpGet": {"path": "/", "port": PORT}, "periodSeconds": 1},
+    });
+    if !options.command.is_empty() {
+        container["command"] = json!(options.command);
+    }
+    if !options.env.is_empty() {
+        let env: Vec<Value> = options.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+        container["env"] = Value::Array(env);
+    }
+    if let Some(folder) = &options.working_dir {
+        container["workingDir"] = json!(folder);
+    }
+    for (resource, limit) in [("memory", &options.memory), ("cpu", &options.cpus)] {
+        if let Some(limit) = limit {
+            container["resources"]["limits"][resource] = json!(limit);
+        }
+    }
+    let mut spec = json!({"restartPolicy": "OnFailure"});
+    for (index, (source, target, read_only)) in options.host_paths.iter().enumerate() {
+        let name = format!("volume-{index}");
+        let mount = json!({"name": name, "mountPath": target, "readOnly": read_only});
+        append(&mut container["volumeMounts"], mount);
+        append(&mut spec["volumes"], json!({"name": name, "hostPath": {"path": source}}));
+    }
+    if let Some(class) = &options.runtime_class {
+        spec["runtimeClassName"] = json!(class);
+    }
+    spec["containers"] = json!([container]);
+    spec
+}
+
+fn append(list: &mut Value, item: Value) {
+    match list {
+        Value::Array(items) => items.push(item),
+        other => *other = Value::Array(vec![item]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_asked_for_is_in_the_pod() {
+        let plain = pod_spec(&ContainerOptions { image: "host".into(), ..ContainerOptions::default() });
+        assert!(plain.get("volumes").is_none() && plain["containers"][0].get("resources").is_none());
+        let full = pod_spec(&ContainerOptions {
+            image: "host".into(),
+            memory: Some("64Mi".into()),
+            host_paths: vec![("/data".into(), "/mnt".into(), true), ("/b".into(), "/c".into(), false)],
+            ..ContainerOptions::default()
+        });
+        assert_eq!(full["containers"][0]["resources"]["limits"], json!({"memory": "64Mi"}));
+        assert_eq!(full["volumes"].as_array().unwrap().len(), 2);
+        assert_eq!(full["containers"][0]["volumeMounts"][0]["readOnly"], json!(true));
+    }
+
+    #[test]
+    fn an_expiring_claim_is_deleted_at_its_time() {
+        let time: Time = serde_json::from_value(json!("2030-01-01T00:00:00Z")).unwrap();
+        let claim = claim(&ClaimOptions { pool: "p".into(), expires_at: Some(time), ..ClaimOptions::default() });
+        let lifecycle = claim.spec.lifecycle.unwrap();
+        assert_eq!(lifecycle.shutdown_policy, Some(ClaimShutdownPolicy::Delete));
+        assert_eq!(claim.metadata.generate_name.as_deref(), Some("sandbox-claim-"));
+    }
+}

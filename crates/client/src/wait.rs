@@ -1,0 +1,184 @@
+//! Waiting for an object to reach a state: by watching, with a deadline, ending early when the state can never come.
+
+use crate::ClientError;
+use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::{
+    Metadata, NamespaceResourceScope, Resource,
+    apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta},
+};
+use kube::{Api, Client, ResourceExt, runtime::watcher};
+use serde::de::DeserializeOwned;
+use std::{fmt::Debug, time::Duration};
+
+/// Reasons of Ready=False that no amount of waiting heals.
+const TERMINAL: &[&str] = &[
+    "TemplateNotFound",
+    "WarmPoolNotFound",
+    "InvalidMetadata",
+    "EnvVarsInjectionRejected",
+    "VolumeClaimTemplatesError",
+    "ClaimExpired",
+    "SandboxExpired",
+    "InvalidConfiguration",
+    "PodFailed",
+    "PodSucceeded",
+];
+
+/// What one look at an object says about the wait.
+enum Look {
+    Done,
+    Never { reason: String, message: String },
+    NotYet(String),
+}
+
+/// Waits until a Sandbox is Ready.
+pub async fn sandbox_ready(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    limit: Duration,
+) -> Result<Sandbox, ClientError> {
+    let waiting = Waiting { client, namespace, name, kind: "sandbox", wanted: "ready", limit };
+    waiting.until(|sandbox: &Sandbox| ready(sandbox.conditions(), sandbox.metadata.generation)).await
+}
+
+/// Waits until a claim is Ready and names its Sandbox.
+pub async fn claim_ready(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    limit: Duration,
+) -> Result<SandboxClaim, ClientError> {
+    let waiting = Waiting { client, namespace, name, kind: "claim", wanted: "ready", limit };
+    waiting
+        .until(|claim: &SandboxClaim| match ready(claim.conditions(), None) {
+            Look::Done if claim.bound_sandbox().is_none() => Look::NotYet("Ready, but no sandbox is named yet".into()),
+            other => other,
+        })
+        .await
+}
+
+/// Waits until a Sandbox has stopped after a suspend.
+pub async fn sandbox_suspended(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    limit: Duration,
+) -> Result<Sandbox, ClientError> {
+    let waiting = Waiting { client, namespace, name, kind: "sandbox", wanted: "suspended", limit };
+    waiting
+        .until(|sandbox: &Sandbox| match sandbox.conditions().iter().find(|condition| condition.type_ == "Suspended") {
+            Some(condition) if condition.status == "True" => Look::Done,
+            _ => Look::NotYet(describe(sandbox.conditions())),
+        })
+        .await
+}
+
+/// Waits until an object is gone, or has been replaced by another of the same name.
+pub async fn gone<K>(api: Api<K>, name: &str, uid: Option<&str>, limit: Duration) -> Result<(), ClientError>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let same = |object: &K| uid.is_none() || object.meta().uid.as_deref() == uid;
+    let watching = async {
+        let mut changes = watcher::watch_object(api, name).boxed();
+        while let Some(change) = changes.next().await {
+            // A watch that breaks is taken up again by the watcher; only the deadline ends the wait.
+            match change {
+                Ok(Some(object)) if same(&object) => {}
+                Ok(_) => return,
+                Err(_) => {}
+            }
+        }
+    };
+    tokio::time::timeout(limit, watching).await.map_err(|_| ClientError::Timeout {
+        name: name.to_owned(),
+        wanted: "gone",
+        after: limit,
+        last: "it is still being deleted".to_owned(),
+    })
+}
+
+/// One line about an object's readiness, from its conditions.
+pub(crate) fn describe(conditions: &[Condition]) -> String {
+    match conditions.iter().find(|condition| condition.type_ == "Ready") {
+        Some(condition) if condition.message.is_empty() => condition.reason.clone(),
+        Some(condition) => format!("{}: {}", condition.reason, condition.message),
+        None => "no controller has looked at it yet".to_owned(),
+    }
+}
+
+/// A condition counts only when it speaks of the object's present generation.
+fn ready(conditions: &[Condition], generation: Option<i64>) -> Look {
+    let Some(condition) = conditions.iter().find(|condition| condition.type_ == "Ready") else {
+        return Look::NotYet(describe(conditions));
+    };
+    if generation.zip(condition.observed_generation).is_some_and(|(now, seen)| seen < now) {
+        return Look::NotYet("the newest change has not been seen yet".into());
+    }
+    match condition.status.as_str() {
+        "True" => Look::Done,
+        _ if TERMINAL.contains(&condition.reason.as_str()) => {
+            Look::Never { reason: condition.reason.clone(), message: condition.message.clone() }
+        }
+        _ => Look::NotYet(describe(conditions)),
+    }
+}
+
+struct Waiting<'a> {
+    client: &'a Client,
+    namespace: &'a str,
+    name: &'a str,
+    kind: &'static str,
+    wanted: &'static str,
+    limit: Duration,
+}
+
+impl Waiting<'_> {
+    async fn until<K>(&self, look: impl Fn(&K) -> Look) -> Result<K, ClientError>
+    where
+        K: Resource<Scope = NamespaceResourceScope>
+            + Metadata<Ty = ObjectMeta>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + 'static,
+    {
+        let api: Api<K> = Api::namespaced(self.client.clone(), self.namespace);
+        let mut last = "it has not been seen yet".to_owned();
+        let watching = async {
+            let mut changes = watcher::watch_object(api, self.name).boxed();
+            let mut seen = false;
+            loop {
+                match changes.try_next().await {
+                    Ok(Some(Some(object))) => {
+                        seen = true;
+                        match look(&object) {
+                            Look::Done => return Ok(object),
+                            Look::Never { reason, message } => {
+                                return Err(ClientError::Failed { name: object.name_any(), reason, message });
+                            }
+                            Look::NotYet(why) => last = why,
+                        }
+                    }
+                    Ok(Some(None)) if seen => return Err(self.missing()),
+                    Ok(Some(None)) => last = "it does not exist yet".to_owned(),
+                    Ok(None) => return Err(self.missing()),
+                    Err(error) => last = error.to_string(),
+                }
+            }
+        };
+        match tokio::time::timeout(self.limit, watching).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                Err(ClientError::Timeout { name: self.name.to_owned(), wanted: self.wanted, after: self.limit, last })
+            }
+        }
+    }
+
+    fn missing(&self) -> ClientError {
+        ClientError::NotFound { kind: self.kind, namespace: self.namespace.to_owned(), name: self.name.to_owned() }
+    }
+}
