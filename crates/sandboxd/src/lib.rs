@@ -1,1 +1,14 @@
 //! The daemon in each sandbox: processes, terminals, files, watches. One small static binary for any image.
+//!
+//! It owns the process it runs in: signals, children and their ends. It knows nothing of Kubernetes.
+
+pub mod config;
+pub mod files;
+pub mod paths;
+pub mod process;
+mod random;
+pub mod runtime;
+pub mod server;
+mod start;
+
+pub use start::{RunError, main_with, run};

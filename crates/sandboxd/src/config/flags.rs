@@ -1,0 +1,341 @@
+//! Reading the arguments. `--name value` and `--name=value` mean the same; what follows `--` is the container's own
+//! command.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::variables::{BASE_DIR, EXEC_TIMEOUT_SECONDS, seconds, trimmed};
+use super::{
+    Config, ConfigError, DEFAULT_EXEC_TIMEOUT, DEFAULT_MAX_PROCESSES, DEFAULT_OUTPUT_LIMIT, Request, TokenSource,
+    default_addresses,
+};
+use crate::runtime::{ExecMode, Mode};
+
+/// Shown by `--help`.
+pub const USAGE: &str = "\
+sandboxd: makes any image a sandbox
+
+usage: sandboxd [FLAGS] [-- COMMAND ARGS...]
+
+  --listen HOST:PORT          serve everything here (repeatable)
+  --unix PATH                 serve everything on a Unix socket (repeatable)
+  --listen-host HOST          without --listen: host of ports 8888, 8080 and 9090 (0.0.0.0)
+  --rest-port PORT            without --listen: instead of 8080
+  --grpc-port PORT            without --listen: instead of 9090
+  --mode natural|strict       how the runtime dialect understands commands and paths (natural)
+  --exec-mode shell|argv      shell text, or words without a shell (shell; argv in strict mode)
+  --shell PATH                the shell (/bin/sh)
+  --base-dir DIR              working directory of commands (SANDBOX_BASE_DIR; /home/user, /app or .)
+  --sandbox-root DIR          nothing outside is reachable through files (/)
+  --root-dir DIR              root of /v1/files and gRPC commands (/workspace)
+  --exec-timeout SECONDS      limit of one /execute (SANDBOX_EXEC_TIMEOUT_SECONDS; 300)
+  --output-limit BYTES        kept of each stream of one command (8388608)
+  --max-processes N           commands at once (256)
+  --max-body BYTES            largest upload (no limit)
+  --kill-grace DURATION       between SIGTERM and SIGKILL (2s)
+  --shutdown-timeout DURATION bound of a graceful shutdown (10s)
+  --http-idle-timeout DURATION idle connections and slow headers (60s)
+  --stream-chunk-size BYTES   most bytes in one gRPC output message (4096)
+  --metadata-env-prefix TEXT  variables that /v1/metadata may show (SANDBOX_)
+  --signal-exit-minus-one     gRPC reports -1 instead of 128+N for signals
+  --token-file PATH           bearer token every request must carry (file holds it)
+  --token-fd N                the same from an inherited descriptor
+  --keep-running              go on serving after COMMAND has ended
+  --log-level LEVEL           error, warn, info, debug or trace (info)
+  --version, --help
+";
+
+const SWITCHES: [&str; 2] = ["signal-exit-minus-one", "keep-running"];
+
+const VALUES: [&str; 25] = [
+    "listen",
+    "unix",
+    "listen-host",
+    "rest-port",
+    "grpc-port",
+    "mode",
+    "exec-mode",
+    "shell",
+    "base-dir",
+    "sandbox-root",
+    "root-dir",
+    "exec-timeout",
+    "output-limit",
+    "max-processes",
+    "max-body",
+    "kill-grace",
+    "shutdown-timeout",
+    "http-idle-timeout",
+    "stream-chunk-size",
+    "metadata-env-prefix",
+    "token-file",
+    "token-fd",
+    "log-level",
+    "zap-log-level",
+    "zap-encoder",
+];
+
+/// Reads arguments (without the program's name) and, through `variable`, the environment.
+pub fn parse(
+    arguments: impl IntoIterator<Item = OsString>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Request, ConfigError> {
+    let mut given = Given::default();
+    let mut arguments = arguments.into_iter();
+    let mut command = Vec::new();
+    while let Some(argument) = arguments.next() {
+        let Some(text) = argument.to_str() else {
+            given.wrong(format!("{argument:?} is not readable text"));
+            continue;
+        };
+        match text {
+            "--" => {
+                command = arguments.by_ref().collect();
+                if command.is_empty() {
+                    given.wrong("a command must follow --");
+                }
+            }
+            "--help" | "-h" => return Ok(Request::Help),
+            "--version" => return Ok(Request::Version),
+            _ => given.take(text, &mut arguments),
+        }
+    }
+    given.into_config(command, variable)
+}
+
+#[derive(Default)]
+struct Given {
+    values: HashMap<&'static str, Vec<String>>,
+    mistakes: Vec<String>,
+}
+
+impl Given {
+    fn wrong(&mut self, mistake: impl Into<String>) {
+        self.mistakes.push(mistake.into());
+    }
+
+    fn take(&mut self, text: &str, rest: &mut impl Iterator<Item = OsString>) {
+        let bare = text.trim_start_matches('-');
+        let (name, inline) = match bare.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (bare, None),
+        };
+        if !text.starts_with('-') {
+            return self.wrong(format!("unexpected argument {text:?}; put a command after --"));
+        }
+        if let Some(switch) = SWITCHES.iter().find(|switch| **switch == name) {
+            self.values.entry(switch).or_default().push(inline.unwrap_or_else(|| "true".into()));
+            return;
+        }
+        let Some(flag) = VALUES.iter().find(|flag| **flag == name) else {
+            return self.wrong(format!("unknown flag {text:?}; see --help"));
+        };
+        match inline.or_else(|| rest.next().and_then(|value| value.into_string().ok())) {
+            Some(value) => self.values.entry(flag).or_default().push(value),
+            None => self.wrong(format!("--{flag} needs a value")),
+        }
+    }
+
+    fn last(&mut self, flag: &'static str) -> Option<String> {
+        self.values.remove(flag).and_then(|values| values.into_iter().next_back())
+    }
+
+    fn switch(&mut self, flag: &'static str) -> bool {
+        self.last(flag).is_some_and(|value| value != "false")
+    }
+
+    fn parsed<T: FromStr>(&mut self, flag: &'static str, default: T) -> T {
+        let Some(text) = self.last(flag) else { return default };
+        text.parse().unwrap_or_else(|_| {
+            self.wrong(format!("--{flag}: {text:?} is not a valid value"));
+            default
+        })
+    }
+
+    fn duration(&mut self, flag: &'static str, default: Duration) -> Duration {
+        let Some(text) = self.last(flag) else { return default };
+        parse_duration(&text).unwrap_or_else(|| {
+            self.wrong(format!("--{flag}: {text:?} is not a duration such as 10s or 500ms"));
+            default
+        })
+    }
+
+    fn choice<T: Copy>(&mut self, flag: &'static str, default: T, choices: &[(&str, T)]) -> T {
+        let Some(text) = self.last(flag) else { return default };
+        choices.iter().find(|(name, _)| *name == text).map_or_else(
+            || {
+                let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+                self.wrong(format!("--{flag}: {text:?} is not one of {}", names.join(", ")));
+                default
+            },
+            |(_, value)| *value,
+        )
+    }
+
+    fn addresses(&mut self) -> Vec<SocketAddr> {
+        let host = self.parsed("listen-host", IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let rest = self.parsed("rest-port", 8080_u16);
+        let grpc = self.parsed("grpc-port", 9090_u16);
+        for (flag, port) in [("rest-port", rest), ("grpc-port", grpc)] {
+            if port == 0 {
+                self.wrong(format!("--{flag}: 0 is not a port between 1 and 65535"));
+            }
+        }
+        if rest == grpc {
+            self.wrong(format!("--rest-port and --grpc-port are both {rest}; they must differ"));
+        }
+        let mut addresses = Vec::new();
+        for text in self.values.remove("listen").unwrap_or_default() {
+            let text = text.replacen("localhost:", "127.0.0.1:", 1);
+            let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.clone() };
+            match full.parse() {
+                Ok(address) => addresses.push(address),
+                Err(_) => self.wrong(format!("--listen: {text:?} is not an address such as 127.0.0.1:8888")),
+            }
+        }
+        if addresses.is_empty() && !self.values.contains_key("unix") {
+            addresses = default_addresses(host, rest, grpc);
+        }
+        addresses
+    }
+
+    fn token(&mut self) -> Option<TokenSource> {
+        let file = self.last("token-file").map(|path| TokenSource::File(path.into()));
+        let descriptor = self.last("token-fd");
+        if file.is_some() && descriptor.is_some() {
+            self.wrong("--token-file and --token-fd exclude each other");
+        }
+        let Some(text) = descriptor else { return file };
+        match text.parse::<i32>() {
+            Ok(descriptor) if descriptor > 2 => Some(TokenSource::Descriptor(descriptor)),
+            _ => {
+                self.wrong(format!("--token-fd: {text:?} is not a descriptor above 2"));
+                None
+            }
+        }
+    }
+
+    fn directory(&mut self, flag: &'static str) -> Option<PathBuf> {
+        let text = self.last(flag)?;
+        if text.trim().is_empty() {
+            self.wrong(format!("--{flag}: empty; name a directory"));
+        }
+        Some(PathBuf::from(text))
+    }
+
+    fn into_config(
+        mut self,
+        command: Vec<OsString>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Request, ConfigError> {
+        let listen = self.addresses();
+        let mode = self.choice("mode", Mode::Natural, &[("natural", Mode::Natural), ("strict", Mode::Strict)]);
+        let exec_default = if mode == Mode::Strict { ExecMode::Argv } else { ExecMode::Shell };
+        let exec_modes = [("shell", ExecMode::Shell), ("argv", ExecMode::Argv)];
+        let from_variable = trimmed(variable(EXEC_TIMEOUT_SECONDS)).and_then(|text| seconds(&text));
+        let exec_timeout = self.duration("exec-timeout", from_variable.unwrap_or(DEFAULT_EXEC_TIMEOUT));
+        let chunk = self.parsed("stream-chunk-size", 0_usize);
+        let config = Config {
+            listen,
+            unix: self.values.remove("unix").unwrap_or_default().into_iter().map(PathBuf::from).collect(),
+            mode,
+            exec_mode: self.choice("exec-mode", exec_default, &exec_modes),
+            shell: self.last("shell").map_or_else(|| "/bin/sh".into(), OsString::from),
+            base_dir: self.directory("base-dir").or_else(|| trimmed(variable(BASE_DIR)).map(PathBuf::from)),
+            sandbox_root: self.directory("sandbox-root").unwrap_or_else(|| "/".into()),
+            root_dir: self.directory("root-dir"),
+            exec_timeout,
+            output_limit: self.parsed("output-limit", DEFAULT_OUTPUT_LIMIT).max(1024),
+            max_processes: self.parsed("max-processes", DEFAULT_MAX_PROCESSES).max(1),
+            max_body: self.parsed("max-body", u64::MAX),
+            kill_grace: self.duration("kill-grace", Duration::from_secs(2)),
+            shutdown_timeout: self.duration("shutdown-timeout", Duration::from_secs(10)),
+            http_idle_timeout: self.duration("http-idle-timeout", Duration::from_secs(60)),
+            stream_chunk_size: if chunk == 0 { 4096 } else { chunk.min(1 << 20) },
+            metadata_env_prefix: self.last("metadata-env-prefix").unwrap_or_else(|| "SANDBOX_".into()),
+            signal_exit_minus_one: self.switch("signal-exit-minus-one"),
+            token: self.token(),
+            log_level: self.parsed("log-level", tracing::Level::INFO),
+            command,
+            keep_running: self.switch("keep-running"),
+        };
+        if self.mistakes.is_empty() { Ok(Request::Run(Box::new(config))) } else { Err(ConfigError(self.mistakes)) }
+    }
+}
+
+/// `10`, `10s`, `1.5s`, `500ms`, `2m`, `1h`.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let split = text.find(|character: char| character.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    let number: f64 = number.parse().ok()?;
+    Duration::try_from_secs_f64(number * scale).ok().filter(|duration| !duration.is_zero())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str]) -> Result<Request, ConfigError> {
+        parse(arguments.iter().map(OsString::from), |_| None)
+    }
+
+    fn config(arguments: &[&str]) -> Config {
+        match read(arguments) {
+            Ok(Request::Run(config)) => *config,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// D-096
+    #[test]
+    fn bad_ports_and_empty_roots_are_reported_together() {
+        let ConfigError(mistakes) =
+            read(&["--grpc-port", "0", "--rest-port=0", "--root-dir", " ", "--nonsense"]).expect_err("four mistakes");
+        assert_eq!(mistakes.len(), 5, "{mistakes:?}");
+        assert!(read(&["--grpc-port=7000", "--rest-port=7000"]).is_err());
+        assert!(read(&["--grpc-port=7000", "--rest-port=70000"]).is_err());
+    }
+
+    #[test]
+    fn everything_after_the_dashes_is_the_command() {
+        let config = config(&["--listen", "127.0.0.1:0", "--", "sleep", "--listen"]);
+        assert_eq!(config.command, ["sleep", "--listen"]);
+        assert_eq!(config.listen, ["127.0.0.1:0".parse().expect("an address")]);
+    }
+
+    #[test]
+    fn without_addresses_the_three_known_ports_are_served() {
+        let ports: Vec<u16> = config(&["--rest-port", "81"]).listen.iter().map(SocketAddr::port).collect();
+        assert_eq!(ports, [8888, 81, 9090]);
+    }
+
+    /// D-005, D-006
+    #[test]
+    fn the_time_limit_comes_from_the_variable_when_it_is_usable() {
+        for (value, expected) in [("5", 5), ("nan", 300), ("-3", 300)] {
+            let request = parse([], |name| (name == EXEC_TIMEOUT_SECONDS).then(|| value.to_owned()));
+            let Ok(Request::Run(config)) = request else { panic!("{request:?}") };
+            assert_eq!(config.exec_timeout, Duration::from_secs(expected), "{value}");
+        }
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1.5"), Some(Duration::from_millis(1500)));
+        for bad in ["", "x", "-1s", "1d", "0s", "nan"] {
+            assert_eq!(parse_duration(bad), None, "{bad}");
+        }
+    }
+}

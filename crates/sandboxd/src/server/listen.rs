@@ -1,0 +1,170 @@
+//! Sockets and connections: accept until told to stop, then let requests finish within a bound.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::App;
+use super::body::Body;
+
+/// Connections served at once; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// Pause after a failed accept: out of descriptors now does not mean out of descriptors forever.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// Bound sockets, not yet served.
+#[derive(Debug)]
+pub struct Listeners {
+    tcp: Vec<TcpListener>,
+    unix: Vec<UnixListener>,
+}
+
+impl Listeners {
+    /// Binds every address, or none.
+    pub async fn bind(addresses: &[SocketAddr], sockets: &[PathBuf]) -> io::Result<Self> {
+        let named = |what: &dyn std::fmt::Display, error: io::Error| {
+            io::Error::new(error.kind(), format!("cannot listen on {what}: {error}"))
+        };
+        let mut tcp = Vec::new();
+        for address in addresses {
+            tcp.push(TcpListener::bind(address).await.map_err(|error| named(address, error))?);
+        }
+        let mut unix = Vec::new();
+        for path in sockets {
+            remove_dead_socket(path)?;
+            unix.push(UnixListener::bind(path).map_err(|error| named(&path.display(), error))?);
+        }
+        Ok(Self { tcp, unix })
+    }
+
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.tcp.iter().filter_map(|listener| listener.local_addr().ok()).collect()
+    }
+}
+
+/// A socket nobody answers on is left over from a daemon that was killed.
+fn remove_dead_socket(path: &PathBuf) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+/// Serves until `stop`, then waits for open requests at most `drain`.
+pub async fn serve(listeners: Listeners, app: Arc<App>, idle: Duration, stop: CancellationToken, drain: Duration) {
+    let connections = Connections {
+        app,
+        idle,
+        stop: stop.clone(),
+        tasks: TaskTracker::new(),
+        slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+    };
+    let acceptors = TaskTracker::new();
+    for listener in listeners.tcp {
+        let connections = connections.clone();
+        acceptors.spawn(async move {
+            connections
+                .accept(|| async {
+                    let (stream, _) = listener.accept().await?;
+                    // Answers are small and written whole: waiting to fill a segment only adds delay.
+                    stream.set_nodelay(true)?;
+                    Ok(stream)
+                })
+                .await;
+        });
+    }
+    for listener in listeners.unix {
+        let connections = connections.clone();
+        acceptors.spawn(async move {
+            connections.accept(|| async { Ok(listener.accept().await?.0) }).await;
+        });
+    }
+    acceptors.close();
+    acceptors.wait().await;
+    connections.tasks.close();
+    let _ = tokio::time::timeout(drain, connections.tasks.wait()).await;
+}
+
+#[derive(Clone)]
+struct Connections {
+    app: Arc<App>,
+    idle: Duration,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    slots: Arc<Semaphore>,
+}
+
+impl Connections {
+    async fn accept<S, A, F>(&self, mut next: A)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        A: FnMut() -> F,
+        F: Future<Output = io::Result<S>>,
+    {
+        loop {
+            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
+            let accepted = tokio::select! {
+                accepted = next() => accepted,
+                () = self.stop.cancelled() => return,
+            };
+            match accepted {
+                Ok(stream) => {
+                    let connection = self.clone().connection(stream);
+                    self.tasks.spawn(async move {
+                        connection.await;
+                        drop(slot);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "Cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn connection<S>(self, stream: S)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let app = self.app;
+        let service = service_fn(move |request: Request<Incoming>| {
+            let app = Arc::clone(&app);
+            async move { Ok::<_, Infallible>(app.handle(request.map(Body::new)).await) }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(self.idle).max_buf_size(512 * 1024);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(Some(Duration::from_secs(30)))
+            .initial_stream_window_size(1 << 20)
+            .initial_connection_window_size(2 << 20)
+            .max_concurrent_streams(256);
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = self.stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        // Broken connections are the client's affair; ours is only that the task ends.
+        let _ = connection.await;
+    }
+}

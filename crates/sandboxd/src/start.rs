@@ -1,0 +1,239 @@
+//! From configuration to a serving daemon and back to an exit status, also as PID 1.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{self, Config, ConfigError, Request};
+use crate::files::FileError;
+use crate::process::launch::{Environment, LaunchError};
+use crate::process::reaper::{Child, block_signals};
+use crate::process::{Launch, Reaper, Stdin};
+use crate::runtime::{Meaning, Mode, Runtime};
+use crate::server::{App, Listeners, Token, serve};
+
+/// Enough for two cores; more threads would only cost memory in every sandbox.
+const WORKERS: usize = 2;
+const BLOCKING_THREADS: usize = 16;
+const STACK: usize = 256 * 1024;
+
+/// Why the daemon could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("cannot use directory {path:?}: {source}")]
+    Directory { path: PathBuf, source: FileError },
+    #[error("cannot read the token: {0}")]
+    Token(std::io::Error),
+    #[error("cannot start: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("cannot start the command: {0}")]
+    Command(#[from] LaunchError),
+}
+
+/// The program: reads arguments and environment, runs, and turns the outcome into an exit status.
+pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let request = config::parse(arguments, |name| std::env::var(name).ok());
+    let outcome = match request {
+        Ok(Request::Help) => return print(config::USAGE),
+        Ok(Request::Version) => return print(concat!("sandboxd ", env!("CARGO_PKG_VERSION"), "\n")),
+        Ok(Request::Run(config)) => run(*config),
+        Err(error) => Err(error.into()),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "sandboxd: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
+}
+
+/// Runs the daemon until it is told to stop or its command ends; returns the exit status. Takes over the process: call
+/// it before anything else starts threads or children.
+pub fn run(config: Config) -> Result<u8, RunError> {
+    block_signals();
+    // What we run must not read our memory or our descriptors.
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(config.log_level).with_ansi(false).init();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_stack_size(STACK)
+        .thread_keep_alive(Duration::from_secs(5))
+        .enable_all()
+        .build()?;
+    let outcome = runtime.block_on(daemon(config));
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn daemon(config: Config) -> Result<u8, RunError> {
+    let token = config.token.as_ref().map(Token::read).transpose().map_err(RunError::Token)?;
+    let reaper = Reaper::start()?;
+    let base = base_directory(&config);
+    let app = Arc::new(App {
+        runtime: Arc::new(build_runtime(&config, &base, &reaper)?),
+        token,
+        stopping: AtomicBool::new(false),
+    });
+    let listeners = Listeners::bind(&config.listen, &config.unix).await?;
+    for address in listeners.addresses() {
+        tracing::info!(%address, "Listening");
+    }
+    let stop = CancellationToken::new();
+    let server = tokio::spawn(serve(
+        listeners,
+        Arc::clone(&app),
+        config.http_idle_timeout,
+        stop.clone(),
+        config.shutdown_timeout,
+    ));
+    let command = start_command(&config, &app, &reaper)?;
+    let code = until_told_to_stop(command.as_ref(), config.keep_running).await?;
+    app.stopping.store(true, Ordering::Relaxed);
+    end_commands(&reaper, config.kill_grace).await;
+    stop.cancel();
+    let _ = tokio::time::timeout(config.shutdown_timeout, server).await;
+    for path in &config.unix {
+        let _ = std::fs::remove_file(path);
+    }
+    // Told to stop while the command ran: its own answer to the signal is the better exit status.
+    let ended = command.and_then(|child| child.exit()).map(|exit| exit.shell_code());
+    Ok(code.or(ended).map_or(0, |code| u8::try_from(code).unwrap_or(1)))
+}
+
+/// The configured working directory, or the first usual one that exists.
+fn base_directory(config: &Config) -> PathBuf {
+    let usual: &[&str] = if config.mode == Mode::Strict { &["/app"] } else { &["/home/user", "/app"] };
+    config.base_dir.clone().unwrap_or_else(|| {
+        let found = usual.iter().map(Path::new).find(|path| path.is_dir());
+        found.map_or_else(|| std::env::current_dir().unwrap_or_else(|_| "/".into()), Path::to_path_buf)
+    })
+}
+
+fn build_runtime(config: &Config, base: &Path, reaper: &Reaper) -> Result<Runtime, RunError> {
+    let unusable = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| RunError::Directory { path, source }
+    };
+    let meaning = match config.mode {
+        Mode::Natural => Meaning::natural(&config.sandbox_root, base).map_err(unusable(base))?,
+        Mode::Strict => Meaning::strict(base).map_err(unusable(base))?,
+    };
+    Ok(Runtime {
+        mode: config.mode,
+        exec_mode: config.exec_mode,
+        shell: config.shell.clone(),
+        meaning,
+        env: Arc::new(command_environment(base)),
+        time_limit: config.exec_timeout,
+        grace: config.kill_grace,
+        output_limit: config.output_limit,
+        max_body: config.max_body,
+        reaper: reaper.clone(),
+        slots: Arc::new(Semaphore::new(config.max_processes)),
+    })
+}
+
+/// The daemon's environment, with the working directory under the name it was configured by.
+fn command_environment(base: &Path) -> Environment {
+    let mut env = Environment::of_daemon();
+    env.set("PWD", base);
+    env.remove("OLDPWD");
+    if env.get("HOME").is_none_or(|home| home.is_empty()) {
+        env.set("HOME", base);
+    }
+    env
+}
+
+/// Starts the container's own command, which keeps the daemon's standard streams and working directory.
+fn start_command(config: &Config, app: &App, reaper: &Reaper) -> Result<Option<Child>, RunError> {
+    if config.command.is_empty() {
+        return Ok(None);
+    }
+    let here: OwnedFd = rustix::fs::open(
+        c".",
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .map_err(std::io::Error::from)?;
+    let mut env = (*app.runtime.env).clone();
+    if let Ok(cwd) = std::env::current_dir() {
+        env.set("PWD", cwd);
+    }
+    let launch = Launch {
+        argv: config.command.clone(),
+        env: Arc::new(env),
+        cwd: Arc::new(here),
+        stdin: Stdin::Null,
+        terminal: None,
+        identity: None,
+        limits: Vec::new(),
+    };
+    Ok(Some(launch.start_inheriting(reaper)?))
+}
+
+/// Waits for a stop signal or the command's end. Other signals go to the command, as if it were PID 1 itself.
+async fn until_told_to_stop(command: Option<&Child>, keep_running: bool) -> Result<Option<i32>, std::io::Error> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut quit = signal(SignalKind::quit())?;
+    let mut user_1 = signal(SignalKind::user_defined1())?;
+    let mut user_2 = signal(SignalKind::user_defined2())?;
+    let mut ended = false;
+    loop {
+        let end = async {
+            match command {
+                Some(child) if !ended => child.wait().await,
+                _ => std::future::pending().await,
+            }
+        };
+        let forwarded = tokio::select! {
+            _ = terminate.recv() => return Ok(None),
+            _ = interrupt.recv() => return Ok(None),
+            _ = hang_up.recv() => Signal::HUP,
+            _ = quit.recv() => Signal::QUIT,
+            _ = user_1.recv() => Signal::USR1,
+            _ = user_2.recv() => Signal::USR2,
+            exit = end => {
+                let code = exit.shell_code();
+                tracing::info!(code, "Command ended");
+                if !keep_running {
+                    return Ok(Some(code));
+                }
+                ended = true;
+                continue;
+            }
+        };
+        if let Some(child) = command {
+            child.signal(forwarded);
+        }
+    }
+}
+
+/// SIGTERM to every command, SIGKILL after the grace.
+async fn end_commands(reaper: &Reaper, grace: Duration) {
+    reaper.signal_all(Signal::TERM);
+    if tokio::time::timeout(grace, reaper.all_ended()).await.is_err() {
+        reaper.signal_all(Signal::KILL);
+        let _ = tokio::time::timeout(Duration::from_secs(2), reaper.all_ended()).await;
+    }
+}
