@@ -1,1 +1,27 @@
 //! The four reconcilers: observe, plan (pure), apply; leader election, metrics, conversion webhook.
+//!
+//! Refuses: deciding inside IO. Every `plan` is a pure, total function of what was observed; requests are data with preconditions, and a
+//! thin layer sends them. The library sees only a `kube::Client`, so it runs unchanged on a cluster and on the embedded API.
+
+pub mod clock;
+pub mod config;
+pub mod controller;
+pub mod events;
+pub mod kube_ports;
+pub mod lease;
+pub mod metrics;
+pub mod object;
+pub mod ports;
+pub mod queue;
+pub mod reconcile;
+pub mod reflector;
+pub mod request;
+pub mod sandbox;
+pub mod store;
+pub mod template;
+pub mod tracing_context;
+pub mod world;
+
+pub use config::{Config, Workers};
+pub use controller::{Controller, ControllerError};
+pub use kube_ports::Clients;

@@ -1,0 +1,223 @@
+//! The controller as a whole: caches, leadership, reconcilers, and an orderly end.
+
+use std::{sync::Arc, time::Duration};
+
+use agent_sandbox_api::{
+    keys::labels,
+    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::Api;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::{
+    clock::{Clock, SystemClock},
+    config::Config,
+    events::{self, Events},
+    kube_ports::{Clients, KubePorts},
+    lease::{self, Gate},
+    metrics::Metrics,
+    object::{Kind, Pod, Pvc, Service},
+    ports::Ports,
+    reconcile::{self, Reconciler},
+    reflector::{self, Scope, reflect},
+    sandbox::{self, SandboxReconciler},
+    store::{Route, Store},
+    template::{self, TemplateReconciler},
+    tracing_context::Tracing,
+    world::{Known, News},
+};
+
+/// How long a new leader waits between attempts at its first consistent list.
+const FIRST_LIST_RETRY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ControllerError {
+    #[error("leadership was lost; restart to stand for election again")]
+    LeadershipLost,
+    #[error("a part of the controller ended unexpectedly: {0}")]
+    Died(String),
+}
+
+/// A running controller. It ends when `shutdown` is cancelled or leadership is lost.
+pub struct Controller {
+    pub store: Arc<Store>,
+    pub metrics: Arc<Metrics>,
+    task: tokio::task::JoinHandle<Result<(), ControllerError>>,
+}
+
+impl Controller {
+    /// Starts the controller on one client, as a program does that embeds the API.
+    pub fn start(client: kube::Client, config: Config, shutdown: CancellationToken) -> Self {
+        Self::start_with(Clients::shared(client), config, shutdown)
+    }
+
+    /// Starts the controller with a client per purpose.
+    pub fn start_with(clients: Clients, config: Config, shutdown: CancellationToken) -> Self {
+        let mut routes: Vec<Route> = vec![sandbox::route];
+        if config.extensions {
+            routes.extend([template::route as Route]);
+        }
+        let store = Store::new(routes, config.cache_label_selectors);
+        let metrics = Arc::new(Metrics::default());
+        let run = run(clients, config, store.clone(), metrics.clone(), shutdown);
+        Self { store, metrics, task: tokio::spawn(run) }
+    }
+
+    /// Waits for the controller to end.
+    pub async fn wait(self) -> Result<(), ControllerError> {
+        self.task.await.unwrap_or_else(|error| Err(ControllerError::Died(error.to_string())))
+    }
+}
+
+async fn run(
+    clients: Clients,
+    config: Config,
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+) -> Result<(), ControllerError> {
+    // Everything below ends with this token: when asked to, or when a part fails.
+    let stop = shutdown.child_token();
+    let _stop_on_exit = stop.clone().drop_guard();
+    let mut tasks = JoinSet::new();
+    let kinds = start_reflectors(&clients, &config, &store, &stop, &mut tasks);
+
+    let gate = if config.leader_election.is_some() { Gate::closed() } else { Gate::open() };
+    let acquired = CancellationToken::new();
+    let mut leadership = config.leader_election.clone().map(|lease| {
+        // Its own stop: the lease is released after the last write, not before.
+        let release = CancellationToken::new();
+        let lead = lease::lead(clients.core.clone(), lease, gate.clone(), acquired.clone(), release.clone());
+        (tokio::spawn(lead), release)
+    });
+    if leadership.is_none() {
+        acquired.cancel();
+    }
+
+    tokio::select! {
+        () = async { store.wait_synced(&kinds).await; acquired.cancelled().await } => {}
+        () = stop.cancelled() => return release(leadership.take()).await,
+    }
+    if leadership.is_some() {
+        tokio::select! {
+            () = catch_up(&clients, &config, &store) => {}
+            () = stop.cancelled() => return release(leadership.take()).await,
+        }
+    }
+    info!("Controller runs");
+    let ports: Arc<dyn Ports> = Arc::new(KubePorts::new(clients, gate, metrics.clone()));
+    let mut workers = start_workers(&config, &store, &metrics, ports);
+
+    let outcome = match &mut leadership {
+        Some((lead, _)) => tokio::select! {
+            ended = lead => match ended {
+                Ok(lease::Ended::Stopped) => Ok(()),
+                Ok(lease::Ended::Lost) => Err(ControllerError::LeadershipLost),
+                Err(error) => Err(ControllerError::Died(error.to_string())),
+            },
+            () = stop.cancelled() => Ok(()),
+        },
+        None => {
+            stop.cancelled().await;
+            Ok(())
+        }
+    };
+    store.queues.close();
+    let drained = tokio::time::timeout(config.grace, async { while workers.join_next().await.is_some() {} }).await;
+    if drained.is_err() {
+        warn!("Stopped before every pass had ended");
+        workers.abort_all();
+    }
+    if outcome.is_ok() {
+        release(leadership.take()).await?;
+    }
+    info!("Controller stopped");
+    outcome
+}
+
+/// Gives the lease up, if we have or seek it.
+async fn release(
+    leadership: Option<(tokio::task::JoinHandle<lease::Ended>, CancellationToken)>,
+) -> Result<(), ControllerError> {
+    if let Some((lead, release)) = leadership {
+        release.cancel();
+        lead.await.map_err(|error| ControllerError::Died(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Starts one watch per kind; the kinds that must be listed before work begins.
+fn start_reflectors(
+    clients: &Clients,
+    config: &Config,
+    store: &Arc<Store>,
+    stop: &CancellationToken,
+    tasks: &mut JoinSet<()>,
+) -> Vec<Kind> {
+    let all = Scope { namespace: config.namespace.clone(), label: None };
+    let children = Scope { label: config.cache_label_selectors.then_some(labels::SANDBOX_NAME_HASH), ..all.clone() };
+    let mut kinds = vec![Kind::Sandbox, Kind::Pod, Kind::Service, Kind::Pvc];
+    macro_rules! watch {
+        ($kind:ty, $scope:expr) => {
+            tasks.spawn(reflect::<$kind>(clients.watch.clone(), $scope.clone(), store.clone(), stop.clone()))
+        };
+    }
+    watch!(Sandbox, all);
+    watch!(Pod, children);
+    watch!(Service, children);
+    watch!(Pvc, children);
+    if config.extensions {
+        kinds.extend([Kind::Claim, Kind::Pool, Kind::Template, Kind::NetworkPolicy]);
+        watch!(SandboxClaim, all);
+        watch!(SandboxWarmPool, all);
+        watch!(SandboxTemplate, all);
+        watch!(NetworkPolicy, all);
+    }
+    kinds
+}
+
+/// Brings a new leader's caches to the present: a standby's watches may lag behind what its predecessor wrote.
+async fn catch_up(clients: &Clients, config: &Config, store: &Store) {
+    async fn relist<K: Known + Clone>(client: &kube::Client, namespace: Option<&String>, store: &Store) {
+        let api: Api<K> = match namespace {
+            Some(namespace) => Api::namespaced(client.clone(), namespace),
+            None => Api::all(client.clone()),
+        };
+        loop {
+            match reflector::list(&api, &Scope::default()).await {
+                Ok((items, version)) => return store.learn(News::List(items, version.parse().unwrap_or(0))),
+                Err(error) => {
+                    warn!(kind = K::KIND, %error, "Could not list before the first write");
+                    tokio::time::sleep(FIRST_LIST_RETRY).await;
+                }
+            }
+        }
+    }
+    relist::<Sandbox>(&clients.core, config.namespace.as_ref(), store).await;
+    if config.extensions {
+        relist::<SandboxClaim>(&clients.core, config.namespace.as_ref(), store).await;
+    }
+}
+
+fn start_workers(config: &Config, store: &Arc<Store>, metrics: &Arc<Metrics>, ports: Arc<dyn Ports>) -> JoinSet<()> {
+    let mut workers = JoinSet::new();
+    let (events, queue) = Events::channel();
+    workers.spawn(events::deliver(ports.clone(), queue, config.instance.clone()));
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let tracing = Tracing { enabled: config.tracing };
+    let mut start = |reconciler: Arc<dyn Reconciler>, concurrency: usize| {
+        let queue = store.queues.of(reconciler.target()).clone();
+        workers.spawn(reconcile::run(reconciler, queue, concurrency, metrics.clone()));
+    };
+    start(
+        Arc::new(SandboxReconciler::new(store.clone(), ports.clone(), clock, events, config.sandbox.clone(), tracing)),
+        config.workers.sandbox,
+    );
+    if config.extensions {
+        start(Arc::new(TemplateReconciler::new(store.clone(), ports)), config.workers.template);
+    }
+    workers
+}

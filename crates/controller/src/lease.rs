@@ -1,0 +1,235 @@
+//! Leader election by client-go's rules, and the gate that every write has to pass.
+//!
+//! Expiry is judged by when *this* process last saw the record change, never by comparing clocks. The decision is a pure state machine
+//! ([`Elector`]); [`lead`] talks to the API.
+
+mod elector;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{Api, api::PostParams};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+pub use self::elector::{Decision, Elector, Record};
+
+/// The Lease's name. It is upstream's, and must stay so: two controllers would otherwise both lead during an upgrade.
+pub const LEASE_NAME: &str = "a3317529.agent-sandbox.x-k8s.io";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseConfig {
+    pub namespace: String,
+    pub name: String,
+    /// Who we are: unique per process.
+    pub identity: String,
+    /// How long others wait after the last renewal they saw.
+    pub duration: Duration,
+    /// How long we keep acting without a successful renewal; shorter than `duration`, so that we stop before others start.
+    pub renew_deadline: Duration,
+    pub retry_period: Duration,
+}
+
+impl LeaseConfig {
+    pub fn new(namespace: impl Into<String>, identity: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: LEASE_NAME.to_owned(),
+            identity: identity.into(),
+            duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Pass {
+    /// Leader election is off: always open.
+    Always,
+    Closed,
+    /// Open until the renew deadline; requests end with the lease at the latest.
+    Until {
+        renew: Instant,
+        lease: Instant,
+    },
+}
+
+/// Lets writes through only while this process certainly leads.
+#[derive(Debug)]
+pub struct Gate(Mutex<Pass>);
+
+impl Gate {
+    /// A gate for a controller that has no rivals.
+    pub fn open() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Pass::Always)))
+    }
+
+    /// A gate that opens when the lease is acquired.
+    pub fn closed() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Pass::Closed)))
+    }
+
+    /// How long a write that starts now may take; `None`: it must not start.
+    pub fn time_left(&self, now: Instant) -> Option<Duration> {
+        match *self.0.lock() {
+            Pass::Always => Some(Duration::MAX),
+            Pass::Closed => None,
+            Pass::Until { renew, lease } => (now < renew).then(|| lease.saturating_duration_since(now)),
+        }
+    }
+
+    fn renewed(&self, at: Instant, config: &LeaseConfig) {
+        *self.0.lock() = Pass::Until { renew: at + config.renew_deadline, lease: at + config.duration };
+    }
+
+    fn close(&self) {
+        *self.0.lock() = Pass::Closed;
+    }
+}
+
+/// How leadership ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// We were asked to stop; the lease was released.
+    Stopped,
+    /// It could not be renewed in time, or somebody else has it.
+    Lost,
+}
+
+/// Holds the lease from here on; `acquired` is cancelled once it is ours, which wakes whoever waits for it.
+pub async fn lead(
+    client: kube::Client,
+    config: LeaseConfig,
+    gate: Arc<Gate>,
+    acquired: CancellationToken,
+    stop: CancellationToken,
+) -> Ended {
+    let api: Api<Lease> = Api::namespaced(client, &config.namespace);
+    let mut elector = Elector::new(config.clone());
+    let mut held_since: Option<Instant> = None;
+    let mut last_renewal = Instant::now();
+    loop {
+        let started = Instant::now();
+        let attempt = tokio::select! {
+            attempt = tokio::time::timeout(config.renew_deadline, attempt(&api, &config, &mut elector)) => attempt.unwrap_or(false),
+            () = stop.cancelled() => return finish(&api, &config, &mut elector, &gate, held_since.is_some()).await,
+        };
+        if attempt {
+            last_renewal = started;
+            gate.renewed(started, &config);
+            if held_since.is_none() {
+                info!(lease = %config.name, identity = %config.identity, "Became leader");
+                held_since = Some(started);
+                acquired.cancel();
+            }
+        } else if held_since.is_some()
+            && (started.duration_since(last_renewal) >= config.renew_deadline || elector.held_by_other())
+        {
+            gate.close();
+            warn!(lease = %config.name, "Lost leadership");
+            return Ended::Lost;
+        }
+        // Contenders spread out, so that they do not write at the same moment; the holder keeps its beat.
+        let pause = if held_since.is_some() {
+            config.retry_period
+        } else {
+            config.retry_period.mul_f64(rand::random_range(1.0..2.2))
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stop.cancelled() => return finish(&api, &config, &mut elector, &gate, held_since.is_some()).await,
+        }
+    }
+}
+
+async fn finish(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector, gate: &Gate, held: bool) -> Ended {
+    gate.close();
+    if held && let Some((record, version)) = elector.release() {
+        let released = tokio::time::timeout(
+            config.retry_period,
+            api.replace(&config.name, &PostParams::default(), &to_lease(config, &record, Some(version))),
+        )
+        .await;
+        if !matches!(released, Ok(Ok(_))) {
+            warn!(lease = %config.name, "Could not release the lease; others will wait for it to expire");
+        }
+    }
+    Ended::Stopped
+}
+
+/// One try to acquire or renew. The holder writes at once; only when that fails does it look first.
+async fn attempt(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) -> bool {
+    if elector.is_holder() && write(api, config, elector).await {
+        return true;
+    }
+    match api.get_opt(&config.name).await {
+        Ok(lease) => elector.observe(lease.as_ref().map(from_lease), Instant::now()),
+        Err(error) => {
+            debug!(%error, "Could not read the lease");
+            return false;
+        }
+    }
+    write(api, config, elector).await
+}
+
+async fn write(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) -> bool {
+    let answer = match elector.decide(Instant::now(), Timestamp::now()) {
+        Decision::Wait => return false,
+        Decision::Create(record) => api.create(&PostParams::default(), &to_lease(config, &record, None)).await,
+        Decision::Update(record, version) => {
+            api.replace(&config.name, &PostParams::default(), &to_lease(config, &record, Some(version))).await
+        }
+    };
+    match answer {
+        Ok(lease) => {
+            elector.observe(Some(from_lease(&lease)), Instant::now());
+            elector.is_holder()
+        }
+        Err(error) => {
+            debug!(%error, "Could not write the lease");
+            false
+        }
+    }
+}
+
+fn to_lease(config: &LeaseConfig, record: &Record, version: Option<String>) -> Lease {
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(config.name.clone()),
+            namespace: Some(config.namespace.clone()),
+            resource_version: version,
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(record.holder.clone()),
+            lease_duration_seconds: i32::try_from(record.duration.as_secs()).ok(),
+            acquire_time: record.acquired.map(MicroTime),
+            renew_time: record.renewed.map(MicroTime),
+            lease_transitions: Some(record.transitions),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+fn from_lease(lease: &Lease) -> (Record, String) {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let record = Record {
+        holder: spec.holder_identity.unwrap_or_default(),
+        duration: Duration::from_secs(
+            spec.lease_duration_seconds.and_then(|seconds| seconds.try_into().ok()).unwrap_or(0),
+        ),
+        acquired: spec.acquire_time.map(|time| time.0),
+        renewed: spec.renew_time.map(|time| time.0),
+        transitions: spec.lease_transitions.unwrap_or(0),
+    };
+    (record, lease.metadata.resource_version.clone().unwrap_or_default())
+}

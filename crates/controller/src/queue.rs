@@ -1,0 +1,199 @@
+//! A work queue of keys: each key at most once, never handed out twice at the same time, with timers and per-key back-off.
+//!
+//! The queue is bounded by the number of objects, because a key that waits is not added again.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::object::Key;
+
+/// First delay after a failure; doubles up to [`MAX_BACKOFF`]. These are client-go's numbers, which users know.
+const BASE_BACKOFF: Duration = Duration::from_millis(5);
+const MAX_BACKOFF: Duration = Duration::from_secs(1000);
+
+#[derive(Default)]
+struct State {
+    ready: VecDeque<Key>,
+    /// Waiting in `ready`, or to be put there when the current pass ends.
+    dirty: HashSet<Key>,
+    processing: HashSet<Key>,
+    timers: BTreeSet<(Instant, Key)>,
+    timer_of: HashMap<Key, Instant>,
+    failures: HashMap<Key, u32>,
+    added: u64,
+    retries: u64,
+    closed: bool,
+}
+
+#[derive(Clone, Default)]
+pub struct Queue {
+    state: Arc<Mutex<State>>,
+    changed: Arc<Notify>,
+}
+
+/// A key being worked on. Dropping it, also by a panic, lets the key be handed out again.
+pub struct Work {
+    queue: Queue,
+    pub key: Key,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.queue.finish(&self.key);
+    }
+}
+
+/// Numbers for the metrics page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    pub depth: usize,
+    pub processing: usize,
+    pub added: u64,
+    pub retries: u64,
+}
+
+impl Queue {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn add(&self, key: Key) {
+        let mut state = self.state.lock();
+        if state.closed || !state.dirty.insert(key.clone()) {
+            return;
+        }
+        state.added += 1;
+        if !state.processing.contains(&key) {
+            state.ready.push_back(key);
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Wakes the key later. An earlier timer of the same key wins.
+    pub fn add_after(&self, key: Key, delay: Duration) {
+        if delay.is_zero() {
+            return self.add(key);
+        }
+        let at = Instant::now() + delay;
+        let mut state = self.state.lock();
+        if state.closed {
+            return;
+        }
+        match state.timer_of.get(&key) {
+            Some(earlier) if *earlier <= at => return,
+            Some(later) => {
+                let later = *later;
+                state.timers.remove(&(later, key.clone()));
+            }
+            None => {}
+        }
+        state.timers.insert((at, key.clone()));
+        state.timer_of.insert(key, at);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Wakes the key after its back-off, or after `at_most` if that is sooner: a deadline outlives errors.
+    pub fn add_failed(&self, key: Key, at_most: Option<Duration>) {
+        let delay = {
+            let mut state = self.state.lock();
+            state.retries += 1;
+            let failures = state.failures.entry(key.clone()).or_default();
+            let delay = BASE_BACKOFF.saturating_mul(2_u32.saturating_pow(*failures)).min(MAX_BACKOFF);
+            *failures = failures.saturating_add(1);
+            delay
+        };
+        self.add_after(key, at_most.map_or(delay, |limit| delay.min(limit)));
+    }
+
+    /// Forgets past failures of the key.
+    pub fn forget(&self, key: &Key) {
+        self.state.lock().failures.remove(key);
+    }
+
+    /// The next key to work on; `None` once the queue is closed. One consumer per queue: it hands the work to as many tasks as it likes.
+    pub async fn next(&self) -> Option<Work> {
+        loop {
+            let changed = self.changed.notified();
+            let wake_at = {
+                let mut state = self.state.lock();
+                if state.closed {
+                    return None;
+                }
+                state.fire_timers(Instant::now());
+                if let Some(key) = state.ready.pop_front() {
+                    state.dirty.remove(&key);
+                    state.processing.insert(key.clone());
+                    // The pass about to run sets its own timer.
+                    if let Some(at) = state.timer_of.remove(&key) {
+                        state.timers.remove(&(at, key.clone()));
+                    }
+                    return Some(Work { queue: self.clone(), key });
+                }
+                state.timers.first().map(|(at, _)| *at)
+            };
+            match wake_at {
+                Some(at) => tokio::select! { () = changed => {}, () = tokio::time::sleep_until(at) => {} },
+                None => changed.await,
+            }
+        }
+    }
+
+    /// Refuses further work and wakes whoever waits.
+    pub fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.ready.clear();
+        state.timers.clear();
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    pub fn stats(&self) -> QueueStats {
+        let state = self.state.lock();
+        QueueStats {
+            depth: state.ready.len(),
+            processing: state.processing.len(),
+            added: state.added,
+            retries: state.retries,
+        }
+    }
+
+    /// True when nothing is waiting and nothing runs; timers may be set.
+    pub fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        state.ready.is_empty() && state.processing.is_empty() && state.dirty.is_empty()
+    }
+
+    fn finish(&self, key: &Key) {
+        let mut state = self.state.lock();
+        state.processing.remove(key);
+        if state.dirty.contains(key) {
+            state.ready.push_back(key.clone());
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl State {
+    fn fire_timers(&mut self, now: Instant) {
+        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, key)) = self.timers.pop_first() else { return };
+            self.timer_of.remove(&key);
+            if self.dirty.insert(key.clone()) {
+                self.added += 1;
+                if !self.processing.contains(&key) {
+                    self.ready.push_back(key);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Feeding the store: list once, then watch, and list again only when the API no longer has the history.
+//!
+//! Errors are survived with bounded back-off; the cache stays as it was meanwhile. Event-driven throughout: a quiet watch costs nothing.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, pin_mut};
+use kube::{
+    Api,
+    api::{ListParams, WatchEvent, WatchParams},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::{
+    store::Store,
+    world::{Known, News},
+};
+
+/// Items per list request: large lists come in pages, so that no answer holds the whole cluster.
+const PAGE: u32 = 500;
+/// How long one watch lasts before it is renewed. Servers choose a shorter one if they like.
+const WATCH_SECONDS: u32 = 290;
+/// A connection that is silent for longer than the watch may last is dead.
+const WATCH_GRACE: Duration = Duration::from_secs(10);
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// What part of a kind to watch.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    /// One namespace, or all.
+    pub namespace: Option<String>,
+    /// Only objects that carry this label.
+    pub label: Option<&'static str>,
+}
+
+impl Scope {
+    fn api<K: Known>(&self, client: &kube::Client) -> Api<K> {
+        match &self.namespace {
+            Some(namespace) => Api::namespaced(client.clone(), namespace),
+            None => Api::all(client.clone()),
+        }
+    }
+}
+
+/// Keeps the store's cache of `K` up to date until `stop`.
+pub async fn reflect<K: Known + Clone>(client: kube::Client, scope: Scope, store: Arc<Store>, stop: CancellationToken) {
+    let api = scope.api::<K>(&client);
+    let mut backoff = FIRST_BACKOFF;
+    while !stop.is_cancelled() {
+        let outcome = tokio::select! {
+            outcome = list_and_watch(&api, &scope, &store, &mut backoff) => outcome,
+            () = stop.cancelled() => return,
+        };
+        if let Err(error) = outcome {
+            warn!(kind = K::KIND, %error, "Watch interrupted");
+            tokio::select! {
+                () = tokio::time::sleep(jittered(backoff)) => {}
+                () = stop.cancelled() => return,
+            }
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+}
+
+/// Between half and the whole, so that several reflectors do not return in step.
+fn jittered(delay: Duration) -> Duration {
+    delay.mul_f64(rand::random_range(0.5..=1.0))
+}
+
+/// Lists once, then watches for as long as the API can continue from where the last watch ended.
+async fn list_and_watch<K: Known + Clone>(
+    api: &Api<K>,
+    scope: &Scope,
+    store: &Store,
+    backoff: &mut Duration,
+) -> Result<(), kube::Error> {
+    let (items, mut version) = list(api, scope).await?;
+    store.learn(News::List(items, version.parse().unwrap_or(0)));
+    *backoff = FIRST_BACKOFF;
+    loop {
+        let started = Instant::now();
+        match watch(api, scope, store, &mut version).await? {
+            // A server that ends watches at once must not be asked in a tight loop.
+            Ended::Renew if started.elapsed() < FIRST_BACKOFF => {
+                tokio::time::sleep(jittered(MAX_BACKOFF.min(FIRST_BACKOFF * 10))).await
+            }
+            Ended::Renew => {}
+            Ended::Expired => {
+                debug!(kind = K::KIND, "Watch history expired; listing again");
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A complete, consistent list (no version asked for: quorum) and the version it was taken at.
+pub async fn list<K: Known + Clone>(api: &Api<K>, scope: &Scope) -> Result<(Vec<K>, String), kube::Error> {
+    let mut items = Vec::new();
+    let mut params =
+        ListParams { label_selector: scope.label.map(str::to_owned), limit: Some(PAGE), ..ListParams::default() };
+    loop {
+        let page = api.list(&params).await?;
+        items.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params.continue_token = Some(token),
+            None => return Ok((items, page.metadata.resource_version.unwrap_or_default())),
+        }
+    }
+}
+
+enum Ended {
+    /// The server closed it in good order: continue from the last version.
+    Renew,
+    /// The server no longer has the history.
+    Expired,
+}
+
+async fn watch<K: Known + Clone>(
+    api: &Api<K>,
+    scope: &Scope,
+    store: &Store,
+    version: &mut String,
+) -> Result<Ended, kube::Error> {
+    let params = WatchParams {
+        label_selector: scope.label.map(str::to_owned),
+        timeout: Some(WATCH_SECONDS),
+        bookmarks: true,
+        ..WatchParams::default()
+    };
+    let events = match api.watch(&params, version).await {
+        Ok(events) => events,
+        Err(kube::Error::Api(status)) if status.code == 410 => return Ok(Ended::Expired),
+        Err(error) => return Err(error),
+    };
+    pin_mut!(events);
+    let silence = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
+    while let Ok(Some(event)) = tokio::time::timeout(silence, events.next()).await {
+        match event? {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                version.clear();
+                version.push_str(object.resource_version());
+                store.learn(News::Event(object));
+            }
+            WatchEvent::Deleted(object) => {
+                version.clear();
+                version.push_str(object.resource_version());
+                store.learn(News::Deletion(object));
+            }
+            WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
+            WatchEvent::Error(status) if status.code == 410 => return Ok(Ended::Expired),
+            WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+        }
+    }
+    Ok(Ended::Renew)
+}

@@ -1,0 +1,52 @@
+//! When a Sandbox may take an object that nobody owns, and what it says when it may not.
+
+use agent_sandbox_api::{keys::labels, names, owners, v1beta1::Sandbox};
+
+use crate::object::Cached;
+
+/// A kind of child, as messages name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Child {
+    Pod,
+    Pvc,
+    Service,
+}
+
+impl Child {
+    fn word(self) -> &'static str {
+        match self {
+            Child::Pod => "pod",
+            Child::Pvc => "PVC",
+            Child::Service => "service",
+        }
+    }
+}
+
+/// An unowned object may be adopted when it says so itself, or carries this Sandbox's tracking label.
+pub(super) fn permitted<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) -> Result<(), String> {
+    let invited = object.label(labels::ADOPTABLE) == Some("true");
+    let tracked = object.label(labels::SANDBOX_NAME_HASH) == Some(&names::name_hash(sandbox.name()));
+    if invited || tracked {
+        return Ok(());
+    }
+    Err(format!(
+        "cannot adopt unowned {} \"{}\": missing required pool authorization label (\"{}\") or sandbox tracking label (\"{}\")",
+        child.word(),
+        object.key().name,
+        labels::ADOPTABLE,
+        labels::SANDBOX_NAME_HASH,
+    ))
+}
+
+/// What is said of an object that somebody else controls.
+pub(super) fn foreign<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) -> String {
+    let (kind, name, uid) = owners::controller_of(object.metadata())
+        .map(|owner| (owner.kind.as_str(), owner.name.as_str(), owner.uid.as_str()))
+        .unwrap_or_default();
+    format!(
+        "{} \"{}\" is owned by {kind}/{name} (UID: {uid}), not by sandbox \"{}\"",
+        child.word(),
+        object.key().name,
+        sandbox.name()
+    )
+}

@@ -1,0 +1,73 @@
+//! Reading, in one look at the store, everything a Sandbox's plan may depend on.
+
+use std::{collections::HashMap, sync::Arc};
+
+use agent_sandbox_api::{names, v1beta1::Sandbox};
+use jiff::Timestamp;
+
+use super::plan::{Observed, tracked_name};
+use crate::{
+    object::{Cached, Key, Kind, Object},
+    world::{IndexKey, Known, World},
+};
+
+/// Live reads of this pass, which are newer than the cache or outside of what it watches.
+#[derive(Default)]
+pub(super) struct LiveReads(HashMap<(Kind, Key), Option<Object>>);
+
+impl LiveReads {
+    pub(super) fn insert(&mut self, kind: Kind, key: Key, object: Option<Object>) {
+        self.0.insert((kind, key), object);
+    }
+
+    /// What is known under a name. The store also holds the live read, or something newer, unless the kind's cache is restricted.
+    fn get<K: Known>(&self, world: &World, key: &Key) -> Option<Arc<K>> {
+        world.get(key).or_else(|| self.0.get(&(K::KIND_OF, key.clone()))?.as_ref()?.cast())
+    }
+}
+
+/// `None` when the Sandbox is not there.
+pub(super) fn observe(
+    world: &World,
+    key: &Key,
+    live: &LiveReads,
+    patch_due_since: Option<Timestamp>,
+    now: Timestamp,
+) -> Option<Observed> {
+    let sandbox = world.get::<Sandbox>(key)?;
+    let volumes = sandbox
+        .volume_claim_templates()
+        .iter()
+        .map(|template| live.get(world, &key.sibling(names::volume_claim(template.name(), sandbox.name()))))
+        .collect();
+    Some(Observed {
+        owned_pods: world
+            .pods
+            .controlled_by(sandbox.uid())
+            .filter(|pod| *pod.key().namespace == *key.namespace)
+            .cloned()
+            .collect(),
+        tracked_pod: live.get(world, &key.sibling(tracked_name(&sandbox))),
+        named_pod: live.get(world, key),
+        service: live.get(world, key),
+        volumes,
+        collides_with: older_twin(world, &sandbox),
+        patch_due_since,
+        now,
+        sandbox,
+    })
+}
+
+/// The oldest Sandbox of the namespace that has the same name hash and is older than this one.
+fn older_twin(world: &World, sandbox: &Sandbox) -> Option<String> {
+    let age =
+        |sandbox: &Sandbox| (sandbox.metadata.creation_timestamp.as_ref().map(|time| time.0), sandbox.uid().to_owned());
+    let index =
+        IndexKey::NameHash { namespace: sandbox.namespace().to_owned(), hash: names::name_hash(sandbox.name()) };
+    world
+        .sandboxes
+        .find(&index)
+        .filter(|twin| twin.name() != sandbox.name() && age(twin) < age(sandbox))
+        .min_by_key(|twin| age(twin))
+        .map(|twin| twin.name().to_owned())
+}

@@ -1,0 +1,247 @@
+//! The status of a Sandbox: conditions and fields as a pure function of how the pass ended.
+
+use std::sync::Arc;
+
+use agent_sandbox_api::{
+    conditions::{self, ConditionType, PodOutcome, PodScheduling, SandboxReady, SandboxSuspended, Truth, Verdict},
+    names,
+    owners::{self, Ownership},
+    v1beta1::{OperatingMode, Sandbox, SandboxStatus},
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::{Map, Value, json};
+
+use super::plan::Settings;
+use crate::object::Pod;
+
+/// What is known of the Pod at the end of a pass.
+#[derive(Clone, Debug, Default)]
+pub enum PodFact {
+    /// There is none.
+    #[default]
+    Absent,
+    /// The Pod step failed, so nothing is certain.
+    Unknown,
+    Present(Arc<Pod>),
+}
+
+/// What is known of the Service at the end of a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceFact {
+    /// None that is ours.
+    #[default]
+    Absent,
+    Present,
+    /// Not looked at, or looking failed: the status keeps what it says.
+    Unchanged,
+}
+
+/// How a pass ended.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    pub pod: PodFact,
+    pub service: ServiceFact,
+    /// How many Pods are ours, when it is more than one.
+    pub ambiguous: Option<usize>,
+    /// What failed and will be tried again, in the order seen.
+    pub errors: Vec<String>,
+    /// What the API refused for good.
+    pub invalid: Option<String>,
+}
+
+/// The text of the multiple-Pods error.
+pub fn multiple_pods(count: usize) -> String {
+    format!("multiple Pods ({count}) are controlled by this Sandbox; refusing to choose or create a Pod")
+}
+
+/// The status after a pass over a live Sandbox.
+pub fn status_after(sandbox: &Sandbox, facts: &Facts, settings: &Settings, now: Timestamp) -> SandboxStatus {
+    let mut status = sandbox.status.clone().unwrap_or_default();
+    let pod = match &facts.pod {
+        PodFact::Present(pod) => Some(&**pod),
+        PodFact::Absent | PodFact::Unknown => None,
+    };
+    let owned = pod.filter(|pod| owners::ownership(&pod.metadata, sandbox.uid()) == Ownership::Owned);
+    if pod.is_some() {
+        status.selector = Some(names::sandbox_selector(sandbox.name()));
+    }
+    status.pod_ips = owned.map(pod_ips).filter(|ips| !ips.is_empty());
+    status.node_name = owned.and_then(|pod| pod.spec.node_name.clone()).filter(|node| !node.is_empty());
+    match facts.service {
+        ServiceFact::Unchanged => {}
+        ServiceFact::Absent => {
+            status.service = None;
+            status.service_fqdn = None;
+        }
+        ServiceFact::Present => {
+            status.service = Some(sandbox.name().to_owned());
+            status.service_fqdn =
+                Some(names::service_fqdn(sandbox.name(), sandbox.namespace(), &settings.cluster_domain));
+        }
+    }
+    let verdicts = [
+        (ConditionType::Suspended, Some(suspended(sandbox, facts, pod, owned))),
+        (ConditionType::Finished, owned.and_then(outcome).map(PodOutcome::finished)),
+        (ConditionType::PodScheduled, scheduled(facts, owned)),
+        (ConditionType::Ready, Some(ready(sandbox, facts, pod))),
+    ];
+    let conditions = status.conditions.get_or_insert_default();
+    for (type_, verdict) in verdicts {
+        match verdict {
+            Some(verdict) => put(conditions, verdict, sandbox, now),
+            None => conditions::remove(conditions, type_),
+        }
+    }
+    status
+}
+
+/// The status of a Sandbox whose time has just been found to be over: nothing else has happened yet.
+pub fn status_marked_expired(sandbox: &Sandbox, now: Timestamp) -> SandboxStatus {
+    let mut status = sandbox.status.clone().unwrap_or_default();
+    let conditions = status.conditions.get_or_insert_default();
+    conditions::remove(conditions, ConditionType::PodScheduled);
+    put(conditions, SandboxReady::Expired.verdict(), sandbox, now);
+    status
+}
+
+/// The status of an expired Sandbox without children: conditions only.
+pub fn status_cleaned_up(sandbox: &Sandbox, now: Timestamp) -> SandboxStatus {
+    SandboxStatus { conditions: status_marked_expired(sandbox, now).conditions, ..SandboxStatus::default() }
+}
+
+/// The merge patch from the stored status to the new one; `None` when no write is due.
+///
+/// A node name alone is not worth a write while the Sandbox is not Ready: it rides along with the next one.
+pub fn status_patch(sandbox: &Sandbox, new: &SandboxStatus) -> Option<Value> {
+    let old = normalised(sandbox.status.as_ref().unwrap_or(&SandboxStatus::default()));
+    let new = normalised(new);
+    if old == new {
+        return None;
+    }
+    let without_node = |status: &SandboxStatus| SandboxStatus { node_name: None, ..status.clone() };
+    let ready = conditions::is_true(
+        new.conditions.as_deref().and_then(|conditions| conditions::find(conditions, ConditionType::Ready)),
+    );
+    if !ready && without_node(&old) == without_node(&new) {
+        return None;
+    }
+    let (old, new) = (json!(old), json!(new));
+    let empty = Map::new();
+    let (old, new) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
+    let changed = new
+        .iter()
+        .filter(|(field, value)| old.get(*field) != Some(value))
+        .map(|(field, value)| (field.clone(), value.clone()));
+    let removed = old.keys().filter(|field| !new.contains_key(*field)).map(|field| (field.clone(), Value::Null));
+    Some(Value::Object(changed.chain(removed).collect()))
+}
+
+/// Empty and absent collections are the same to a reader.
+fn normalised(status: &SandboxStatus) -> SandboxStatus {
+    let mut status = status.clone();
+    status.conditions = status.conditions.filter(|conditions| !conditions.is_empty());
+    status.pod_ips = status.pod_ips.filter(|ips| !ips.is_empty());
+    for field in [&mut status.service, &mut status.service_fqdn, &mut status.selector, &mut status.node_name] {
+        *field = field.take().filter(|value| !value.is_empty());
+    }
+    status
+}
+
+fn put(conditions: &mut Vec<Condition>, verdict: Verdict, sandbox: &Sandbox, now: Timestamp) {
+    // Whole seconds, as they are on the wire: otherwise what is read back never equals what was computed.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    conditions::upsert(conditions, verdict, sandbox.generation(), &Time(now));
+}
+
+fn pod_ips(pod: &Pod) -> Vec<String> {
+    pod.status.pod_ips.iter().map(|ip| ip.ip.clone()).filter(|ip| !ip.is_empty()).collect()
+}
+
+fn outcome(pod: &Pod) -> Option<PodOutcome> {
+    match pod.status.phase.as_str() {
+        "Succeeded" => Some(PodOutcome::Succeeded),
+        "Failed" => Some(PodOutcome::Failed),
+        _ => None,
+    }
+}
+
+fn suspended(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>, owned: Option<&Pod>) -> Verdict {
+    if sandbox.operating_mode() != OperatingMode::Suspended {
+        return SandboxSuspended::NotSuspended.verdict();
+    }
+    match (pod, owned) {
+        (Some(_), Some(_)) => SandboxSuspended::PodTerminating,
+        (Some(_), None) => SandboxSuspended::PodNotOwned,
+        (None, _) if matches!(facts.pod, PodFact::Unknown) => SandboxSuspended::PodStateUnknown,
+        (None, _) => SandboxSuspended::PodTerminated,
+    }
+    .verdict()
+}
+
+fn scheduled(facts: &Facts, owned: Option<&Pod>) -> Option<Verdict> {
+    let scheduling = match (&facts.pod, owned) {
+        (PodFact::Unknown, _) => PodScheduling::Unknown,
+        (_, None) => return None,
+        (_, Some(pod)) => match pod.condition("PodScheduled") {
+            None => PodScheduling::NotReported,
+            Some(condition) => PodScheduling::Mirrored {
+                status: Truth::from_wire(&condition.status),
+                reason: condition.reason.clone(),
+                message: condition.message.clone(),
+            },
+        },
+    };
+    Some(scheduling.verdict())
+}
+
+fn ready(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>) -> Verdict {
+    if let Some(count) = facts.ambiguous {
+        return SandboxReady::MultiplePods(multiple_pods(count)).verdict();
+    }
+    if !facts.errors.is_empty() {
+        return SandboxReady::ReconcilerError(facts.errors.clone()).verdict();
+    }
+    if let Some(text) = &facts.invalid {
+        return SandboxReady::InvalidConfiguration(text.clone()).verdict();
+    }
+    if sandbox.operating_mode() == OperatingMode::Suspended {
+        return if pod.is_some() { SandboxReady::Suspending } else { SandboxReady::Suspended }.verdict();
+    }
+    if let Some(outcome) = pod.and_then(outcome) {
+        return SandboxReady::Finished(outcome).verdict();
+    }
+    let (pod_ready, mut text) = pod_part(pod);
+    let present = facts.service == ServiceFact::Present;
+    let service_ready = match (sandbox.spec.service, present) {
+        (_, true) => {
+            text.push_str("; Service Exists");
+            true
+        }
+        (Some(true), false) => {
+            text.push_str("; Service does not exist");
+            false
+        }
+        (_, false) => true,
+    };
+    if pod_ready && service_ready {
+        SandboxReady::DependenciesReady(text)
+    } else {
+        SandboxReady::DependenciesNotReady(text)
+    }
+    .verdict()
+}
+
+fn pod_part(pod: Option<&Pod>) -> (bool, String) {
+    let Some(pod) = pod else { return (false, "Pod does not exist".to_owned()) };
+    if pod.status.phase != "Running" {
+        return (false, format!("Pod exists with phase: {}", pod.status.phase));
+    }
+    if pod.condition("Ready").is_none_or(|condition| condition.status != Truth::True.as_str()) {
+        return (false, "Pod is Running but not Ready".to_owned());
+    }
+    if pod_ips(pod).is_empty() {
+        return (false, "Pod is Ready but has no podIPs yet".to_owned());
+    }
+    (true, "Pod is Ready".to_owned())
+}

@@ -1,0 +1,196 @@
+//! The [`World`] behind a lock, and the wake-ups that follow from each change.
+//!
+//! Whatever teaches the store something new (a watch event, an answer to a write, a live read) wakes exactly the reconcilers whose
+//! decision may depend on it. The reconciler that caused the change is not woken by it: it has already seen it.
+
+use std::sync::{Arc, OnceLock};
+
+use agent_sandbox_api::keys::labels;
+use parking_lot::{RwLock, RwLockReadGuard};
+
+use crate::{
+    object::{Key, Kind, Object},
+    queue::Queue,
+    world::{Change, Known, News, World},
+};
+
+/// The four reconcilers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    Sandbox,
+    Claim,
+    Pool,
+    Template,
+}
+
+impl Target {
+    pub const ALL: [Target; 4] = [Target::Sandbox, Target::Claim, Target::Pool, Target::Template];
+
+    /// The controller's name in metrics.
+    pub fn controller_name(self) -> &'static str {
+        match self {
+            Target::Sandbox => "sandbox",
+            Target::Claim => "sandboxclaim",
+            Target::Pool => "sandboxwarmpool",
+            Target::Template => "sandboxtemplate",
+        }
+    }
+}
+
+/// A reconciler and the object it should look at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Wake {
+    pub target: Target,
+    pub key: Key,
+}
+
+impl Wake {
+    pub fn new(target: Target, key: Key) -> Self {
+        Self { target, key }
+    }
+}
+
+/// Decides whom a change concerns. Runs under the store's lock: it must only look.
+pub type Route = fn(&World, &Change, &mut Vec<Wake>);
+
+#[derive(Clone, Default)]
+pub struct Queues {
+    pub sandbox: Queue,
+    pub claim: Queue,
+    pub pool: Queue,
+    pub template: Queue,
+}
+
+impl Queues {
+    pub fn of(&self, target: Target) -> &Queue {
+        match target {
+            Target::Sandbox => &self.sandbox,
+            Target::Claim => &self.claim,
+            Target::Pool => &self.pool,
+            Target::Template => &self.template,
+        }
+    }
+
+    pub fn wake(&self, wake: Wake) {
+        self.of(wake.target).add(wake.key);
+    }
+
+    pub fn close(&self) {
+        for target in Target::ALL {
+            self.of(target).close();
+        }
+    }
+}
+
+pub struct Store {
+    world: RwLock<World>,
+    routes: Vec<Route>,
+    labelled_only: bool,
+    pub queues: Queues,
+    /// Which kinds have been listed completely at least once.
+    synced: [OnceLock<()>; 9],
+    sync_changed: tokio::sync::Notify,
+}
+
+impl Store {
+    /// `labelled_only`: the watches of Pods, PVCs and Services bring only objects with the tracking label.
+    pub fn new(routes: Vec<Route>, labelled_only: bool) -> Arc<Self> {
+        Arc::new(Self {
+            world: RwLock::default(),
+            routes,
+            labelled_only,
+            queues: Queues::default(),
+            synced: Default::default(),
+            sync_changed: tokio::sync::Notify::new(),
+        })
+    }
+
+    /// A consistent look at everything. Keep it short: watches wait for it.
+    pub fn read(&self) -> RwLockReadGuard<'_, World> {
+        self.world.read()
+    }
+
+    /// Changes derived state, such as reservations. Objects change only through what the API said.
+    pub fn candidates<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
+        act(&mut self.world.write())
+    }
+
+    pub fn get<K: Known>(&self, key: &Key) -> Option<Arc<K>> {
+        self.world.read().get(key)
+    }
+
+    /// Takes in what a watch or list brought, and wakes whom it concerns.
+    pub fn learn<K: Known>(&self, news: News<K>) {
+        let is_list = matches!(news, News::List(..));
+        let mut world = self.world.write();
+        let changes = world.learn(news);
+        self.dispatch(&world, &changes, None);
+        drop(world);
+        if is_list && self.synced[K::KIND_OF as usize].set(()).is_ok() {
+            self.sync_changed.notify_waiters();
+        }
+    }
+
+    /// An object that no watch will ever speak of again would stay in the cache for good.
+    fn is_watched(&self, object: &Object) -> bool {
+        let child = matches!(object.kind(), Kind::Pod | Kind::Pvc | Kind::Service);
+        let labelled =
+            || object.metadata().labels.as_ref().is_some_and(|labels| labels.contains_key(labels::SANDBOX_NAME_HASH));
+        !(self.labelled_only && child) || labelled()
+    }
+
+    pub fn apply_answer(&self, object: &Object, origin: &Wake) {
+        if !self.is_watched(object) {
+            return;
+        }
+        let mut world = self.world.write();
+        let change = world.apply_answer(object);
+        self.dispatch(&world, change.as_slice(), Some(origin));
+    }
+
+    pub fn observe_read(&self, object: &Object, origin: &Wake) {
+        if !self.is_watched(object) {
+            return;
+        }
+        let mut world = self.world.write();
+        let change = world.observe_read(object);
+        self.dispatch(&world, change.as_slice(), Some(origin));
+    }
+
+    pub fn forget(&self, kind: Kind, key: &Key, uid: &str, origin: &Wake) {
+        let mut world = self.world.write();
+        let change = world.forget(kind, key, uid);
+        self.dispatch(&world, change.as_slice(), Some(origin));
+    }
+
+    pub fn is_synced(&self, kind: Kind) -> bool {
+        self.synced[kind as usize].get().is_some()
+    }
+
+    /// Waits until every one of these kinds was listed once.
+    pub async fn wait_synced(&self, kinds: &[Kind]) {
+        loop {
+            let changed = self.sync_changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if kinds.iter().all(|kind| self.is_synced(*kind)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn dispatch(&self, world: &World, changes: &[Change], origin: Option<&Wake>) {
+        let mut wakes = Vec::new();
+        for change in changes {
+            for route in &self.routes {
+                route(world, change, &mut wakes);
+            }
+        }
+        for wake in wakes {
+            if Some(&wake) != origin {
+                self.queues.wake(wake);
+            }
+        }
+    }
+}

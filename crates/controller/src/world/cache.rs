@@ -1,0 +1,260 @@
+//! One kind's cache: what the watch showed, overlaid with the answers to our own writes until the watch catches up.
+//!
+//! Versions are compared as numbers, which the API guarantees within one kind. An answer stays visible until the watch shows that
+//! version or a newer one, the uid changes, or a relist is newer. An event is an echo, and wakes nobody, only when its uid and version
+//! are those of an answer that was applied here: an event older than the overlay that is *not* an echo is somebody else's change which
+//! our write was stacked on, and must still wake the reconciler.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    sync::Arc,
+};
+
+use super::IndexKey;
+use crate::object::{Cached, Key};
+
+/// How many deleted uids are remembered, to tell late answers and late events from news. A late one is at most a request timeout old.
+const REMEMBERED_DELETIONS: usize = 8192;
+
+/// Before and after of one object. Equal when only a wake-up is due.
+#[derive(Debug)]
+pub struct Delta<K> {
+    pub old: Option<Arc<K>>,
+    pub new: Option<Arc<K>>,
+}
+
+impl<K> Clone for Delta<K> {
+    fn clone(&self) -> Self {
+        Self { old: self.old.clone(), new: self.new.clone() }
+    }
+}
+
+impl<K: Cached> Delta<K> {
+    /// The newest known state of the object.
+    pub fn latest(&self) -> &Arc<K> {
+        self.new.as_ref().or(self.old.as_ref()).expect("a delta has at least one side")
+    }
+
+    pub fn key(&self) -> Key {
+        self.latest().key()
+    }
+
+    fn same(object: &Arc<K>) -> Self {
+        Self { old: Some(object.clone()), new: Some(object.clone()) }
+    }
+}
+
+struct Entry<K> {
+    object: Arc<K>,
+    version: u64,
+    /// The watch has shown this version, so no overlay is pending.
+    watched: bool,
+}
+
+pub struct Cache<K> {
+    objects: HashMap<Key, Entry<K>>,
+    index: HashMap<IndexKey, BTreeSet<Key>>,
+    echoes: HashSet<(String, u64)>,
+    deleted: HashSet<String>,
+    deletions: VecDeque<String>,
+    /// The version of the newest complete list: what is absent here and not newer than it does not exist.
+    floor: u64,
+    synced: bool,
+}
+
+impl<K> Default for Cache<K> {
+    fn default() -> Self {
+        Self {
+            objects: HashMap::new(),
+            index: HashMap::new(),
+            echoes: HashSet::new(),
+            deleted: HashSet::new(),
+            deletions: VecDeque::new(),
+            floor: 0,
+            synced: false,
+        }
+    }
+}
+
+fn version_of<K: Cached>(object: &K) -> u64 {
+    object.resource_version().parse().unwrap_or(0)
+}
+
+impl<K: Cached> Cache<K> {
+    pub fn get(&self, key: &Key) -> Option<&Arc<K>> {
+        self.objects.get(key).map(|entry| &entry.object)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<K>> {
+        self.objects.values().map(|entry| &entry.object)
+    }
+
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Whether a complete list was taken in at least once.
+    pub fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    /// The objects under an index entry, ordered by key.
+    pub fn find<'a>(&'a self, index: &IndexKey) -> impl Iterator<Item = &'a Arc<K>> + use<'a, K> {
+        self.index.get(index).into_iter().flatten().filter_map(|key| self.get(key))
+    }
+
+    /// The objects whose controller reference carries this uid, ordered by name.
+    pub fn controlled_by<'a>(&'a self, uid: &str) -> impl Iterator<Item = &'a Arc<K>> + use<'a, K> {
+        self.find(&IndexKey::Controller(uid.to_owned()))
+    }
+
+    /// A watch event that carries an object. `None` when nobody needs to hear of it.
+    pub fn observe_event(&mut self, object: Arc<K>) -> Option<Delta<K>> {
+        let version = version_of(&*object);
+        let echo = self.echoes.remove(&(object.uid().to_owned(), version));
+        if self.deleted.contains(object.uid()) {
+            return None;
+        }
+        match self.objects.get_mut(&object.key()) {
+            Some(entry) if version == entry.version => {
+                entry.watched = true;
+                None
+            }
+            Some(entry) if version < entry.version => {
+                (!echo && entry.object.uid() == object.uid()).then(|| Delta::same(&entry.object))
+            }
+            None if version <= self.floor => None,
+            _ => Some(self.put(object, version, true)),
+        }
+    }
+
+    /// A watch event that says the object is gone.
+    pub fn observe_deletion(&mut self, object: &K) -> Option<Delta<K>> {
+        self.remember_deletion(object.uid());
+        self.echoes.remove(&(object.uid().to_owned(), version_of(object)));
+        let key = object.key();
+        (self.get(&key)?.uid() == object.uid()).then(|| self.remove(&key)).flatten()
+    }
+
+    /// The answer to one of our writes: visible at once, and its own event will be an echo.
+    pub fn apply_answer(&mut self, object: Arc<K>) -> Option<Delta<K>> {
+        let version = version_of(&*object);
+        if self.deleted.contains(object.uid()) {
+            return None;
+        }
+        match self.objects.get(&object.key()) {
+            // The watch was faster than the answer: its event woke whom it had to.
+            Some(entry) if version <= entry.version => None,
+            _ => {
+                self.echoes.insert((object.uid().to_owned(), version));
+                Some(self.put(object, version, false))
+            }
+        }
+    }
+
+    /// A live read. Its event, should one follow, brings nothing new.
+    pub fn observe_read(&mut self, object: Arc<K>) -> Option<Delta<K>> {
+        let version = version_of(&*object);
+        if self.deleted.contains(object.uid()) {
+            return None;
+        }
+        match self.objects.get(&object.key()) {
+            Some(entry) if version <= entry.version => None,
+            _ => Some(self.put(object, version, false)),
+        }
+    }
+
+    /// The API said that no object of this uid exists any more.
+    pub fn forget(&mut self, key: &Key, uid: &str) -> Option<Delta<K>> {
+        self.remember_deletion(uid);
+        (self.get(key)?.uid() == uid).then(|| self.remove(key)).flatten()
+    }
+
+    /// A complete list, taken at `version`.
+    pub fn observe_list(&mut self, items: Vec<K>, version: u64) -> Vec<Delta<K>> {
+        let mut deltas = Vec::new();
+        let mut listed = HashSet::with_capacity(items.len());
+        for item in items {
+            listed.insert(item.key());
+            let item = Arc::new(item);
+            let item_version = version_of(&*item);
+            match self.objects.get_mut(&item.key()) {
+                Some(entry) if item_version == entry.version => {
+                    // Changes that our write was stacked on may have been skipped by this list: look again.
+                    if !entry.watched {
+                        entry.watched = true;
+                        deltas.push(Delta::same(&entry.object));
+                    }
+                }
+                Some(entry) if item_version < entry.version => {}
+                _ if self.deleted.contains(item.uid()) => {}
+                _ => deltas.push(self.put(item, item_version, true)),
+            }
+        }
+        let absent: Vec<Key> = self
+            .objects
+            .iter()
+            .filter(|(key, entry)| entry.version <= version && !listed.contains(*key))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in absent {
+            if let Some(delta) = self.remove(&key) {
+                self.remember_deletion(delta.latest().uid());
+                deltas.push(delta);
+            }
+        }
+        self.echoes.retain(|(_, echo)| *echo > version);
+        self.floor = self.floor.max(version);
+        self.synced = true;
+        deltas
+    }
+
+    fn put(&mut self, object: Arc<K>, version: u64, watched: bool) -> Delta<K> {
+        let key = object.key();
+        let old = self
+            .objects
+            .insert(key.clone(), Entry { object: object.clone(), version, watched })
+            .map(|entry| entry.object);
+        let before = old.as_ref().map(|old| old.index()).unwrap_or_default();
+        let after = object.index();
+        for gone in before.iter().filter(|index| !after.contains(index)) {
+            self.unindex(gone, &key);
+        }
+        for new in after.into_iter().filter(|index| !before.contains(index)) {
+            self.index.entry(new).or_default().insert(key.clone());
+        }
+        Delta { old, new: Some(object) }
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Delta<K>> {
+        let old = self.objects.remove(key)?.object;
+        for index in old.index() {
+            self.unindex(&index, key);
+        }
+        Some(Delta { old: Some(old), new: None })
+    }
+
+    fn unindex(&mut self, index: &IndexKey, key: &Key) {
+        if let Some(keys) = self.index.get_mut(index) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.index.remove(index);
+            }
+        }
+    }
+
+    fn remember_deletion(&mut self, uid: &str) {
+        if !uid.is_empty() && self.deleted.insert(uid.to_owned()) {
+            self.deletions.push_back(uid.to_owned());
+            if self.deletions.len() > REMEMBERED_DELETIONS
+                && let Some(oldest) = self.deletions.pop_front()
+            {
+                self.deleted.remove(&oldest);
+            }
+        }
+    }
+}
