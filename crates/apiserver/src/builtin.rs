@@ -1,0 +1,3 @@
+//! What Kubernetes does to its own kinds on the way in: names, defaults, validation, immutability.
+
+pub mod names;

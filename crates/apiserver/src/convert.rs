@@ -1,0 +1,132 @@
+//! Between the version an object is stored in and the version a request speaks.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::{
+    registry::{Conversion, Endpoint, Origin, Resource},
+    status::ApiError,
+    store::Stored,
+};
+
+mod events;
+
+/// Converts custom resources in-process, for kinds whose owner is linked into this program. Kinds it does not handle go
+/// to the webhook their CRD names.
+pub trait Converter: Send + Sync {
+    fn handles(&self, group: &str, kind: &str) -> bool;
+    fn convert(&self, object: Value, desired_api_version: &str) -> Result<Value, String>;
+}
+
+/// An object in the version a request asked for.
+#[derive(Debug, Clone)]
+pub enum View {
+    /// Stored in that very version: the stored buffer is the answer.
+    Stored(Arc<Stored>),
+    Value(Arc<Value>),
+}
+
+impl View {
+    pub fn to_value(&self) -> Value {
+        match self {
+            Self::Stored(object) => object.parse(),
+            Self::Value(value) => Value::clone(value),
+        }
+    }
+
+    /// JSON text of the object.
+    pub fn to_json(&self) -> bytes::Bytes {
+        match self {
+            Self::Stored(object) => object.json().clone(),
+            Self::Value(value) => serde_json::to_vec(&**value).expect("JSON values serialise into memory").into(),
+        }
+    }
+}
+
+/// Everything that can convert.
+#[derive(Clone, Default)]
+pub struct Conversions {
+    in_process: Option<Arc<dyn Converter>>,
+}
+
+impl Conversions {
+    pub fn new(in_process: Option<Arc<dyn Converter>>) -> Self {
+        Self { in_process }
+    }
+
+    pub async fn view(&self, endpoint: &Endpoint, object: &Arc<Stored>) -> Result<View, ApiError> {
+        if object.api_version() == endpoint.api_version() {
+            return Ok(View::Stored(object.clone()));
+        }
+        let value = self.convert(&endpoint.resource, object.parse(), endpoint.api_version()).await?;
+        Ok(View::Value(Arc::new(value)))
+    }
+
+    pub async fn convert(&self, resource: &Resource, object: Value, desired: &str) -> Result<Value, ApiError> {
+        if object["apiVersion"] == desired {
+            return Ok(object);
+        }
+        match &resource.origin {
+            Origin::BuiltIn | Origin::Alias => Ok(events::convert(object, desired)),
+            Origin::Custom { conversion, .. } => {
+                let keep = Kept::of(&object);
+                let converted = self.convert_custom(resource, conversion, object, desired).await?;
+                keep.restore(converted, desired).map_err(|why| failed(resource, &why))
+            }
+        }
+    }
+
+    async fn convert_custom(
+        &self,
+        resource: &Resource,
+        conversion: &Conversion,
+        mut object: Value,
+        desired: &str,
+    ) -> Result<Value, ApiError> {
+        if let Some(converter) = self.in_process.as_ref().filter(|c| c.handles(&resource.group, &resource.kind)) {
+            return converter.convert(object, desired).map_err(|why| failed(resource, &why));
+        }
+        match conversion {
+            Conversion::None => {
+                object["apiVersion"] = desired.into();
+                Ok(object)
+            }
+            Conversion::Webhook(hook) => Err(failed(resource, &format!("no converter for {} is available", hook.url))),
+        }
+    }
+}
+
+fn failed(resource: &Resource, why: &str) -> ApiError {
+    ApiError::internal(format!("conversion of {} failed: {why}", resource.qualified()))
+}
+
+/// The metadata a conversion must not change; labels and annotations are its own to edit.
+struct Kept {
+    metadata: serde_json::Map<String, Value>,
+}
+
+impl Kept {
+    fn of(object: &Value) -> Self {
+        Self { metadata: object["metadata"].as_object().cloned().unwrap_or_default() }
+    }
+
+    fn restore(self, mut converted: Value, desired: &str) -> Result<Value, String> {
+        if converted["apiVersion"] != desired {
+            return Err(format!("asked for {desired}, got {}", converted["apiVersion"]));
+        }
+        let Some(meta) = converted.get_mut("metadata").and_then(Value::as_object_mut) else {
+            return Err("the converted object has no metadata".into());
+        };
+        let edited: Vec<(String, Value)> = ["labels", "annotations"]
+            .iter()
+            .filter_map(|k| meta.get(*k).map(|v| ((*k).to_owned(), v.clone())))
+            .collect();
+        let mut restored = self.metadata;
+        restored.remove("labels");
+        restored.remove("annotations");
+        restored.extend(edited);
+        *meta = restored;
+        Ok(converted)
+    }
+}

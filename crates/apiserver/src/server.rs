@@ -1,0 +1,212 @@
+//! The server: opens the store, serves what is stored, and turns every request into a response.
+
+use std::{
+    convert::Infallible,
+    path::PathBuf,
+    sync::Arc,
+    task::{Context as TaskContext, Poll},
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+
+use crate::{
+    convert::{Conversions, Converter},
+    identity::UserInfo,
+    registry::{Registry, Resource, compile_crd},
+    render::{self, Body, BoxError},
+    request::Target,
+    status::ApiError,
+    store::{CommitError, Store, Stored},
+    verbs::{self, MAX_BODY},
+};
+
+/// How a server is opened.
+#[derive(Clone, Default)]
+pub struct Config {
+    /// Where objects are kept; `None` keeps them in memory only.
+    pub data_dir: Option<PathBuf>,
+    /// Do not wait for the disk. Only for engines that are thrown away.
+    pub no_fsync: bool,
+    /// Converts between versions of custom resources in this process.
+    pub converter: Option<Arc<dyn Converter>>,
+}
+
+/// Why a server did not open.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot start the store's writer")]
+    Writer(#[source] std::io::Error),
+    #[error("cannot create the objects every cluster has")]
+    Bootstrap(#[source] CommitError),
+}
+
+/// State shared by all requests.
+pub(crate) struct Core {
+    pub(crate) store: Arc<Store>,
+    pub(crate) registry: Registry,
+    pub(crate) conversions: Conversions,
+}
+
+impl Core {
+    /// Takes notice of a stored object: CRDs change what is served.
+    pub(crate) fn committed(&self, resource: &Resource, object: &Stored) -> Result<(), ApiError> {
+        if &*resource.storage == CRDS {
+            let defined = compile_crd(&object.parse())
+                .map_err(|e| ApiError::invalid(&resource.group, &resource.kind, &object.key.name, &e))?;
+            self.registry.put(&object.key.name, Arc::new(defined));
+        }
+        Ok(())
+    }
+
+    /// Takes notice of a removed object.
+    pub(crate) fn removed(&self, resource: &Resource, object: &Stored) {
+        if &*resource.storage == CRDS {
+            self.registry.remove(&object.key.name);
+        }
+    }
+
+    /// An answer decided on queued state is given only once that state is durable.
+    pub(crate) async fn settled(&self, error: ApiError) -> ApiError {
+        match self.store.settle().await {
+            Ok(()) => error,
+            Err(failure) => self.storage_error(&failure),
+        }
+    }
+
+    /// The client's view of a refused write.
+    pub(crate) async fn refusal(&self, error: CommitError, missing_or_exists: impl FnOnce() -> ApiError) -> ApiError {
+        match error {
+            CommitError::Exists | CommitError::Missing | CommitError::Changed(_) => {
+                self.settled(missing_or_exists()).await
+            }
+            CommitError::Refused(refusal) => self.settled(*refusal).await,
+            other => self.storage_error(&other),
+        }
+    }
+
+    pub(crate) fn storage_error(&self, error: &CommitError) -> ApiError {
+        match error {
+            CommitError::Closed => ApiError::unavailable("the server is shutting down"),
+            other => ApiError::internal(other),
+        }
+    }
+}
+
+const CRDS: &str = "apiextensions.k8s.io/customresourcedefinitions";
+
+/// A running API. Cheap to clone; the store closes when the last clone goes.
+#[derive(Clone)]
+pub struct ApiServer {
+    core: Arc<Core>,
+    _closer: Arc<Closer>,
+}
+
+struct Closer(Arc<Store>);
+
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl ApiServer {
+    pub async fn open(config: Config) -> Result<Self, OpenError> {
+        let store = Store::in_memory().map_err(OpenError::Writer)?;
+        let core = Arc::new(Core {
+            store: store.clone(),
+            registry: Registry::default(),
+            conversions: Conversions::new(config.converter),
+        });
+        let server = Self { core, _closer: Arc::new(Closer(store)) };
+        crate::bootstrap::run(&server.core).await?;
+        Ok(server)
+    }
+
+    /// What is served right now.
+    pub fn registry(&self) -> &Registry {
+        &self.core.registry
+    }
+
+    /// The objects themselves.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.core.store
+    }
+
+    /// An in-process client with every right. No socket, no serialisation beyond the objects themselves.
+    pub fn client(&self) -> kube::Client {
+        self.client_as(UserInfo::administrator())
+    }
+
+    pub fn client_as(&self, user: UserInfo) -> kube::Client {
+        kube::Client::new(InProcess { server: self.clone(), user: Arc::new(user) }, "default")
+    }
+
+    /// Answers a request of an authenticated and authorised user.
+    pub async fn handle<B>(&self, user: &UserInfo, request: Request<B>) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes> + Send,
+        B::Error: Into<BoxError>,
+    {
+        match self.try_handle(user, request).await {
+            Ok(response) => response,
+            Err(error) => render::error_response(&error),
+        }
+    }
+
+    async fn try_handle<B>(&self, user: &UserInfo, request: Request<B>) -> Result<Response<Body>, ApiError>
+    where
+        B: http_body::Body<Data = Bytes> + Send,
+        B::Error: Into<BoxError>,
+    {
+        let (parts, body) = request.into_parts();
+        let target = Target::parse(&parts.method, &parts.uri)?;
+        let Target::Resource(wanted) = target else { return Err(ApiError::no_such_path()) };
+        let body = collect(body).await?;
+        let reply = verbs::dispatch(&self.core, user, &wanted, &parts, body).await?;
+        let endpoint = self
+            .core
+            .registry
+            .snapshot()
+            .endpoint(&wanted.group, &wanted.version, &wanted.resource)
+            .ok_or_else(ApiError::no_such_path)?;
+        Ok(render::reply_response(&endpoint, reply))
+    }
+}
+
+/// Reads a request body, up to the size Kubernetes accepts.
+pub async fn collect<B>(body: B) -> Result<Bytes, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<BoxError>,
+{
+    match Limited::new(body, MAX_BODY).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
+        Err(error) => Err(ApiError::bad_request(format!("cannot read the request body: {error}"))),
+    }
+}
+
+/// The server as the service behind a `kube::Client`.
+struct InProcess {
+    server: ApiServer,
+    user: Arc<UserInfo>,
+}
+
+impl tower::Service<Request<kube::client::Body>> for InProcess {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
+        let server = self.server.clone();
+        let user = self.user.clone();
+        Box::pin(async move { Ok(server.handle(&user, request).await) })
+    }
+}

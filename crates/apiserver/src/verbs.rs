@@ -1,0 +1,153 @@
+//! The verbs: what a resource request does, between a parsed request and a reply in no particular format.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{StatusCode, request::Parts};
+use serde_json::Value;
+
+use crate::{
+    convert::View,
+    identity::UserInfo,
+    registry::Endpoint,
+    request::{ResourceRequest, Verb},
+    server::Core,
+    status::ApiError,
+    store::ObjectKey,
+    watch::WatchEvents,
+};
+
+mod body;
+mod create;
+mod delete;
+mod metadata;
+mod patch;
+mod read;
+mod update;
+
+pub use body::MAX_BODY;
+pub(crate) use metadata::now;
+
+/// The answer to a request, before it is rendered.
+pub struct Reply {
+    pub code: StatusCode,
+    pub warnings: Vec<String>,
+    pub payload: Payload,
+}
+
+pub enum Payload {
+    Object(View),
+    List(List),
+    Watch(WatchEvents),
+    /// A `Status`, a `Scale`, a review: rendered as it is.
+    Value(Value),
+}
+
+/// A list, or one page of it.
+pub struct List {
+    pub version: u64,
+    /// Token for the next page, empty on the last.
+    pub next: String,
+    pub remaining: Option<u64>,
+    pub items: Vec<View>,
+}
+
+impl Reply {
+    pub fn ok(payload: Payload) -> Self {
+        Self { code: StatusCode::OK, warnings: Vec::new(), payload }
+    }
+
+    pub fn created(payload: Payload) -> Self {
+        Self { code: StatusCode::CREATED, warnings: Vec::new(), payload }
+    }
+}
+
+/// Everything a verb may need to know about its request.
+pub(crate) struct Context<'a> {
+    pub(crate) core: &'a Arc<Core>,
+    pub(crate) user: &'a UserInfo,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) request: &'a ResourceRequest,
+    pub(crate) parts: &'a Parts,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Context<'_> {
+    pub(crate) fn key(&self) -> ObjectKey {
+        ObjectKey::new(&self.request.namespace, &self.request.name)
+    }
+
+    pub(crate) fn agent(&self) -> &str {
+        self.parts.headers.get(http::header::USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default()
+    }
+
+    pub(crate) fn content_type(&self) -> &str {
+        self.parts.headers.get(http::header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default()
+    }
+
+    pub(crate) fn not_found(&self) -> ApiError {
+        let resource = &self.endpoint.resource;
+        ApiError::not_found(&resource.group, &resource.plural, &self.request.name)
+    }
+}
+
+/// Does what a resource request asks for.
+pub(crate) async fn dispatch(
+    core: &Arc<Core>,
+    user: &UserInfo,
+    request: &ResourceRequest,
+    parts: &Parts,
+    body: Bytes,
+) -> Result<Reply, ApiError> {
+    let endpoint = core
+        .registry
+        .snapshot()
+        .endpoint(&request.group, &request.version, &request.resource)
+        .ok_or_else(ApiError::no_such_path)?;
+    check_scope(&endpoint, request)?;
+    let warnings = endpoint.version().deprecation_warning.iter().cloned().collect();
+    let mut context = Context { core, user, endpoint, request, parts, warnings };
+    let reply = perform(&mut context, body).await;
+    let warnings = context.warnings;
+    reply.map(|mut reply| {
+        reply.warnings.extend(warnings);
+        reply
+    })
+}
+
+fn check_scope(endpoint: &Endpoint, request: &ResourceRequest) -> Result<(), ApiError> {
+    let resource = &endpoint.resource;
+    let misplaced = if resource.namespaced {
+        request.namespace.is_empty() && !request.name.is_empty()
+    } else {
+        !request.namespace.is_empty()
+    };
+    if misplaced {
+        return Err(ApiError::no_such_path());
+    }
+    let subresource = request.subresource.as_str();
+    let known = &endpoint.version().subresources;
+    let served = match subresource {
+        "" => true,
+        "status" => known.status,
+        "scale" => known.scale.is_some() || known.others.contains(&"scale"),
+        other => known.others.contains(&other),
+    };
+    if served { Ok(()) } else { Err(ApiError::no_such_path()) }
+}
+
+async fn perform(context: &mut Context<'_>, body: Bytes) -> Result<Reply, ApiError> {
+    let request = context.request;
+    let refused = || ApiError::method_not_allowed(&request.group, &request.resource);
+    match (request.verb, request.subresource.as_str()) {
+        (Verb::Get, "" | "status") => read::get(context).await,
+        (Verb::List, "") => read::list(context).await,
+        (Verb::Watch, "") => read::watch(context).await,
+        (Verb::Create, "") if request.name.is_empty() => create::create(context, &body).await,
+        (Verb::Update, "" | "status") => update::update(context, &body).await,
+        (Verb::Patch, "" | "status") => patch::patch(context, &body).await,
+        (Verb::Delete, "") => delete::delete(context, &body).await,
+        (Verb::DeleteCollection, "") => delete::delete_collection(context, &body).await,
+        _ => Err(refused()),
+    }
+}

@@ -1,0 +1,30 @@
+//! Request bodies: size, media type, JSON or YAML into a value.
+
+use serde_json::Value;
+
+use crate::status::ApiError;
+
+/// The largest request body that is read, as in Kubernetes.
+pub const MAX_BODY: usize = 3 << 20;
+
+const ACCEPTED: &[&str] = &["application/json", "application/yaml"];
+
+/// Decodes an object. Bodies without a media type are JSON: a published Python client sends none.
+pub(super) fn decode(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
+    let value = match content_type.split(';').next().unwrap_or_default().trim() {
+        "" | "application/json" | "*/*" => from_json(body)?,
+        "application/yaml" | "application/x-yaml" | "text/yaml" => from_yaml(body)?,
+        other => return Err(ApiError::unsupported_media_type(other, ACCEPTED)),
+    };
+    if value.is_object() { Ok(value) } else { Err(ApiError::bad_request("the request body must be a JSON object")) }
+}
+
+pub(super) fn from_json(body: &[u8]) -> Result<Value, ApiError> {
+    serde_json::from_slice(body)
+        .map_err(|e| ApiError::bad_request(format!("the object provided is unrecognized: couldn't decode JSON: {e}")))
+}
+
+pub(super) fn from_yaml(body: &[u8]) -> Result<Value, ApiError> {
+    let text = std::str::from_utf8(body).map_err(|_| ApiError::bad_request("the YAML body is not UTF-8"))?;
+    serde_saphyr::from_str(text).map_err(|e| ApiError::bad_request(format!("error decoding YAML: {e}")))
+}

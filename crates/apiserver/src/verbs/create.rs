@@ -1,0 +1,195 @@
+//! create: from a decoded body to a stored object.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{
+    Context, Payload, Reply, body,
+    metadata::{generate_name, meta_mut, meta_text, now},
+};
+use crate::{
+    admission,
+    convert::View,
+    request::WriteOptions,
+    status::ApiError,
+    store::{Change, CommitError, Draft, Expect, ObjectKey, Write},
+};
+
+/// Tries to find a free generated name before giving up.
+const NAME_ATTEMPTS: usize = 8;
+
+pub(super) async fn create(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
+    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let object = body::decode(context.content_type(), raw)?;
+    create_object(context, object, &options).await
+}
+
+/// Creates `object`, which may still lack everything but its kind-specific fields.
+pub(super) async fn create_object(
+    context: &mut Context<'_>,
+    mut object: Value,
+    options: &WriteOptions,
+) -> Result<Reply, ApiError> {
+    check_type(context, &mut object)?;
+    set_namespace(context, &mut object)?;
+    let prefix = begin_metadata(&mut object)?;
+    let admitted = admission::create(context, object, options).await?;
+    for attempt in 1.. {
+        let mut object = admitted.clone();
+        if let Some(prefix) = &prefix {
+            let name = generate_name(prefix);
+            meta_mut(&mut object)?.insert("name".into(), name.into());
+        }
+        let result = store_new(context, object, options).await;
+        let taken = result.as_ref().is_err_and(|e| e.reason == "AlreadyExists");
+        if !(taken && prefix.is_some() && attempt < NAME_ATTEMPTS) {
+            return result;
+        }
+    }
+    unreachable!("the loop returns on its last attempt")
+}
+
+async fn store_new(context: &mut Context<'_>, object: Value, options: &WriteOptions) -> Result<Reply, ApiError> {
+    let resource = context.endpoint.resource.clone();
+    let core = context.core.clone();
+    let stored = core.conversions.convert(&resource, object, &resource.storage_version).await?;
+    let draft = Draft::new(&resource, &stored);
+    let key = draft.key.clone();
+    let exists = || ApiError::already_exists(&resource.group, &resource.plural, &key.name);
+    if options.dry_run {
+        if core.store.get(&resource.storage, &key).is_some() {
+            return Err(exists());
+        }
+        let preview = std::sync::Arc::new(draft.preview(0));
+        let view = core.conversions.view(&context.endpoint, &preview).await?;
+        return Ok(Reply::created(Payload::Object(without_version(view))));
+    }
+    let write = Write {
+        storage: resource.storage.clone(),
+        key: key.clone(),
+        expect: Expect::Absent,
+        change: Change::Put(draft),
+        durable: !resource.ephemeral(),
+    };
+    let namespaced = resource.namespaced.then(|| ObjectKey::new("", &key.namespace));
+    let namespaces: std::sync::Arc<str> = "/namespaces".into();
+    let outcome = core
+        .store
+        .commit_checked(write, |latest| {
+            let Some(namespace) = &namespaced else { return Ok(()) };
+            let refusal = match latest.get(&namespaces, namespace) {
+                None => ApiError::not_found("", "namespaces", &namespace.name),
+                Some(found) if found.facts.deleting => terminating(&resource.group, &resource.plural, &key),
+                Some(_) => return Ok(()),
+            };
+            Err(CommitError::Refused(Box::new(refusal)))
+        })
+        .await;
+    match outcome {
+        Ok(stored) => {
+            core.committed(&resource, &stored)?;
+            let view = core.conversions.view(&context.endpoint, &stored).await?;
+            Ok(Reply { code: StatusCode::CREATED, warnings: Vec::new(), payload: Payload::Object(view) })
+        }
+        Err(error) => Err(core.refusal(error, exists).await),
+    }
+}
+
+/// A dry run was not stored, so it has no version.
+pub(super) fn without_version(view: View) -> View {
+    let mut value = view.to_value();
+    if let Some(meta) = value["metadata"].as_object_mut() {
+        meta.remove("resourceVersion");
+    }
+    View::Value(std::sync::Arc::new(value))
+}
+
+fn terminating(group: &str, resource: &str, key: &ObjectKey) -> ApiError {
+    let mut error = ApiError::forbidden(
+        group,
+        resource,
+        &key.name,
+        &format!("unable to create new content in namespace {} because it is being terminated", key.namespace),
+    );
+    if let Some(details) = &mut error.details {
+        details.causes.push(crate::status::Cause {
+            reason: "NamespaceTerminating",
+            message: format!("namespace {} is being terminated", key.namespace),
+            field: "metadata.namespace".into(),
+        });
+    }
+    error
+}
+
+/// The body must be of the kind and version its path names; a body that leaves them out gets them.
+pub(super) fn check_type(context: &Context<'_>, object: &mut Value) -> Result<(), ApiError> {
+    let endpoint = &context.endpoint;
+    let expected = endpoint.api_version();
+    let given = object["apiVersion"].as_str().unwrap_or_default();
+    if given.is_empty() {
+        object["apiVersion"] = expected.into();
+    } else if given != expected {
+        return Err(ApiError::bad_request(format!(
+            "the API version in the data ({given}) does not match the expected API version ({expected})"
+        )));
+    }
+    let given = object["kind"].as_str().unwrap_or_default();
+    let expected = endpoint.resource.kind.as_str();
+    if given.is_empty() {
+        object["kind"] = expected.into();
+    } else if given != expected {
+        let group = &endpoint.resource.group;
+        return Err(ApiError::bad_request(format!(
+            "{given} in version {:?} cannot be handled as a {expected}: the path names resource {}",
+            endpoint.version().name,
+            crate::status::qualified(&endpoint.resource.plural, group)
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn set_namespace(context: &Context<'_>, object: &mut Value) -> Result<(), ApiError> {
+    let wanted = context.request.namespace.as_str();
+    let namespaced = context.endpoint.resource.namespaced;
+    let meta = meta_mut(object)?;
+    let given = meta.get("namespace").and_then(Value::as_str).unwrap_or_default();
+    if !namespaced {
+        meta.remove("namespace");
+        return Ok(());
+    }
+    if wanted.is_empty() {
+        return Err(ApiError::bad_request("an empty namespace may not be set during creation"));
+    }
+    if !given.is_empty() && given != wanted {
+        return Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    meta.insert("namespace".into(), wanted.into());
+    Ok(())
+}
+
+/// Gives a new object its identity. Returns the prefix when its name is to be generated.
+fn begin_metadata(object: &mut Value) -> Result<Option<String>, ApiError> {
+    let version = meta_text(object, "resourceVersion");
+    if !version.is_empty() && version != "0" {
+        return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+    }
+    let meta = meta_mut(object)?;
+    for key in ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+        meta.remove(key);
+    }
+    meta.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
+    meta.insert("creationTimestamp".into(), now().into());
+    let named = meta.get("name").and_then(Value::as_str).is_some_and(|n| !n.is_empty());
+    let prefix = meta.get("generateName").and_then(Value::as_str).filter(|p| !p.is_empty()).map(str::to_owned);
+    match (named, prefix) {
+        (true, _) => Ok(None),
+        (false, Some(prefix)) => {
+            // Admission validates the name; the final one is drawn when it is stored.
+            meta.insert("name".into(), json!(generate_name(&prefix)));
+            Ok(Some(prefix))
+        }
+        (false, None) => Ok(None),
+    }
+}

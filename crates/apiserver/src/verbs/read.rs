@@ -1,0 +1,214 @@
+//! get, list and the start of a watch.
+
+use std::{sync::Arc, time::Duration};
+
+use base64::Engine as _;
+use serde::{Deserialize, Serialize};
+
+use super::{Context, List, Payload, Reply};
+use crate::{
+    request::{ListOptions, VersionMatch, query_value},
+    selectors::Filter,
+    status::ApiError,
+    store::{ObjectKey, Stored},
+    watch::{Start, WatchEvents},
+};
+
+/// How long a read waits for a version that has not happened yet.
+const VERSION_WAIT: Duration = Duration::from_secs(3);
+
+pub(super) async fn get(context: &mut Context<'_>) -> Result<Reply, ApiError> {
+    let wanted = query_value(&context.parts.uri, "resourceVersion").unwrap_or_default();
+    if let Ok(version @ 1..) = wanted.parse::<u64>() {
+        wait_for_version(context, version).await?;
+    }
+    let object = context
+        .core
+        .store
+        .get(&context.endpoint.resource.storage, &context.key())
+        .ok_or_else(|| context.not_found())?;
+    let view = context.core.conversions.view(&context.endpoint, &object).await?;
+    Ok(Reply::ok(Payload::Object(view)))
+}
+
+async fn wait_for_version(context: &Context<'_>, version: u64) -> Result<(), ApiError> {
+    let store = &context.core.store;
+    match tokio::time::timeout(VERSION_WAIT, store.reached(version)).await {
+        Ok(()) => Ok(()),
+        Err(_) => Err(ApiError::too_large_version(version, store.version())),
+    }
+}
+
+/// Where a page ended, and the version all pages of the list belong to.
+#[derive(Serialize, Deserialize)]
+struct Continue {
+    #[serde(rename = "v")]
+    api: String,
+    rv: u64,
+    ns: String,
+    start: String,
+}
+
+fn parse_continue(token: &str) -> Result<Continue, ApiError> {
+    let bad = || ApiError::bad_request("continue key is not valid");
+    let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?;
+    let parsed: Continue = serde_json::from_slice(&bytes).map_err(|_| bad())?;
+    if parsed.api == "meta.k8s.io/v1" { Ok(parsed) } else { Err(bad()) }
+}
+
+fn continue_token(version: u64, last: &ObjectKey) -> String {
+    let token = Continue {
+        api: "meta.k8s.io/v1".into(),
+        rv: version,
+        ns: last.namespace.to_string(),
+        start: last.name.to_string(),
+    };
+    base64::engine::general_purpose::URL_SAFE_NO_PAD
+        .encode(serde_json::to_vec(&token).expect("a token of strings and a number serialises"))
+}
+
+pub(super) async fn list(context: &mut Context<'_>) -> Result<Reply, ApiError> {
+    let options = ListOptions::parse(&context.parts.uri)?;
+    if options.send_initial_events.is_some() {
+        return Err(ApiError::bad_request("sendInitialEvents is forbidden for list"));
+    }
+    let resource = context.endpoint.resource.clone();
+    let filter =
+        Filter::parse(&resource, &context.request.namespace, &options.label_selector, &options.field_selector)?;
+    let (page, version) = select(context, &options, &filter).await?;
+    let next = match (&page.more, page.items.last()) {
+        (true, Some(last)) => continue_token(version, &last.key),
+        _ => String::new(),
+    };
+    let mut items = Vec::with_capacity(page.items.len());
+    for object in &page.items {
+        items.push(context.core.conversions.view(&context.endpoint, object).await?);
+    }
+    Ok(Reply::ok(Payload::List(List { version, next, remaining: page.remaining, items })))
+}
+
+#[derive(Default)]
+struct Page {
+    items: Vec<Arc<Stored>>,
+    more: bool,
+    remaining: Option<u64>,
+}
+
+impl Page {
+    fn offer(&mut self, object: &Arc<Stored>, filter: &Filter, limit: usize, exact_count: bool) -> bool {
+        if !filter.matches(object) {
+            return true;
+        }
+        if limit == 0 || self.items.len() < limit {
+            self.items.push(object.clone());
+            return true;
+        }
+        self.more = true;
+        // Kubernetes tells how many remain only when no selector hides some.
+        if exact_count {
+            self.remaining = Some(self.remaining.unwrap_or(0) + 1);
+        }
+        exact_count
+    }
+}
+
+async fn select(context: &Context<'_>, options: &ListOptions, filter: &Filter) -> Result<(Page, u64), ApiError> {
+    let store = &context.core.store;
+    let collection = store.collection(&context.endpoint.resource.storage);
+    let exact_count = options.label_selector.is_empty() && options.field_selector.is_empty();
+    let mut page = Page::default();
+    let (after, at) = if !options.continue_token.is_empty() {
+        if options.version()?.is_some() {
+            return Err(ApiError::bad_request("specifying resource version is not allowed when using continue"));
+        }
+        let token = parse_continue(&options.continue_token)?;
+        (Some(ObjectKey::new(&token.ns, &token.start)), Some(token.rv))
+    } else {
+        let version = options.version()?;
+        if let Some(version) = version {
+            wait_for_version(context, version).await?;
+        }
+        if options.version_match.is_some() && options.resource_version.is_empty() {
+            return Err(ApiError::bad_request(
+                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided",
+            ));
+        }
+        (None, version.filter(|_| options.version_match == Some(VersionMatch::Exact)))
+    };
+    if let Some(version) = at.filter(|v| *v < collection.version()) {
+        let snapshot = collection.snapshot_at(version).map_err(|_| {
+            ApiError::expired(
+                "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter.",
+            )
+        })?;
+        let skip = |key: &ObjectKey| after.as_ref().is_some_and(|a| key <= a);
+        for (_, object) in snapshot.iter().filter(|(k, _)| !skip(k)) {
+            if !page.offer(object, filter, options.limit, exact_count) {
+                break;
+            }
+        }
+        return Ok((page, version));
+    }
+    // Read the version first: everything up to it is already in the collection.
+    let version = store.version().max(collection.version());
+    if let Some(key) = filter.only() {
+        if let Some(object) = collection.get(&key) {
+            page.offer(&object, filter, 0, false);
+        }
+        return Ok((page, version));
+    }
+    collection
+        .scan(filter.namespace(), after.as_ref(), |object| page.offer(object, filter, options.limit, exact_count));
+    Ok((page, at.unwrap_or(version)))
+}
+
+pub(super) async fn watch(context: &mut Context<'_>) -> Result<Reply, ApiError> {
+    let mut options = ListOptions::parse(&context.parts.uri)?;
+    if !context.request.name.is_empty() {
+        options.field_selector = format!("metadata.name={}", context.request.name);
+    }
+    let filter = Filter::parse(
+        &context.endpoint.resource,
+        &context.request.namespace,
+        &options.label_selector,
+        &options.field_selector,
+    )?;
+    let start = start_of(context, &options).await?;
+    let events = WatchEvents::start(context.core.clone(), context.endpoint.clone(), filter, start, &options)?;
+    Ok(Reply::ok(Payload::Watch(events)))
+}
+
+async fn start_of(context: &Context<'_>, options: &ListOptions) -> Result<Start, ApiError> {
+    if options.send_initial_events == Some(true) {
+        if options.version_match != Some(VersionMatch::NotOlderThan) {
+            return Err(invalid_list_options(
+                "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+            ));
+        }
+        if let Some(version) = options.version()? {
+            wait_for_version(context, version).await?;
+        }
+        return Ok(Start::Initial { marked: options.bookmarks });
+    }
+    if options.version_match.is_some() && options.send_initial_events.is_none() {
+        return Err(invalid_list_options(
+            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+        ));
+    }
+    match options.version()? {
+        None if options.send_initial_events == Some(false) => Ok(Start::Now),
+        None => Ok(Start::Initial { marked: false }),
+        Some(version) => {
+            wait_for_version(context, version).await?;
+            Ok(Start::After(version))
+        }
+    }
+}
+
+fn invalid_list_options(message: &str) -> ApiError {
+    ApiError::new(
+        http::StatusCode::UNPROCESSABLE_ENTITY,
+        "Invalid",
+        format!("ListOptions.meta.k8s.io \"\" is invalid: {message}"),
+    )
+}

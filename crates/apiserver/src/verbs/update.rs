@@ -1,0 +1,204 @@
+//! update (PUT), and the read-modify-write loop that patches share.
+
+use std::{future::Future, sync::Arc};
+
+use serde_json::Value;
+
+use super::{
+    Context, Payload, Reply, body,
+    create::{check_type, set_namespace},
+    metadata::{check_new_finalizers, finalizers, is_deleting, meta_mut, meta_text},
+};
+use crate::{
+    admission,
+    request::WriteOptions,
+    status::{ApiError, FieldError},
+    store::{Change, CommitError, Draft, Expect, Stored, Write},
+};
+
+/// Attempts of a read-modify-write before the caller is told that the object keeps changing.
+const ATTEMPTS: usize = 64;
+
+pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
+    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let mut object = body::decode(context.content_type(), raw)?;
+    check_type(context, &mut object)?;
+    set_namespace(context, &mut object)?;
+    let given = meta_text(&object, "name").to_owned();
+    let wanted = context.request.name.clone();
+    if given.is_empty() {
+        meta_mut(&mut object)?.insert("name".into(), wanted.into());
+    } else if given != wanted {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({given}) does not match the name on the URL ({wanted})"
+        )));
+    }
+    let unversioned = meta_text(&object, "resourceVersion").is_empty();
+    if unversioned && context.endpoint.resource.is_custom() {
+        let resource = &context.endpoint.resource;
+        let error = FieldError::invalid("metadata.resourceVersion", &Value::from(0), "must be specified for an update");
+        return Err(ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error]));
+    }
+    modify(context, &options, move |_| {
+        let object = object.clone();
+        async move { Ok(object) }
+    })
+    .await
+}
+
+/// Reads the object, lets `change` make a new one of it (both in the request's version), and stores the result. Starts
+/// again when somebody else was faster, unless the change itself names a version.
+pub(super) async fn modify<F, R>(
+    context: &mut Context<'_>,
+    options: &WriteOptions,
+    mut change: F,
+) -> Result<Reply, ApiError>
+where
+    F: FnMut(Value) -> R,
+    R: Future<Output = Result<Value, ApiError>>,
+{
+    let core = context.core.clone();
+    let resource = context.endpoint.resource.clone();
+    let key = context.key();
+    for _ in 0..ATTEMPTS {
+        let Some(current) = core.store.latest(&resource.storage, &key) else {
+            return Err(core.settled(context.not_found()).await);
+        };
+        let old = core.conversions.view(&context.endpoint, &current).await?.to_value();
+        let new = match change(old.clone()).await {
+            Ok(new) => new,
+            Err(error) => return Err(core.settled(error).await),
+        };
+        let pinned = check_identity(context, &current, &new);
+        let pinned = match pinned {
+            Ok(pinned) => pinned,
+            Err(error) => return Err(core.settled(error).await),
+        };
+        match attempt(context, options, &current, old, new).await {
+            Ok(reply) => return Ok(reply),
+            Err(Attempt::Failed(error)) => return Err(core.settled(error).await),
+            Err(Attempt::Raced) if pinned => {
+                return Err(core
+                    .settled(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
+                    .await);
+            }
+            Err(Attempt::Raced) => {}
+        }
+    }
+    Err(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
+}
+
+enum Attempt {
+    Raced,
+    Failed(ApiError),
+}
+
+impl From<ApiError> for Attempt {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Checks uid and resourceVersion of the new object; true when it names a version.
+fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Result<bool, ApiError> {
+    let resource = &context.endpoint.resource;
+    let uid = meta_text(new, "uid");
+    if !uid.is_empty() && uid != current.uid() {
+        return Err(ApiError::conflict(
+            &resource.group,
+            &resource.plural,
+            &context.request.name,
+            &format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid()),
+        ));
+    }
+    let version = meta_text(new, "resourceVersion");
+    if version.is_empty() {
+        return Ok(false);
+    }
+    let number: u64 = version.parse().map_err(|_| {
+        let error = FieldError::invalid_str("metadata.resourceVersion", version, "must be a number");
+        ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error])
+    })?;
+    if number != current.version {
+        return Err(ApiError::stale(&resource.group, &resource.plural, &context.request.name));
+    }
+    Ok(true)
+}
+
+async fn attempt(
+    context: &mut Context<'_>,
+    options: &WriteOptions,
+    current: &Arc<Stored>,
+    old: Value,
+    mut new: Value,
+) -> Result<Reply, Attempt> {
+    let core = context.core.clone();
+    let resource = context.endpoint.resource.clone();
+    keep_system_metadata(&old, &mut new)?;
+    if let Some(error) = check_new_finalizers(&old, &new) {
+        return Err(ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error]).into());
+    }
+    let new = admission::update(context, &old, new, options).await?;
+    if same(&old, &new) {
+        core.store.settle().await.map_err(|e| core.storage_error(&e))?;
+        return Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, current).await?)));
+    }
+    let finished = is_deleting(&new)
+        && finalizers(&new).is_empty()
+        && new["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0;
+    let stored = core.conversions.convert(&resource, new, &resource.storage_version).await?;
+    let draft = Draft::new(&resource, &stored);
+    if options.dry_run {
+        let preview = Arc::new(draft.preview(current.version));
+        return Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, &preview).await?)));
+    }
+    let change = if finished { Change::Delete } else { Change::Put(draft) };
+    let write = Write {
+        storage: resource.storage.clone(),
+        key: current.key.clone(),
+        expect: Expect::Version(current.version),
+        change,
+        durable: !resource.ephemeral(),
+    };
+    match core.store.commit(write).await {
+        Ok(stored) => {
+            if finished {
+                core.removed(&resource, &stored);
+            } else {
+                core.committed(&resource, &stored)?;
+            }
+            Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, &stored).await?)))
+        }
+        Err(CommitError::Changed(_)) => Err(Attempt::Raced),
+        Err(CommitError::Missing) => Err(Attempt::Raced),
+        Err(error) => Err(core.refusal(error, || context.not_found()).await.into()),
+    }
+}
+
+/// Identity and life cycle of an object are not for clients to edit.
+fn keep_system_metadata(old: &Value, new: &mut Value) -> Result<(), ApiError> {
+    let meta = meta_mut(new)?;
+    meta.remove("selfLink");
+    for key in [
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "name",
+        "namespace",
+        "generateName",
+        "resourceVersion",
+    ] {
+        match old["metadata"].get(key) {
+            Some(value) => meta.insert(key.into(), value.clone()),
+            None => meta.remove(key),
+        };
+    }
+    Ok(())
+}
+
+/// Equal but for who-set-what bookkeeping: such an update writes nothing.
+fn same(old: &Value, new: &Value) -> bool {
+    old == new
+}
