@@ -1,0 +1,236 @@
+//! Who may reach which sandbox. Authentication comes before anything else about a request is looked at.
+
+mod token_review;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use agent_sandbox_protocol::router_headers::SandboxRequest;
+use agent_sandbox_protocol::scoped_token::{self, Claims, Secret};
+use arc_swap::ArcSwap;
+use http::header::{AUTHORIZATION, HeaderMap};
+use sha2::{Digest, Sha256};
+
+use crate::error::RouterError;
+use crate::index::PodIndex;
+use token_review::TokenReviewer;
+pub use token_review::{KubeTokenReview, ReviewOutcome, TokenReview};
+
+/// Which requests are let in.
+#[derive(Clone, Debug)]
+pub enum AuthzConfig {
+    /// Everyone may reach every sandbox. The cluster default for compatibility; says so at every start.
+    AllowAll,
+    /// At least one of these must accept the request.
+    AnyOf(Modes),
+}
+
+/// The modes that can be combined.
+#[derive(Clone, Debug, Default)]
+pub struct Modes {
+    pub token_review: Option<TokenReviewConfig>,
+    /// Files with secrets; each verifies, so that secrets can be rotated.
+    pub scoped_token_secrets: Vec<PathBuf>,
+    pub static_token: Option<StaticToken>,
+}
+
+/// One token that opens everything.
+#[derive(Clone)]
+pub struct StaticToken(pub String);
+
+impl std::fmt::Debug for StaticToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StaticToken([redacted])")
+    }
+}
+
+/// Settings of the mode that asks the API server.
+#[derive(Clone, Debug)]
+pub struct TokenReviewConfig {
+    pub ttl: Duration,
+    pub cache_size: usize,
+    pub require_token: bool,
+    pub audiences: Vec<String>,
+}
+
+impl Default for TokenReviewConfig {
+    fn default() -> Self {
+        Self { ttl: Duration::from_secs(30), cache_size: 2048, require_token: false, audiences: Vec::new() }
+    }
+}
+
+/// Why the modes cannot be used as configured.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthzSetupError {
+    #[error("cannot read scoped-token secret {path}")]
+    ReadSecret { path: PathBuf, source: std::io::Error },
+    #[error("scoped-token secret {path} cannot be used")]
+    Secret { path: PathBuf, source: scoped_token::SecretError },
+    #[error("mode tokenreview needs a Kubernetes API, and none is configured")]
+    NoApi,
+}
+
+/// What authentication learned about the caller.
+#[derive(Debug)]
+pub(crate) enum Identity {
+    /// May reach every sandbox.
+    Unrestricted,
+    /// May reach the one sandbox its token names.
+    Scoped(Claims),
+}
+
+/// Decides about requests.
+pub(crate) struct Authorizer {
+    modes: Option<ActiveModes>,
+}
+
+struct ActiveModes {
+    reviewer: Option<TokenReviewer>,
+    secrets: Option<Arc<Secrets>>,
+    static_token: Option<[u8; 32]>,
+}
+
+/// The secrets in use, replaceable while the router runs.
+pub(crate) struct Secrets {
+    paths: Vec<PathBuf>,
+    current: ArcSwap<Vec<Secret>>,
+}
+
+impl Secrets {
+    fn load(paths: Vec<PathBuf>) -> Result<Self, AuthzSetupError> {
+        let current = ArcSwap::from_pointee(read_secrets(&paths)?);
+        Ok(Self { paths, current })
+    }
+
+    /// Reads the files again; on failure the old secrets stay in use.
+    pub(crate) fn reload(&self) -> Result<(), AuthzSetupError> {
+        self.current.store(Arc::new(read_secrets(&self.paths)?));
+        Ok(())
+    }
+
+    pub(crate) fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    fn verify(&self, token: &str, now: i64) -> Result<Claims, RouterError> {
+        let secrets = self.current.load();
+        secrets.iter().find_map(|secret| secret.verify(token, now).ok()).ok_or(RouterError::Unauthenticated)
+    }
+}
+
+fn read_secrets(paths: &[PathBuf]) -> Result<Vec<Secret>, AuthzSetupError> {
+    paths
+        .iter()
+        .map(|path| {
+            let bytes =
+                std::fs::read(path).map_err(|source| AuthzSetupError::ReadSecret { path: path.clone(), source })?;
+            Secret::from_file_bytes(&bytes).map_err(|source| AuthzSetupError::Secret { path: path.clone(), source })
+        })
+        .collect()
+}
+
+impl Authorizer {
+    /// `review` is how tokens are reviewed, if that mode is on.
+    pub(crate) fn new(config: &AuthzConfig, review: Option<Arc<dyn TokenReview>>) -> Result<Self, AuthzSetupError> {
+        let AuthzConfig::AnyOf(modes) = config else { return Ok(Self { modes: None }) };
+        let reviewer = match (&modes.token_review, review) {
+            (Some(config), Some(review)) => Some(TokenReviewer::new(config.clone(), review)),
+            (Some(_), None) => return Err(AuthzSetupError::NoApi),
+            (None, _) => None,
+        };
+        let secrets = match modes.scoped_token_secrets.as_slice() {
+            [] => None,
+            paths => Some(Arc::new(Secrets::load(paths.to_vec())?)),
+        };
+        let static_token = modes.static_token.as_ref().map(|token| digest(token.0.trim()));
+        Ok(Self { modes: Some(ActiveModes { reviewer, secrets, static_token }) })
+    }
+
+    /// The secrets, for whoever watches their files.
+    pub(crate) fn secrets(&self) -> Option<&Arc<Secrets>> {
+        self.modes.as_ref().and_then(|modes| modes.secrets.as_ref())
+    }
+
+    /// Establishes who calls, from the headers alone.
+    pub(crate) async fn authenticate(&self, headers: &HeaderMap) -> Result<Identity, RouterError> {
+        let Some(modes) = &self.modes else { return Ok(Identity::Unrestricted) };
+        match bearer(headers) {
+            Some(token) => modes.judge(token).await,
+            None => modes.judge_anonymous(),
+        }
+    }
+}
+
+impl ActiveModes {
+    async fn judge(&self, token: &str) -> Result<Identity, RouterError> {
+        if let Some(expected) = &self.static_token {
+            use subtle::ConstantTimeEq;
+            if bool::from(digest(token).ct_eq(expected)) {
+                return Ok(Identity::Unrestricted);
+            }
+        }
+        // Only a token of that form can be a scoped one; each token is judged by one mode, so that a bad scoped token
+        // is never shown to the API server.
+        match (&self.secrets, &self.reviewer) {
+            (Some(secrets), _) if scoped_token::looks_scoped(token) => {
+                secrets.verify(token, unix_seconds()).map(Identity::Scoped)
+            }
+            (_, Some(reviewer)) => reviewer.review(token).await.map(|()| Identity::Unrestricted),
+            _ if self.static_token.is_some() => Err(RouterError::WrongStaticToken),
+            _ => Err(RouterError::Unauthenticated),
+        }
+    }
+
+    /// Anonymous callers pass only where token review is the one mode and does not insist; combined with a stricter
+    /// mode, its leniency would void that mode.
+    fn judge_anonymous(&self) -> Result<Identity, RouterError> {
+        match &self.reviewer {
+            Some(reviewer) if self.secrets.is_none() && self.static_token.is_none() && !reviewer.requires_token() => {
+                Ok(Identity::Unrestricted)
+            }
+            _ if self.static_token.is_some() => Err(RouterError::MissingStaticToken),
+            _ => Err(RouterError::Unauthenticated),
+        }
+    }
+}
+
+impl Identity {
+    /// Whether this caller may reach the sandbox the request names.
+    ///
+    /// Clients send the address and UID they know of; for a scoped caller those must be the named sandbox's own.
+    pub(crate) fn authorize(&self, request: &SandboxRequest, index: &PodIndex) -> Result<(), RouterError> {
+        let Self::Scoped(claims) = self else { return Ok(()) };
+        if claims.namespace != request.namespace.as_str() || claims.name != request.id.as_str() {
+            return Err(RouterError::Forbidden);
+        }
+        if request.pod_ip.is_none() && request.uid.is_none() {
+            return Ok(());
+        }
+        let live = index.by_name(&claims.namespace, &claims.name);
+        let uid_agrees = |uid: &str| live.as_ref().is_some_and(|live| *live.sandbox_uid == *uid);
+        let ip_agrees = |ip| live.as_ref().is_some_and(|live| live.has_ip(ip));
+        let agrees = request.uid_str().is_none_or(uid_agrees) && request.pod_ip.is_none_or(ip_agrees);
+        if agrees { Ok(()) } else { Err(RouterError::Forbidden) }
+    }
+}
+
+/// The bearer token: scheme in any case, one space, the rest trimmed; empty is none, and so are two headers.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next()?.to_str().ok()?;
+    if values.next().is_some() {
+        return None;
+    }
+    let (scheme, token) = value.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+fn digest(token: &str) -> [u8; 32] {
+    Sha256::digest(token.as_bytes()).into()
+}
+
+fn unix_seconds() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
+}

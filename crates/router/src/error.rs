@@ -1,0 +1,146 @@
+//! Everything that can go wrong with one request, and the one place that turns it into a response.
+
+use std::io;
+
+use agent_sandbox_protocol::router_headers::{HeaderError, Label};
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{Response, StatusCode};
+
+/// Why the router answered a request itself.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RouterError {
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    #[error("unauthenticated")]
+    Unauthenticated,
+    /// A static token is configured and the request carries none.
+    #[error("Missing or invalid Authorization header.")]
+    MissingStaticToken,
+    #[error("Invalid token.")]
+    WrongStaticToken,
+    #[error("forbidden")]
+    Forbidden,
+    /// The API server could not say whether the token is good. Its own words stay in our log.
+    #[error("tokenreview: the token could not be checked")]
+    TokenReview,
+    #[error("Method Not Allowed")]
+    Method,
+    #[error("Request body is larger than {0} bytes.")]
+    BodyTooLarge(u64),
+    #[error("Could not connect to the backend sandbox: {id}")]
+    Dial { id: Label, cause: DialError },
+    #[error("Timed out waiting for the backend sandbox: {id}")]
+    Timeout { id: Label },
+    /// The request was sent; whether it had an effect is unknown, so it is not sent again.
+    #[error("The backend sandbox closed the connection: {id}")]
+    Upstream { id: Label, reason: UpstreamReason },
+    #[error("Backend attempted a protocol upgrade that was not requested.")]
+    UnexpectedUpgrade,
+    #[error("The router is overloaded.")]
+    Overloaded,
+    #[error("Too many requests for sandbox: {id}")]
+    SandboxOverloaded { id: Label },
+    #[error("Too many upgraded connections from this client.")]
+    TooManyUpgrades,
+}
+
+/// Why no connection to the sandbox came about. Nothing was sent.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DialError {
+    #[error("no live Pod is known")]
+    NoPod,
+    #[error("name does not resolve")]
+    Dns(#[source] io::Error),
+    #[error("connect failed")]
+    Connect(#[source] io::Error),
+    #[error("connect timed out")]
+    TimedOut,
+}
+
+impl DialError {
+    /// Whether the Pod's host looks dead, as opposed to a program that does not listen yet.
+    pub(crate) fn host_looks_dead(&self) -> bool {
+        match self {
+            Self::TimedOut => true,
+            Self::Connect(error) => matches!(
+                error.kind(),
+                io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
+            ),
+            Self::NoPod | Self::Dns(_) => false,
+        }
+    }
+}
+
+/// Bounded reasons for the metric of upstream errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum UpstreamReason {
+    Dial,
+    Timeout,
+    Eof,
+    Other,
+}
+
+impl UpstreamReason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Dial => "dial",
+            Self::Timeout => "timeout",
+            Self::Eof => "eof",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl RouterError {
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::Header(_) => StatusCode::BAD_REQUEST,
+            Self::Unauthenticated | Self::MissingStaticToken | Self::WrongStaticToken => StatusCode::UNAUTHORIZED,
+            Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::TokenReview => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Dial { .. } | Self::Upstream { .. } | Self::UnexpectedUpgrade => StatusCode::BAD_GATEWAY,
+            Self::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Self::Overloaded | Self::SandboxOverloaded { .. } | Self::TooManyUpgrades => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+        }
+    }
+
+    /// The upstream-error metric this counts under, if the sandbox's side failed.
+    pub(crate) fn upstream_reason(&self) -> Option<UpstreamReason> {
+        match self {
+            Self::Dial { .. } => Some(UpstreamReason::Dial),
+            Self::Timeout { .. } => Some(UpstreamReason::Timeout),
+            Self::Upstream { reason, .. } => Some(*reason),
+            Self::UnexpectedUpgrade => Some(UpstreamReason::Other),
+            _ => None,
+        }
+    }
+
+    /// The response, as the contract words it.
+    pub(crate) fn into_response(self) -> Response<Bytes> {
+        let mut body = serde_json::json!({ "detail": self.to_string() }).to_string();
+        body.push('\n');
+        let mut response = Response::new(Bytes::from(body));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self.status() {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            // The rest of the body is not read, so the connection cannot be used again.
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

@@ -1,0 +1,83 @@
+//! Health, readiness and metrics: answers of the router about itself, on ports of their own.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics;
+use crate::worker::Shared;
+
+/// Which of the two small ports this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Port {
+    Probes,
+    Metrics,
+}
+
+/// Answers `/healthz` and `/readyz`.
+pub(crate) fn answer(shared: &Shared, path: &str) -> Response<Bytes> {
+    match path {
+        "/healthz" => reply(StatusCode::OK, "application/json", "{\"status\":\"ok\"}".into()),
+        "/readyz" if shared.draining.load(Ordering::Relaxed) => unready("draining"),
+        "/readyz" if !shared.ready.load(Ordering::Relaxed) => unready("starting"),
+        "/readyz" => reply(StatusCode::OK, "text/plain", "ok".into()),
+        _ => reply(StatusCode::NOT_FOUND, "text/plain", "not found".into()),
+    }
+}
+
+fn unready(why: &'static str) -> Response<Bytes> {
+    reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", why.into())
+}
+
+fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Bytes> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// Serves one of the small ports until `stop`; it outlives the drain so that probes see it.
+pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener, port: Port, stop: CancellationToken) {
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of descriptors, most likely; the listener itself is fine.
+            tokio::time::sleep(crate::server::ACCEPT_PAUSE).await;
+            continue;
+        };
+        let (shared, stop) = (Arc::clone(&shared), stop.clone());
+        tokio::spawn(async move {
+            let service = service_fn(move |request: Request<Incoming>| {
+                let response = match (port, request.uri().path()) {
+                    (Port::Metrics, "/metrics") => {
+                        reply(StatusCode::OK, metrics::CONTENT_TYPE, shared.metrics.render().into())
+                    }
+                    (_, path) => answer(&shared, path),
+                };
+                std::future::ready(Ok::<_, Infallible>(response.map(Full::new)))
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::select! {
+                () = stop.cancelled() => {}
+                result = connection => if let Err(error) = result {
+                    tracing::debug!(%error, "Probe connection ended");
+                }
+            }
+        });
+    }
+}

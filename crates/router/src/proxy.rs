@@ -1,0 +1,208 @@
+//! One request through all its stages: authenticate → validate → authorise → resolve → proxy.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use agent_sandbox_protocol::router_headers::{Loopback, SANDBOX_ID, SandboxRequest};
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HeaderMap, HeaderValue};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+
+use crate::body::{DownBody, UploadBody};
+use crate::client_side::ClientSide;
+use crate::error::RouterError;
+use crate::exchange::Exchange;
+use crate::forward;
+use crate::trace::TRACEPARENT;
+use crate::upgrade;
+use crate::upstream::{self, Answer, Wire};
+use crate::worker::Worker;
+
+/// Answers one request; whatever goes wrong becomes a response.
+pub(crate) async fn handle(
+    worker: Arc<Worker>,
+    client: Arc<ClientSide>,
+    request: Request<Incoming>,
+) -> Result<Response<DownBody>, Infallible> {
+    if let Some(response) = own_endpoint(&worker, &request) {
+        return Ok(response);
+    }
+    let closing = request.version() < Version::HTTP_2 && worker.shared.draining.load(Ordering::Relaxed);
+    let mut exchange = Exchange::begin(&worker, &client, &request);
+    let mut response = match serve(&mut exchange, &client, request).await {
+        Ok(Served::Answer(answer)) => respond(exchange, answer),
+        Ok(Served::Upgrading(pending)) => pending.start(exchange, &client),
+        Ok(Served::Refused(response)) => {
+            exchange.answered(response.status().as_u16());
+            response.map(DownBody::own)
+        }
+        Err(error) => {
+            exchange.failed(&error);
+            let response = error.into_response();
+            exchange.add_bytes_out(response.body().len() as u64);
+            response.map(DownBody::own)
+        }
+    };
+    if closing && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        // The client finds another router for its next request instead of losing it here.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
+}
+
+/// What became of a request that nothing is wrong with.
+pub(crate) enum Served {
+    Answer(Answer),
+    Upgrading(Box<upgrade::Pending>),
+    /// An upgrade that is refused in its own protocol.
+    Refused(Response<Bytes>),
+}
+
+async fn serve(
+    exchange: &mut Exchange,
+    client: &Arc<ClientSide>,
+    mut request: Request<Incoming>,
+) -> Result<Served, RouterError> {
+    let worker = Arc::clone(exchange.worker());
+    let shared = &worker.shared;
+    let limits = &shared.config.limits;
+    // Shed before any work is done.
+    if exchange.overload {
+        return Err(RouterError::Overloaded);
+    }
+    let wanted = admit(exchange, request.headers()).await?;
+    if request.method() == Method::CONNECT {
+        return Err(RouterError::Method);
+    }
+    let too_large = |length: &HeaderValue| {
+        length.to_str().ok().and_then(|text| text.parse::<u64>().ok()).is_some_and(|n| n > limits.request_body_bytes)
+    };
+    if limits.request_body_bytes > 0 && request.headers().get(CONTENT_LENGTH).is_some_and(too_large) {
+        return Err(RouterError::BodyTooLarge(limits.request_body_bytes));
+    }
+    let upgrade = match request.version() {
+        Version::HTTP_11 => forward::requested_upgrade(request.headers()),
+        _ => None,
+    };
+    let Some(protocol) = upgrade else {
+        let wire = if is_grpc(&request) { Wire::Http2 } else { Wire::Http1 };
+        let request = outbound(request, exchange, client, None, limits.request_body_bytes);
+        return upstream::send(exchange, &wanted, request, wire).await.map(Served::Answer);
+    };
+    let permit = match upgrade::Permit::take(shared, client, request.headers()) {
+        Some(permit) => permit,
+        None => return upgrade::refuse(&protocol, request),
+    };
+    let theirs: OnUpgrade = hyper::upgrade::on(&mut request);
+    let request = outbound(request, exchange, client, Some(&protocol), limits.request_body_bytes);
+    match upstream::send(exchange, &wanted, request, Wire::Http1).await? {
+        Answer::Leased(response, lease) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            Ok(Served::Upgrading(Box::new(upgrade::Pending { response, lease, theirs, protocol, permit })))
+        }
+        answer => Ok(Served::Answer(answer)),
+    }
+}
+
+/// Authenticates, then validates, then authorises: callers nobody knows learn nothing about what is valid.
+async fn admit(exchange: &mut Exchange, headers: &HeaderMap) -> Result<SandboxRequest, RouterError> {
+    let worker = Arc::clone(exchange.worker());
+    let shared = &worker.shared;
+    let identity =
+        shared.authorizer.authenticate(headers).await.inspect_err(|_| shared.metrics.decision(None, false))?;
+    let loopback = if shared.config.verification.allow_loopback { Loopback::Allowed } else { Loopback::Refused };
+    let wanted = SandboxRequest::parse(headers, loopback)?;
+    exchange.names(&wanted);
+    let allowed = identity.authorize(&wanted, &shared.index);
+    shared.metrics.decision(exchange.namespace(), allowed.is_ok());
+    allowed.map(|()| wanted)
+}
+
+fn is_grpc(request: &Request<Incoming>) -> bool {
+    request.version() == Version::HTTP_2
+        && request.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// The request as the sandbox will see it, except for its authority, which depends on where it is sent.
+fn outbound(
+    request: Request<Incoming>,
+    exchange: &Exchange,
+    client: &ClientSide,
+    upgrade: Option<&HeaderValue>,
+    body_limit: u64,
+) -> Request<UploadBody> {
+    let (mut parts, body) = request.into_parts();
+    let mut uri = parts.uri.into_parts();
+    let authority = uri.authority.take().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+    uri.scheme = None;
+    // Path and query pass as they came, byte for byte.
+    parts.uri = Uri::from_parts(uri).unwrap_or_default();
+    parts.extensions.clear();
+    if parts.version == Version::HTTP_2 {
+        join_cookies(&mut parts.headers);
+    }
+    forward::prepare_request(&mut parts.headers, &client.inbound, authority, upgrade);
+    if let Some(traceparent) = exchange.trace.header() {
+        parts.headers.insert(TRACEPARENT, traceparent);
+    }
+    Request::from_parts(parts, UploadBody::new(body, body_limit))
+}
+
+/// HTTP/2 may split cookies over several fields; HTTP/1.1 allows one.
+fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let joined: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&joined.join(b"; ".as_slice())) {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+/// Streams the sandbox's answer.
+fn respond(mut exchange: Box<Exchange>, answer: Answer) -> Response<DownBody> {
+    let idle = exchange.worker().shared.config.timeouts.stream_idle;
+    let (response, lease) = match answer {
+        Answer::Leased(response, lease) => (response, Some(lease)),
+        Answer::Shared(response) => (response, None),
+    };
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let error = RouterError::UnexpectedUpgrade;
+        exchange.failed(&error);
+        return error.into_response().map(DownBody::own);
+    }
+    exchange.answered(response.status().as_u16());
+    let (mut parts, body) = response.into_parts();
+    forward::prepare_response(&mut parts.headers, None);
+    parts.version = exchange.version;
+    parts.extensions.clear();
+    let body = match lease {
+        Some(lease) => DownBody::leased(body, lease, exchange, idle),
+        None => DownBody::shared(body, exchange, idle),
+    };
+    Response::from_parts(parts, body)
+}
+
+/// Health answers of the router itself; a request that names a sandbox always goes to the sandbox.
+fn own_endpoint(worker: &Worker, request: &Request<Incoming>) -> Option<Response<DownBody>> {
+    let path = request.uri().path();
+    if !matches!(path, "/healthz" | "/readyz") || request.headers().contains_key(SANDBOX_ID) {
+        return None;
+    }
+    Some(crate::probes::answer(&worker.shared, path).map(DownBody::own))
+}
+
+/// The client an upgrade is counted against: the peer, or whom a trusted proxy names.
+pub(crate) fn client_address(worker_config: &crate::config::RouterConfig, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    let trusted = |ip: IpAddr| worker_config.trusted_proxies.iter().any(|block| block.contains(ip));
+    if !trusted(peer) {
+        return peer;
+    }
+    let hops = headers.get_all(forward::FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+    let hops: Vec<&str> = hops.flat_map(|value| value.split(',')).map(str::trim).collect();
+    // The right-most hop that is not one of ours; what stands left of it may be invented.
+    hops.iter().rev().map_while(|hop| hop.parse().ok()).find(|ip| !trusted(*ip)).unwrap_or(peer)
+}

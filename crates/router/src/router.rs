@@ -1,0 +1,156 @@
+//! The router as a value: built from a configuration and its ports to the outside, then served on listeners.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use kube::Client;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::access_log::AccessLog;
+use crate::authz::{Authorizer, AuthzConfig, AuthzSetupError, KubeTokenReview, TokenReview};
+use crate::config::RouterConfig;
+use crate::connect::{Connect, TcpConnect};
+use crate::dns::{Lookup, SystemDns};
+use crate::index::{PodIndex, watch};
+use crate::metrics::Metrics;
+use crate::probes::{self, Port};
+use crate::server::{self, Crew};
+use crate::tls::Acceptor;
+use crate::wake::Wake;
+use crate::worker::Shared;
+
+/// The router's ports to the outside.
+pub struct Deps {
+    /// Watched for Pods and asked for token reviews; `None` when the caller feeds the index.
+    pub client: Option<Client>,
+    /// Opens connections to sandboxes.
+    pub connect: Arc<dyn Connect>,
+    pub dns: Arc<dyn Lookup>,
+    /// Called when a Sandbox has no live Pod.
+    pub wake: Option<Arc<dyn Wake>>,
+    /// Live Pods; shared so that an embedder can look things up in it too.
+    pub index: Arc<PodIndex>,
+    /// Reviews tokens; `None` uses the client.
+    pub token_review: Option<Arc<dyn TokenReview>>,
+    /// Where the access log goes; `None` is standard error.
+    pub access_log: Option<Box<dyn Write + Send>>,
+}
+
+impl Deps {
+    /// Watches Pods with `client` and dials their addresses.
+    pub fn watching(client: Client) -> Self {
+        Self { client: Some(client), ..Self::detached() }
+    }
+
+    /// No API; the caller feeds `index` itself.
+    pub fn detached() -> Self {
+        Self {
+            client: None,
+            connect: Arc::new(TcpConnect),
+            dns: Arc::new(SystemDns),
+            wake: None,
+            index: Arc::default(),
+            token_review: None,
+            access_log: None,
+        }
+    }
+}
+
+/// Why a router cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RouterSetupError {
+    #[error("authorisation is not set up")]
+    Authz(#[from] AuthzSetupError),
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// A router, ready to serve any number of listeners.
+pub struct Router {
+    shared: Arc<Shared>,
+    crew: Crew,
+    client: Option<Client>,
+    watching: OnceLock<()>,
+}
+
+impl Router {
+    /// Builds a router; starts its worker threads, if it has any, and nothing else.
+    pub fn new(config: RouterConfig, deps: Deps) -> Result<Self, RouterSetupError> {
+        let review = deps
+            .token_review
+            .or_else(|| deps.client.clone().map(|client| Arc::new(KubeTokenReview(client)) as Arc<dyn TokenReview>));
+        let authorizer = Authorizer::new(&config.authz, review)?;
+        if matches!(config.authz, AuthzConfig::AllowAll) {
+            tracing::warn!("Every caller may reach every sandbox (authorisation mode allow-all)");
+        }
+        let access_log = if config.access_log {
+            let sink = deps.access_log.unwrap_or_else(|| Box::new(std::io::stderr()));
+            Some(Arc::new(AccessLog::start(sink).map_err(RouterSetupError::Thread)?))
+        } else {
+            None
+        };
+        let threads = config.workers;
+        let shared = Arc::new(Shared {
+            config,
+            index: deps.index,
+            connect: deps.connect,
+            dns: deps.dns,
+            wake: deps.wake,
+            authorizer,
+            metrics: Metrics::default(),
+            access_log,
+            in_flight: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+            upgrades: parking_lot::Mutex::default(),
+            draining: AtomicBool::new(false),
+            ready: AtomicBool::new(false),
+            tasks: TaskTracker::new(),
+            abort: CancellationToken::new(),
+        });
+        let crew = Crew::start(&shared, threads).map_err(RouterSetupError::Thread)?;
+        Ok(Self { shared, crew, client: deps.client, watching: OnceLock::new() })
+    }
+
+    /// The index of live Pods.
+    pub fn index(&self) -> &Arc<PodIndex> {
+        &self.shared.index
+    }
+
+    /// Serves plain HTTP until `shutdown`, then drains. Starts watching Pods if that has not begun.
+    pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) {
+        self.watch(&shutdown);
+        self.shared.ready.store(true, Ordering::Relaxed);
+        server::serve(&self.shared, &self.crew, listener, None, shutdown).await;
+    }
+
+    /// The same over TLS.
+    pub async fn serve_tls(&self, listener: TcpListener, tls: Acceptor, shutdown: CancellationToken) {
+        self.watch(&shutdown);
+        self.shared.ready.store(true, Ordering::Relaxed);
+        server::serve(&self.shared, &self.crew, listener, Some(tls), shutdown).await;
+    }
+
+    /// Serves `/healthz` and `/readyz` until `stop`.
+    pub async fn serve_probes(&self, listener: TcpListener, stop: CancellationToken) {
+        probes::serve(Arc::clone(&self.shared), listener, Port::Probes, stop).await;
+    }
+
+    /// Serves `/metrics` until `stop`.
+    pub async fn serve_metrics(&self, listener: TcpListener, stop: CancellationToken) {
+        probes::serve(Arc::clone(&self.shared), listener, Port::Metrics, stop).await;
+    }
+
+    /// Starts keeping the index current, once; the watch ends with `shutdown`.
+    pub(crate) fn watch(&self, shutdown: &CancellationToken) {
+        let Some(client) = &self.client else { return };
+        self.watching.get_or_init(|| {
+            let index = Arc::clone(&self.shared.index);
+            let namespace = self.shared.config.watch_namespace.clone();
+            tokio::spawn(watch::run(index, client.clone(), namespace, shutdown.clone()));
+        });
+    }
+}
