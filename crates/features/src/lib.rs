@@ -1,0 +1,1 @@
+//! Empty: only the dependency features of this package matter. `make generate` keeps them.
