@@ -12,6 +12,7 @@ mod builtins;
 mod crd;
 mod descriptor;
 
+pub(crate) use crd::compare_versions;
 pub use crd::compile_crd;
 pub use descriptor::{
     Conversion, Origin, PrinterColumn, Resource, ScaleSubresource, SelectableField, Subresources, Version,

@@ -1,7 +1,7 @@
 //! Replies as HTTP responses: JSON, lists without copying each object twice, watches as a stream of lines.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use futures::stream;
+use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -10,9 +10,12 @@ use serde_json::Value;
 use crate::{
     registry::Endpoint,
     status::ApiError,
+    table::{Form, IncludeObject},
     verbs::{List, Payload, Reply},
     watch::{WatchEvent, WatchEvents},
 };
+
+mod tables;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The body of every response.
@@ -42,13 +45,20 @@ pub fn error_response(error: &ApiError) -> Response<Body> {
     response
 }
 
-/// Renders a reply to `endpoint` as plain JSON.
-pub fn reply_response(endpoint: &Endpoint, reply: Reply) -> Response<Body> {
-    let mut response = match reply.payload {
-        Payload::Object(view) => json_response(reply.code, view.to_json()),
-        Payload::List(list) => json_response(reply.code, list_json(endpoint, &list)),
-        Payload::Value(value) => value_response(reply.code, &value),
-        Payload::Watch(events) => watch_response(events, |event| event_line(&event)),
+/// A body that is sent piece by piece.
+pub fn stream<E: Into<BoxError>>(pieces: impl Stream<Item = Result<Bytes, E>> + Send + 'static) -> Body {
+    StreamBody::new(pieces.map(|piece| piece.map(Frame::data).map_err(Into::into))).boxed_unsync()
+}
+
+/// Renders a reply to `endpoint` in the form that the client asked for.
+pub fn reply_response(endpoint: &Endpoint, reply: Reply, form: Form, include: IncludeObject) -> Response<Body> {
+    let mut response = match (form, reply.payload) {
+        (_, Payload::Value(value)) => value_response(reply.code, &value),
+        (Form::Json, Payload::Object(view)) => json_response(reply.code, view.to_json()),
+        (Form::Json, Payload::List(list)) => json_response(reply.code, list_json(endpoint, &list)),
+        (Form::Json, Payload::Watch(events)) => watch_response(events, |event| event_line(&event)),
+        (Form::Table, payload) => tables::respond(endpoint, reply.code, payload, include),
+        (Form::Metadata, payload) => tables::respond_metadata(reply.code, payload),
     };
     add_warnings(&mut response, &reply.warnings);
     response
@@ -65,7 +75,8 @@ pub fn add_warnings<B>(response: &mut Response<B>, warnings: &[String]) {
     }
 }
 
-fn list_json(endpoint: &Endpoint, list: &List) -> Bytes {
+/// `metadata` of a list: where it was read, and where it goes on.
+fn list_metadata(list: &List) -> Value {
     let mut metadata = serde_json::json!({ "resourceVersion": list.version.to_string() });
     if !list.next.is_empty() {
         metadata["continue"] = list.next.as_str().into();
@@ -73,10 +84,14 @@ fn list_json(endpoint: &Endpoint, list: &List) -> Bytes {
     if let Some(remaining) = list.remaining {
         metadata["remainingItemCount"] = remaining.into();
     }
+    metadata
+}
+
+fn list_json(endpoint: &Endpoint, list: &List) -> Bytes {
     let head = serde_json::json!({
         "kind": endpoint.resource.list_kind,
         "apiVersion": endpoint.api_version(),
-        "metadata": metadata,
+        "metadata": list_metadata(list),
     })
     .to_string();
     let parts: Vec<Bytes> = list.items.iter().map(crate::convert::View::to_json).collect();

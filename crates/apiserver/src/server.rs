@@ -14,12 +14,17 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use crate::{
     convert::{Conversions, Converter},
+    front::{self, Door, Front},
     identity::UserInfo,
+    node::NodeBackend,
+    protobuf,
     registry::{Registry, Resource, compile_crd},
     render::{self, Body, BoxError},
-    request::Target,
+    request::{Target, query_value},
+    serve::{Credentials, Listener, ListenerConfig, ServeError},
     status::ApiError,
     store::{CommitError, Store, Stored},
+    table::{Form, IncludeObject},
     verbs::{self, MAX_BODY},
 };
 
@@ -39,6 +44,8 @@ pub struct Config {
 pub enum OpenError {
     #[error("cannot start the store's writer")]
     Writer(#[source] std::io::Error),
+    #[error("cannot prepare certificates and tokens")]
+    Credentials(#[from] ServeError),
     #[error("cannot create the objects every cluster has")]
     Bootstrap(#[source] CommitError),
 }
@@ -48,6 +55,7 @@ pub(crate) struct Core {
     pub(crate) store: Arc<Store>,
     pub(crate) registry: Registry,
     pub(crate) conversions: Conversions,
+    pub(crate) front: Front,
 }
 
 impl Core {
@@ -119,6 +127,7 @@ impl ApiServer {
             store: store.clone(),
             registry: Registry::default(),
             conversions: Conversions::new(config.converter),
+            front: Front::new(credentials(config.data_dir.as_deref())?, &store),
         });
         let server = Self { core, _closer: Arc::new(Closer(store)) };
         crate::bootstrap::run(&server.core).await?;
@@ -144,7 +153,27 @@ impl ApiServer {
         kube::Client::new(InProcess { server: self.clone(), user: Arc::new(user) }, "default")
     }
 
-    /// Answers a request of an authenticated and authorised user.
+    /// Hands the Pods' logs, commands and ports to whoever runs the Pods.
+    pub fn attach_node(&self, backend: impl NodeBackend) {
+        self.core.front.attach_node(backend);
+    }
+
+    /// Opens the network front door: TLS, a token for every request, and a kubeconfig.
+    pub async fn listen(&self, config: ListenerConfig) -> Result<Listener, ServeError> {
+        let server = self.clone();
+        Listener::start(config, &self.core.front.credentials, |stop| Door::new(server, stop)).await
+    }
+
+    /// Ends exec, attach and port-forward sessions; for the end of the process.
+    pub async fn close_streams(&self) {
+        self.core.front.close_streams().await;
+    }
+
+    pub(crate) fn front(&self) -> &Front {
+        &self.core.front
+    }
+
+    /// Answers a request of an authenticated user, if roles and bindings allow it.
     pub async fn handle<B>(&self, user: &UserInfo, request: Request<B>) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes> + Send,
@@ -161,18 +190,37 @@ impl ApiServer {
         B: http_body::Body<Data = Bytes> + Send,
         B::Error: Into<BoxError>,
     {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let target = Target::parse(&parts.method, &parts.uri)?;
-        let Target::Resource(wanted) = target else { return Err(ApiError::no_such_path()) };
-        let body = collect(body).await?;
-        let reply = verbs::dispatch(&self.core, user, &wanted, &parts, body).await?;
+        let front = &self.core.front;
+        front.authorize(user, &target)?;
+        let Target::Resource(wanted) = target else { return front.document(&self.core.registry, &parts) };
+        if let Some(kind) = Front::stream_kind(&wanted) {
+            return front.stream(&self.core.store, kind, &wanted, &mut parts).await;
+        }
+        let form = Form::negotiate(&parts.headers)?;
+        let include = IncludeObject::read(query_value(&parts.uri, "includeObject").as_deref())?;
+        let body = protobuf::to_json(&mut parts, collect(body).await?)?;
         let endpoint = self
             .core
             .registry
             .snapshot()
             .endpoint(&wanted.group, &wanted.version, &wanted.resource)
             .ok_or_else(ApiError::no_such_path)?;
-        Ok(render::reply_response(&endpoint, reply))
+        let reply = match front.review(&self.core.store, user, &wanted, &parts, &body) {
+            Some(answer) => answer?,
+            None => verbs::dispatch(&self.core, user, &wanted, &parts, body).await?,
+        };
+        Ok(render::reply_response(&endpoint, reply, form, include))
+    }
+}
+
+/// Certificates and tokens live beside the objects, or nowhere when these do.
+fn credentials(data_dir: Option<&std::path::Path>) -> Result<Credentials, ServeError> {
+    let now = jiff::Timestamp::now();
+    match data_dir {
+        Some(folder) => Credentials::load_or_create(&folder.join("credentials.json"), "embedded", now),
+        None => Credentials::generate("embedded", now),
     }
 }
 
@@ -207,6 +255,9 @@ impl tower::Service<Request<kube::client::Body>> for InProcess {
     fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
         let server = self.server.clone();
         let user = self.user.clone();
+        if request.headers().contains_key(http::header::UPGRADE) {
+            return Box::pin(async move { Ok(front::upgrade(server, user, request).await) });
+        }
         Box::pin(async move { Ok(server.handle(&user, request).await) })
     }
 }

@@ -26,6 +26,7 @@ mod read;
 mod update;
 
 pub use body::MAX_BODY;
+pub(crate) use body::decode as decode_body;
 pub(crate) use metadata::now;
 
 /// The answer to a request, before it is rendered.

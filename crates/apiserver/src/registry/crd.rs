@@ -167,7 +167,7 @@ fn strings(value: &Value) -> Vec<String> {
 }
 
 /// Kubernetes' order of versions: GA before beta before alpha, newest first; other names after them, alphabetically.
-fn compare_versions(a: &str, b: &str) -> std::cmp::Ordering {
+pub(crate) fn compare_versions(a: &str, b: &str) -> std::cmp::Ordering {
     let (pa, pb) = (parse_version(a), parse_version(b));
     match (pa, pb) {
         (Some(x), Some(y)) => x.cmp(&y),

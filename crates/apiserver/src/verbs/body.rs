@@ -10,7 +10,7 @@ pub const MAX_BODY: usize = 3 << 20;
 const ACCEPTED: &[&str] = &["application/json", "application/yaml"];
 
 /// Decodes an object. Bodies without a media type are JSON: a published Python client sends none.
-pub(super) fn decode(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
+pub(crate) fn decode(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
     let value = match content_type.split(';').next().unwrap_or_default().trim() {
         "" | "application/json" | "*/*" => from_json(body)?,
         "application/yaml" | "application/x-yaml" | "text/yaml" => from_yaml(body)?,

@@ -1,0 +1,241 @@
+//! From request headers to an identity.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use jiff::Timestamp;
+use subtle::ConstantTimeEq;
+
+use super::rbac::{AccessTarget, Attributes, Policy};
+use super::tokens::{Claims, TokenError, TokenSigner};
+use crate::identity::UserInfo;
+use crate::status::ApiError;
+
+const IMPERSONATE_USER: &str = "impersonate-user";
+const IMPERSONATE_UID: &str = "impersonate-uid";
+const IMPERSONATE_GROUP: &str = "impersonate-group";
+const IMPERSONATE_EXTRA: &str = "impersonate-extra-";
+
+/// Looks up whether the objects that a token is bound to still exist.
+pub trait Objects: Send + Sync {
+    /// The uid of a core object, if there is one of that name.
+    fn uid(&self, resource: &str, namespace: &str, name: &str) -> Option<String>;
+}
+
+/// Knows the administrator's token and the key of ServiceAccount tokens.
+#[derive(Clone)]
+pub struct Authenticator {
+    admin_token: Arc<str>,
+    signer: TokenSigner,
+    objects: Arc<dyn Objects>,
+}
+
+impl Authenticator {
+    pub fn new(admin_token: &str, signing_key: &[u8], objects: Arc<dyn Objects>) -> Self {
+        Self { admin_token: admin_token.into(), signer: TokenSigner::new(signing_key), objects }
+    }
+
+    pub fn signer(&self) -> &TokenSigner {
+        &self.signer
+    }
+
+    /// Who sent the request. A request without a valid token gets no further.
+    pub fn authenticate(&self, headers: &HeaderMap, now: Timestamp) -> Result<UserInfo, ApiError> {
+        let token = bearer(headers).ok_or_else(ApiError::unauthorized)?;
+        self.identify(token, now).map(|(user, _)| user).map_err(|error| {
+            tracing::debug!(%error, "Refused a bearer token");
+            ApiError::unauthorized()
+        })
+    }
+
+    /// The user of a token and, for a ServiceAccount, the audiences it is meant for.
+    pub fn identify(&self, token: &str, now: Timestamp) -> Result<(UserInfo, Option<Vec<String>>), TokenError> {
+        if bool::from(token.as_bytes().ct_eq(self.admin_token.as_bytes())) {
+            return Ok((UserInfo::administrator(), None));
+        }
+        let claims = self.signer.verify(token, now)?;
+        if !self.still_bound(&claims) {
+            return Err(TokenError::Gone);
+        }
+        Ok((service_account(&claims), Some(claims.audiences)))
+    }
+
+    fn still_bound(&self, claims: &Claims) -> bool {
+        let bound = &claims.kubernetes;
+        let exists = |resource: &str, namespace: &str, named: &super::tokens::Named| {
+            self.objects.uid(resource, namespace, &named.name).is_some_and(|uid| uid == named.uid)
+        };
+        exists("serviceaccounts", &bound.namespace, &bound.serviceaccount)
+            && bound.pod.as_ref().is_none_or(|pod| exists("pods", &bound.namespace, pod))
+            && bound.secret.as_ref().is_none_or(|secret| exists("secrets", &bound.namespace, secret))
+            && bound.node.as_ref().is_none_or(|node| exists("nodes", "", node))
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
+}
+
+fn service_account(claims: &Claims) -> UserInfo {
+    let bound = &claims.kubernetes;
+    let mut extra = vec![("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={}", claims.id)])];
+    if let Some(pod) = &bound.pod {
+        extra.push(("authentication.kubernetes.io/pod-name".into(), vec![pod.name.clone()]));
+        extra.push(("authentication.kubernetes.io/pod-uid".into(), vec![pod.uid.clone()]));
+    }
+    UserInfo {
+        username: claims.subject.clone(),
+        uid: bound.serviceaccount.uid.clone(),
+        groups: vec![
+            "system:serviceaccounts".into(),
+            format!("system:serviceaccounts:{}", bound.namespace),
+            "system:authenticated".into(),
+        ],
+        extra,
+    }
+}
+
+/// Whom the request acts as: `user`, or whoever it asks to be, when policy lets `user` be them.
+pub fn impersonate(headers: &HeaderMap, user: UserInfo, policy: &Policy) -> Result<UserInfo, ApiError> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let wanted = text(IMPERSONATE_USER);
+    let groups: Vec<String> =
+        headers.get_all(IMPERSONATE_GROUP).iter().filter_map(|value| value.to_str().ok()).map(str::to_owned).collect();
+    if wanted.is_empty() {
+        return match groups.is_empty() && text(IMPERSONATE_UID).is_empty() {
+            true => Ok(user),
+            false => Err(ApiError::bad_request("requested groups or uid to impersonate without a user")),
+        };
+    }
+    may_be(policy, &user, "users", wanted)?;
+    for group in &groups {
+        may_be(policy, &user, "groups", group)?;
+    }
+    let mut acting =
+        UserInfo { username: wanted.to_owned(), uid: text(IMPERSONATE_UID).to_owned(), groups, extra: Vec::new() };
+    if !acting.uid.is_empty() {
+        may_be(policy, &user, "uids", &acting.uid)?;
+    }
+    for (name, value) in headers {
+        if let Some(key) = name.as_str().strip_prefix(IMPERSONATE_EXTRA) {
+            may_be(policy, &user, &format!("userextras/{key}"), "")?;
+            acting.extra.push((key.to_owned(), vec![value.to_str().unwrap_or_default().to_owned()]));
+        }
+    }
+    add_implied_groups(&mut acting);
+    Ok(acting)
+}
+
+fn may_be(policy: &Policy, user: &UserInfo, resource: &str, name: &str) -> Result<(), ApiError> {
+    let (plain, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let target = AccessTarget::Resource {
+        group: if plain == "userextras" || plain == "uids" { "authentication.k8s.io".into() } else { String::new() },
+        resource: plain.into(),
+        subresource: subresource.into(),
+        namespace: String::new(),
+        name: name.into(),
+    };
+    match policy.allows(user, &Attributes { verb: "impersonate".into(), target }) {
+        Some(_) => Ok(()),
+        None => Err(ApiError::forbidden(
+            "",
+            plain,
+            name,
+            &format!(
+                "User {:?} cannot impersonate resource {plain:?} in API group \"\" at the cluster scope",
+                user.username
+            ),
+        )),
+    }
+}
+
+fn add_implied_groups(user: &mut UserInfo) {
+    let mut implied = vec!["system:authenticated".to_owned()];
+    if let Some((namespace, _)) =
+        user.username.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'))
+    {
+        implied.push("system:serviceaccounts".into());
+        implied.push(format!("system:serviceaccounts:{namespace}"));
+    }
+    if user.username == "system:anonymous" {
+        implied = vec!["system:unauthenticated".into()];
+    }
+    for group in implied {
+        if !user.groups.contains(&group) {
+            user.groups.push(group);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use jiff::SignedDuration;
+
+    use super::*;
+    use crate::auth::rbac::RbacObjects;
+    use crate::auth::tokens::{KubernetesClaims, Named};
+
+    struct OneAccount;
+
+    impl Objects for OneAccount {
+        fn uid(&self, resource: &str, namespace: &str, name: &str) -> Option<String> {
+            ((resource, namespace, name) == ("serviceaccounts", "ns", "bot")).then(|| "uid-1".to_owned())
+        }
+    }
+
+    fn authenticator() -> Authenticator {
+        Authenticator::new("the-admin-token", b"key", Arc::new(OneAccount))
+    }
+
+    fn with_token(token: &str) -> HeaderMap {
+        HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {token}")).unwrap())])
+    }
+
+    fn token(uid: &str, pod: Option<Named>, now: Timestamp) -> String {
+        let serviceaccount = Named { name: "bot".into(), uid: uid.into() };
+        let kubernetes = KubernetesClaims { namespace: "ns".into(), serviceaccount, pod, secret: None, node: None };
+        let claims = Claims::new(kubernetes, Vec::new(), now, SignedDuration::from_hours(1));
+        authenticator().signer().sign(&claims)
+    }
+
+    #[test]
+    fn only_valid_tokens_open_the_door() {
+        let now = Timestamp::now();
+        assert!(authenticator().authenticate(&with_token("the-admin-token"), now).unwrap().is_administrator());
+        for wrong in ["", "the-admin-toke", "the-admin-token-and-more", "x.y.z"] {
+            assert_eq!(authenticator().authenticate(&with_token(wrong), now).unwrap_err().code, 401, "{wrong}");
+        }
+        assert_eq!(authenticator().authenticate(&HeaderMap::new(), now).unwrap_err().code, 401);
+        let basic = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Basic the-admin-token"))]);
+        assert_eq!(authenticator().authenticate(&basic, now).unwrap_err().code, 401);
+    }
+
+    #[test]
+    fn a_service_account_token_dies_with_its_account_and_its_pod() {
+        let now = Timestamp::now();
+        let user = authenticator().authenticate(&with_token(&token("uid-1", None, now)), now).unwrap();
+        assert_eq!(user.username, "system:serviceaccount:ns:bot");
+        assert!(user.groups.contains(&"system:serviceaccounts:ns".to_owned()));
+        assert!(authenticator().authenticate(&with_token(&token("uid-0", None, now)), now).is_err());
+        let pod = Named { name: "gone".into(), uid: "x".into() };
+        assert!(authenticator().authenticate(&with_token(&token("uid-1", Some(pod), now)), now).is_err());
+    }
+
+    #[test]
+    fn only_the_permitted_act_as_others() {
+        let policy = Policy::compile(&RbacObjects::default());
+        let headers = HeaderMap::from_iter([(
+            http::HeaderName::from_static(IMPERSONATE_USER),
+            HeaderValue::from_static("system:serviceaccount:ns:bot"),
+        )]);
+        let acting = impersonate(&headers, UserInfo::administrator(), &policy).unwrap();
+        assert!(!acting.is_administrator());
+        assert!(acting.groups.contains(&"system:serviceaccounts:ns".to_owned()));
+        let nobody = UserInfo { username: "ann".into(), ..UserInfo::default() };
+        assert_eq!(impersonate(&headers, nobody, &policy).unwrap_err().code, 403);
+    }
+}

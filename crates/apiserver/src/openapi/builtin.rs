@@ -1,0 +1,71 @@
+//! The structures of built-in kinds, without prose, from Kubernetes' own OpenAPI documents.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::LazyLock;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+const TEXT: &str = include_str!("../../data/kubernetes-schemas.json");
+
+/// Kept as text and parsed one by one: a server that nobody asks for OpenAPI pays nothing.
+static SCHEMAS: LazyLock<BTreeMap<&'static str, &'static RawValue>> =
+    LazyLock::new(|| serde_json::from_str(TEXT).expect("the data file is generated and tested"));
+
+/// Names of definitions by group, version and kind.
+static KINDS: LazyLock<HashMap<(String, String, String), &'static str>> = LazyLock::new(|| {
+    let mut kinds = HashMap::new();
+    for name in SCHEMAS.keys() {
+        let schema = schema(name).unwrap_or_default();
+        for kind in schema["x-kubernetes-group-version-kind"].as_array().into_iter().flatten() {
+            let text = |member: &str| kind[member].as_str().unwrap_or_default().to_owned();
+            kinds.entry((text("group"), text("version"), text("kind"))).or_insert(*name);
+        }
+    }
+    kinds
+});
+
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+
+pub(super) fn object_meta() -> &'static str {
+    OBJECT_META
+}
+
+pub(super) fn schema(name: &str) -> Option<Value> {
+    SCHEMAS.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok())
+}
+
+pub(super) fn definition_of(group: &str, version: &str, kind: &str) -> Option<&'static str> {
+    KINDS.get(&(group.to_owned(), version.to_owned(), kind.to_owned())).copied()
+}
+
+/// The named definitions and everything that they refer to.
+pub(super) fn closure<'a>(names: impl IntoIterator<Item = &'a str>) -> BTreeMap<String, Value> {
+    let mut found = BTreeMap::new();
+    let mut open: Vec<String> = names.into_iter().map(str::to_owned).collect();
+    while let Some(name) = open.pop() {
+        if found.contains_key(&name) {
+            continue;
+        }
+        if let Some(schema) = schema(&name) {
+            let mut references = BTreeSet::new();
+            collect_references(&schema, &mut references);
+            open.extend(references);
+            found.insert(name, schema);
+        }
+    }
+    found
+}
+
+fn collect_references(value: &Value, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(members) => {
+            if let Some(name) = members.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next()) {
+                into.insert(name.to_owned());
+            }
+            members.values().for_each(|member| collect_references(member, into));
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect_references(item, into)),
+        _ => {}
+    }
+}

@@ -1,0 +1,43 @@
+//! The network front door: TLS, connections, certificates and the kubeconfig.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`credentials`] | the CA, the administrator's token and the token-signing key, kept across restarts |
+//! | [`certificates`] | the server certificate, renewed before it expires |
+//! | [`kubeconfig`] | the file that kubectl and SDKs read |
+//! | [`listener`] | accepts connections and serves HTTP/1.1 and HTTP/2 with upgrades |
+
+pub mod certificates;
+pub mod credentials;
+pub mod kubeconfig;
+pub mod listener;
+pub mod private_file;
+
+pub use credentials::Credentials;
+pub use listener::{Listener, ListenerConfig};
+
+/// Why the front door did not open.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("cannot listen on {address}")]
+    Bind {
+        address: std::net::SocketAddr,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("refusing to listen on {0}: it is not a loopback address; allow remote clients explicitly")]
+    NotLoopback(std::net::SocketAddr),
+    #[error("cannot {action} {}", path.display())]
+    File {
+        action: &'static str,
+        path: std::path::PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{} is damaged ({why}); delete it to get new credentials", path.display())]
+    Damaged { path: std::path::PathBuf, why: String },
+    #[error("cannot make a certificate")]
+    Certificate(#[from] rcgen::Error),
+    #[error("cannot set up TLS")]
+    Tls(#[from] rustls::Error),
+}

@@ -1,0 +1,31 @@
+//! Files that only their owner may read, replaced in one step.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use super::ServeError;
+
+/// Writes `contents` with mode 0600; readers see the old file or the new one, never a part.
+pub fn write(path: &Path, contents: &[u8]) -> Result<(), ServeError> {
+    let failed = |action| move |source| ServeError::File { action, path: path.to_owned(), source };
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::create_dir_all(folder).map_err(failed("create the folder of"))?;
+    }
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", uuid::Uuid::new_v4().simple()));
+    let temporary = Path::new(&temporary);
+    let outcome = write_new(temporary, contents).and_then(|()| fs::rename(temporary, path));
+    if outcome.is_err() {
+        // The first error is the one to report; the leftover may not even exist.
+        let _ = fs::remove_file(temporary);
+    }
+    outcome.map_err(failed("write"))
+}
+
+fn write_new(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(contents)?;
+    file.sync_all()
+}
