@@ -10,6 +10,8 @@ pub mod events;
 pub mod kube_ports;
 pub mod lease;
 pub mod metrics;
+#[cfg(test)]
+mod model;
 pub mod object;
 pub mod ports;
 pub mod queue;

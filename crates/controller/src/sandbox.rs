@@ -21,13 +21,13 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use self::{
-    apply::{Interrupted, apply, apply_deletes},
+    apply::{Interrupted, apply, apply_deletes, stable_text},
     observe::{LiveReads, observe},
 };
 pub use self::{
     plan::{
-        CleanUp, Observed, Plan, PodName, PodPlan, Reconcile, Settings, Step, is_expired, plan, plan_pod_name,
-        tracked_name, until_shutdown,
+        CleanUp, Observed, Plan, PodName, PodPlan, Reconcile, Settings, Step, Unreadable, is_expired, plan,
+        plan_pod_name, tracked_name, until_shutdown,
     },
     service::{ServicePlan, service_ports},
     status::{
@@ -233,10 +233,12 @@ impl Reconciler for SandboxReconciler {
             match self.attempt(key, &writer, &live).await {
                 Ok(outcome) => return outcome,
                 Err(Interrupted::NotLeader) => return Err(ApiError::NotLeader.into()),
-                Err(Interrupted::Stale { kind, key }) => {
-                    let object = writer.read(kind, &key).await?;
-                    live.insert(kind, key, object);
-                }
+                Err(Interrupted::Stale { kind, key }) => match writer.read(kind, &key).await {
+                    Ok(object) => live.insert(kind, key, object),
+                    Err(ApiError::NotLeader) => return Err(ApiError::NotLeader.into()),
+                    Err(error) if live.fail(kind, &stable_text(&error)) => {}
+                    Err(error) => return Err(error.into()),
+                },
             }
         }
         Err(ReconcileError::transient("the objects of this Sandbox keep changing"))
@@ -280,3 +282,6 @@ pub fn route(world: &World, change: &Change, wakes: &mut Vec<Wake>) {
         Change::Claim(_) | Change::Pool(_) | Change::Template(_) | Change::NetworkPolicy(_) => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,7 +52,7 @@ async fn send(writer: &Writer, step: &Step) -> Result<Sent, Interrupted> {
 }
 
 /// The error without what differs from attempt to attempt: every new text would be a status write, an event and a new attempt.
-fn stable_text(error: &ApiError) -> String {
+pub(super) fn stable_text(error: &ApiError) -> String {
     match error {
         ApiError::Unknown { .. } => "the API server did not answer properly".to_owned(),
         ApiError::Busy { .. } => "the API server is busy".to_owned(),

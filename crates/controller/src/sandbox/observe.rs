@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use agent_sandbox_api::{names, v1beta1::Sandbox};
 use jiff::Timestamp;
 
-use super::plan::{Observed, tracked_name};
+use super::plan::{Observed, Unreadable, tracked_name};
 use crate::{
     object::{Cached, Key, Kind, Object},
     world::{IndexKey, Known, World},
@@ -13,16 +13,30 @@ use crate::{
 
 /// Live reads of this pass, which are newer than the cache or outside of what it watches.
 #[derive(Default)]
-pub(super) struct LiveReads(HashMap<(Kind, Key), Option<Object>>);
+pub(super) struct LiveReads {
+    objects: HashMap<(Kind, Key), Option<Object>>,
+    unreadable: Unreadable,
+}
 
 impl LiveReads {
     pub(super) fn insert(&mut self, kind: Kind, key: Key, object: Option<Object>) {
-        self.0.insert((kind, key), object);
+        self.objects.insert((kind, key), object);
+    }
+
+    /// Notes that an object which is there could not be read. `false`: no plan can be made without it.
+    pub(super) fn fail(&mut self, kind: Kind, error: &str) -> bool {
+        match kind {
+            Kind::Pod => self.unreadable.pod = Some(format!("pod already exists but failed to fetch: {error}")),
+            Kind::Service => self.unreadable.service = Some(format!("service get failed: {error}")),
+            Kind::Pvc => self.unreadable.volume = Some(format!("failed to get PVC: {error}")),
+            _ => return false,
+        }
+        true
     }
 
     /// What is known under a name. The store also holds the live read, or something newer, unless the kind's cache is restricted.
     fn get<K: Known>(&self, world: &World, key: &Key) -> Option<Arc<K>> {
-        world.get(key).or_else(|| self.0.get(&(K::KIND_OF, key.clone()))?.as_ref()?.cast())
+        world.get(key).or_else(|| self.objects.get(&(K::KIND_OF, key.clone()))?.as_ref()?.cast())
     }
 }
 
@@ -52,6 +66,7 @@ pub(super) fn observe(
         service: live.get(world, key),
         volumes,
         collides_with: older_twin(world, &sandbox),
+        unreadable: live.unreadable.clone(),
         patch_due_since,
         now,
         sandbox,

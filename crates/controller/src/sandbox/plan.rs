@@ -42,9 +42,19 @@ pub struct Observed {
     pub volumes: Vec<Option<Arc<Pvc>>>,
     /// An older Sandbox of the namespace whose name has the same hash.
     pub collides_with: Option<String>,
+    /// What exists but could not be read; nothing can be decided about it in this pass.
+    pub unreadable: Unreadable,
     /// When a postponed Pod metadata patch was first found due.
     pub patch_due_since: Option<Timestamp>,
     pub now: Timestamp,
+}
+
+/// Why each kind of child could not be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unreadable {
+    pub pod: Option<String>,
+    pub service: Option<String>,
+    pub volume: Option<String>,
 }
 
 /// What does not change between passes.
@@ -153,18 +163,20 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
     }
     let pod = plan_pod(observed);
     let service = match (&pod, &observed.collides_with) {
+        _ if observed.unreadable.service.is_some() => {
+            ServicePlan::Refuse(observed.unreadable.service.clone().unwrap_or_default())
+        }
         (PodPlan::Ambiguous(_), _) => ServicePlan::Skip,
         // Its selector would pick the other Sandbox's Pod.
         (_, Some(_)) if observed.service.is_none() => ServicePlan::Skip,
         _ => plan_service(sandbox, observed.service.as_deref()),
     };
-    let mut plan = Reconcile {
-        volumes: plan_volumes(sandbox, &observed.volumes),
-        pod,
-        service,
-        patch_due_since: None,
-        requeue: until_shutdown(sandbox, observed.now),
+    let volumes = match &observed.unreadable.volume {
+        Some(error) => VolumePlan { steps: Vec::new(), refusal: Some(error.clone()) },
+        None => plan_volumes(sandbox, &observed.volumes),
     };
+    let mut plan =
+        Reconcile { volumes, pod, service, patch_due_since: None, requeue: until_shutdown(sandbox, observed.now) };
     postpone_patch(&mut plan, observed, settings);
     Plan::Reconcile(Box::new(plan))
 }
@@ -204,6 +216,9 @@ fn plan_clean_up(observed: &Observed) -> CleanUp {
 
 fn plan_pod(observed: &Observed) -> PodPlan {
     let sandbox = &*observed.sandbox;
+    if let Some(error) = &observed.unreadable.pod {
+        return PodPlan::Refuse { error: error.clone(), foreign: false };
+    }
     match observed.owned_pods.as_slice() {
         [] => {}
         // The owner's uid beats whatever the annotation says.

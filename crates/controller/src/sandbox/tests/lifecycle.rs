@@ -1,0 +1,220 @@
+//! From creation to readiness, and what survives afterwards.
+
+use super::*;
+
+/// S-030: the minimal Sandbox gets a Pod and three conditions, and no Service.
+#[tokio::test]
+async fn s_030_minimal_spec_makes_a_pod_and_no_service() {
+    let mut bench = Bench::new();
+    bench.create(minimal());
+    assert_eq!(bench.pass().await.expect("passes"), Next::Idle);
+
+    let (sandbox, pod) = (bench.sandbox(), bench.pod());
+    assert_eq!(label_of(&pod, TRACKING).as_deref(), Some(HASH));
+    let owner = &pod.metadata.owner_references.as_ref().expect("owned")[0];
+    assert_eq!((owner.api_version.as_str(), owner.kind.as_str()), ("agents.x-k8s.io/v1beta1", "Sandbox"));
+    assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
+    assert_eq!(owner.uid, sandbox.uid());
+    assert!(bench.service().is_none());
+    let status = bench.status();
+    assert_eq!(status.selector.as_deref(), Some("agents.x-k8s.io/sandbox-name-hash=374de8f5"));
+    let conditions: Vec<_> =
+        sandbox.conditions().iter().map(|condition| (condition.type_.as_str(), said(condition))).collect();
+    assert_eq!(
+        conditions,
+        [
+            ("Suspended", words("False", "NotSuspended", "Sandbox is not suspended")),
+            (
+                "PodScheduled",
+                words("Unknown", "PodSchedulingUnknown", "Pod has not reported a PodScheduled condition yet")
+            ),
+            ("Ready", words("False", "DependenciesNotReady", "Pod exists with phase: Pending")),
+        ]
+    );
+    assert!(sandbox.conditions().iter().all(|condition| condition.observed_generation == Some(1)));
+}
+
+/// S-031, S-162: a Service on request, named in the status by the cluster's domain.
+#[tokio::test]
+async fn s_031_s_162_service_on_request() {
+    for domain in ["cluster.local", "corp.example"] {
+        let mut bench =
+            Bench::with(Settings { cluster_domain: domain.into(), ..Settings::default() }, Tracing::default());
+        bench.create(with(json!({ "spec": { "service": true } })));
+        bench.pass().await.expect("passes");
+        let service = bench.service().expect("created");
+        assert_eq!(service.spec.cluster_ip.as_deref(), Some("None"));
+        assert_eq!(service.spec.selector.get(TRACKING).map(String::as_str), Some(HASH));
+        assert_eq!(service.spec.selector.len(), 1);
+        assert_eq!(Cached::label(&service, TRACKING), Some(HASH));
+        assert!(is_owned(&service.metadata, &bench.sandbox()));
+        let status = bench.status();
+        assert_eq!(status.service.as_deref(), Some(NAME));
+        assert_eq!(status.service_fqdn, Some(format!("{NAME}.default.svc.{domain}")));
+        assert!(bench.ready().2.ends_with("; Service Exists"));
+    }
+}
+
+/// S-033, S-034: once the Pod runs, the Sandbox is Ready, with and without a Service.
+#[tokio::test]
+async fn s_033_s_034_ready_once_the_pod_is() {
+    for (service, message) in [(json!(true), "Pod is Ready; Service Exists"), (Value::Null, "Pod is Ready")] {
+        let mut bench = Bench::new();
+        bench.create(with(json!({ "spec": { "service": service } })));
+        bench.pass().await.expect("passes");
+        bench.pod_runs(NAME);
+        bench.pass().await.expect("passes");
+        assert_eq!(bench.ready(), words("True", "DependenciesReady", message));
+        assert_eq!(bench.condition(ConditionType::PodScheduled), Some(words("True", "PodScheduled", "")));
+        let status = bench.status();
+        assert_eq!(status.pod_ips, Some(vec!["10.0.0.5".to_owned(), "fd00::5".to_owned()]));
+        assert_eq!(status.node_name.as_deref(), Some("node-1"));
+        assert!(bench.sandbox().conditions().iter().all(|condition| condition.observed_generation == Some(1)));
+    }
+}
+
+/// S-036: a Pod deleted by hand comes back; nothing else about the Sandbox changes.
+#[tokio::test]
+async fn s_036_a_deleted_pod_is_replaced() {
+    let mut bench = Bench::new();
+    bench.create(minimal());
+    bench.settle().await;
+    bench.pod_runs(NAME);
+    bench.settle().await;
+    let (before, old_pod) = (bench.sandbox(), bench.pod());
+    bench.clock.advance(seconds(60));
+    bench.model.remove(Kind::Pod, &key());
+    bench.settle().await;
+    let after = bench.sandbox();
+    assert_ne!(bench.pod().metadata.uid, old_pod.metadata.uid);
+    assert_eq!(after.generation(), before.generation());
+    assert_eq!(after.condition(ConditionType::Suspended), before.condition(ConditionType::Suspended));
+    bench.pod_runs(NAME);
+    bench.settle().await;
+    assert_eq!(bench.ready().0, "True");
+}
+
+/// S-037: passes never grow the list of conditions.
+#[tokio::test]
+async fn s_037_twenty_passes_leave_three_conditions() {
+    let mut bench = Bench::new();
+    bench.create(minimal());
+    bench.settle().await;
+    bench.pod_runs(NAME);
+    for _ in 0..20 {
+        bench.pass().await.expect("passes");
+    }
+    assert_eq!(bench.sandbox().conditions().len(), 3);
+}
+
+/// S-042: a Sandbox on its way out is left to the garbage collector.
+#[tokio::test]
+async fn s_042_nothing_is_written_for_a_deleting_sandbox() {
+    let mut bench = Bench::new();
+    bench.create(with(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["x/y"] } })));
+    assert_eq!(bench.pass().await.expect("passes"), Next::Idle);
+    assert!(bench.model.writes().is_empty());
+}
+
+/// S-043: a Sandbox that is gone is no error.
+#[tokio::test]
+async fn s_043_a_missing_sandbox_is_fine() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.pass().await.expect("passes"), Next::Idle);
+}
+
+/// S-044: a running Pod keeps its image; the next one has the new one.
+#[tokio::test]
+async fn s_044_template_changes_wait_for_the_next_pod() {
+    let mut bench = Bench::new();
+    bench.create(minimal());
+    bench.settle().await;
+    let image =
+        |bench: &Bench| bench.model.get(Kind::Pod, &key()).expect("there")["spec"]["containers"][0]["image"].clone();
+    bench.model.edit(
+        Kind::Sandbox,
+        &key(),
+        json!({ "spec": { "podTemplate": { "spec": { "containers": [{ "name": "main", "image": "newer" }] } } } }),
+    );
+    bench.settle().await;
+    assert_eq!(image(&bench), "busybox");
+    bench.model.remove(Kind::Pod, &key());
+    bench.settle().await;
+    assert_eq!(image(&bench), "newer");
+}
+
+/// S-041, S-224: with tracing the context is stored once and kept; without, never.
+#[tokio::test]
+async fn s_041_s_224_trace_context_is_stored_once() {
+    const TRACE: &str = "opentelemetry.io/trace-context";
+    let mut bench = Bench::with(Settings::default(), Tracing { enabled: true });
+    bench.create(with(json!({ "metadata": { "labels": { "agents.x-k8s.io/created-by": "invalid-value" } } })));
+    bench.settle().await;
+    let stored = bench.sandbox().annotation(TRACE).map(str::to_owned).expect("stored");
+    let parent = crate::tracing_context::trace_parent(&stored).expect("has a parent");
+    assert_eq!((parent.len(), &parent[..3], &parent[52..]), (55, "00-", "-01"));
+    bench.pod_runs(NAME);
+    bench.settle().await;
+    assert_eq!(bench.sandbox().annotation(TRACE), Some(stored.as_str()));
+    assert_eq!(label_of(&bench.pod(), "agents.x-k8s.io/created-by").as_deref(), Some("unknown"));
+
+    let mut quiet = Bench::new();
+    quiet.create(minimal());
+    quiet.settle().await;
+    assert_eq!(quiet.sandbox().annotation(TRACE), None);
+}
+
+/// A child that the API refuses for good is a condition, not an endless retry; a change of the spec is a new attempt.
+#[tokio::test]
+async fn an_invalid_child_is_said_and_not_retried_hot() {
+    let mut bench = Bench::new();
+    bench.create(minimal());
+    let invalid =
+        || Fault::Refuse(ApiError::Invalid { message: "Pod \"my-sandbox\" is invalid: spec.containers[0]".into() });
+    bench.model.fail(is_create(Kind::Pod), invalid());
+    assert_eq!(bench.pass().await.expect("not an error"), Next::Idle);
+    assert_eq!(
+        bench.ready(),
+        words("False", "InvalidConfiguration", "Pod \"my-sandbox\" is invalid: spec.containers[0]")
+    );
+    bench.model.edit(Kind::Sandbox, &key(), json!({ "spec": { "podTemplate": { "spec": { "hostname": "h" } } } }));
+    bench.settle().await;
+    assert_eq!(bench.ready().1, "DependenciesNotReady");
+}
+
+/// The older of two Sandboxes whose names hash alike keeps working; the younger is refused, until the older is gone.
+#[tokio::test]
+async fn a_colliding_name_is_refused() {
+    let mut bench = Bench::new();
+    let named = |name: &str| with(json!({ "metadata": { "name": name }, "spec": { "service": true } }));
+    bench.model.create(Kind::Sandbox, named("costarring"));
+    bench.clock.advance(seconds(5));
+    bench.model.create(Kind::Sandbox, named("liquid"));
+    let (older, younger) = (key().sibling("costarring"), key().sibling("liquid"));
+    bench.sync();
+    bench.reconciler.reconcile(&older).await.expect("passes");
+    bench.reconciler.reconcile(&younger).await.expect_err("refused");
+    assert!(bench.pod_named("costarring").is_some());
+    assert!(bench.pod_named("liquid").is_none());
+    assert_eq!(bench.count(Kind::Service), 1);
+    let refused: Sandbox = bench.model.typed(&younger).expect("there");
+    let ready = refused.condition(ConditionType::Ready).expect("said");
+    assert_eq!(
+        (ready.reason.as_str(), ready.message.contains("older sandbox \"costarring\"")),
+        ("ReconcilerError", true)
+    );
+
+    bench.model.remove(Kind::Sandbox, &older);
+    bench.model.collect_garbage();
+    while let Some(Some(work)) = futures::FutureExt::now_or_never(bench.store.queues.sandbox.next()) {
+        drop(work);
+    }
+    bench.sync();
+    let mut woken = Vec::new();
+    while let Some(Some(work)) = futures::FutureExt::now_or_never(bench.store.queues.sandbox.next()) {
+        woken.push(work.key.clone());
+    }
+    assert!(woken.contains(&younger), "the younger twin hears of it: {woken:?}");
+    bench.reconciler.reconcile(&younger).await.expect("passes");
+    assert!(bench.pod_named("liquid").is_some());
+}
