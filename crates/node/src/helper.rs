@@ -4,4 +4,6 @@
 ///
 /// A binary that embeds the node calls this first in `main`, before it starts a thread or a runtime: helpers fork and
 /// change namespaces, which is only sound while the process has a single thread.
-pub fn helper_main() {}
+pub fn helper_main() {
+    crate::kernel::take_over();
+}

@@ -1,0 +1,30 @@
+//! The kernel half: Pods as namespaces, control groups, mounts and processes.
+//!
+//! The node's own process (many threads, asynchronous) decides and keeps books; everything that forks or changes
+//! namespaces happens in single-threaded helpers re-executed from a sealed copy of this binary: one spawner per node, which
+//! forks one supervisor per Pod, which forks the Pod's containers.
+
+mod cgroup;
+mod config;
+mod host_image;
+mod ids;
+mod images;
+mod launch;
+mod layers;
+mod link;
+mod net;
+mod plan;
+mod rootfs;
+mod runtime;
+mod seccomp;
+mod spawner;
+mod supervisor;
+mod sys;
+mod user;
+mod walls;
+mod wire;
+
+pub use config::{HelperProgram, KernelConfig, NodeDefaults};
+pub use plan::Walls;
+pub use runtime::KernelRuntime;
+pub(crate) use spawner::take_over;

@@ -1,0 +1,62 @@
+//! What an operator can choose about the kernel half, with the reasons for the defaults.
+
+use std::path::PathBuf;
+
+use super::plan::Walls;
+
+/// Configuration of [`super::KernelRuntime`].
+#[derive(Debug, Clone)]
+pub struct KernelConfig {
+    /// Everything this node keeps. Made 0700.
+    pub data_dir: PathBuf,
+    /// The program re-executed as spawner and supervisor.
+    pub helper: HelperProgram,
+    /// First host uid (and gid) of the range Pods get blocks of 65,536 ids from.
+    pub first_id: u32,
+    /// How many blocks the range has.
+    pub id_blocks: u32,
+    pub defaults: NodeDefaults,
+    /// Host folders the image `host` shows besides `/usr`.
+    pub host_paths: Vec<PathBuf>,
+    /// Network of Pod addresses (`10.88.0.0/16`); `None` takes the first of a short list that overlaps no route.
+    pub pod_network: Option<String>,
+    /// Refuse Pods whose limits cannot be held, instead of saying so.
+    pub strict_limits: bool,
+    #[doc(hidden)]
+    pub walls: Walls,
+}
+
+/// Bounds of Pods that ask for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeDefaults {
+    pub memory_bytes: Option<u64>,
+    pub cpu_millis: Option<u64>,
+    pub pids: u64,
+}
+
+/// Where helpers come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HelperProgram {
+    /// This very program, which calls `helper_main` first.
+    CurrentExecutable,
+    /// Another program that does, for test harnesses whose `main` is not ours.
+    Path(PathBuf),
+}
+
+impl KernelConfig {
+    /// Defaults around a data folder.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            helper: HelperProgram::CurrentExecutable,
+            // Above the ranges of systemd and of subordinate ids, below the sign bit that some programs trip over.
+            first_id: 1_879_048_192,
+            id_blocks: 4_095,
+            defaults: NodeDefaults { memory_bytes: None, cpu_millis: None, pids: 1_024 },
+            host_paths: Vec::new(),
+            pod_network: None,
+            strict_limits: false,
+            walls: Walls::ALL,
+        }
+    }
+}

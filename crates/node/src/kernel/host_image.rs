@@ -1,0 +1,288 @@
+//! The image `host`: an allow list of the host's own programs, never the host's `/`.
+//!
+//! `/usr` (and folders the operator adds) is shown as it is, read-only and with the host's own user ids, so that only what
+//! everybody may read can be read. Everything else is a small skeleton written by us, plus copies of the few files in
+//! `/etc` that programs need to run.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::launch::DEFAULT_PATH;
+use crate::runtime::{ImageConfig, ImageContent, ResolvedImage};
+
+/// The name under which Pods ask for it.
+pub(crate) const NAME: &str = "host";
+
+/// The user programs run as, and whose home is the place to work in.
+const USER: u32 = 1000;
+const HOME: &str = "/home/user";
+
+/// Files and folders of `/etc` that are copied when everybody may read them. Nothing else of `/etc` is visible.
+const FROM_ETC: &[&str] = &[
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "alternatives",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "pki/tls/certs",
+    "localtime",
+    "timezone",
+    "mime.types",
+    "services",
+    "protocols",
+];
+/// Folders of `/etc` copied by the beginning of their name.
+const FROM_ETC_PREFIX: &[&str] = &["python3"];
+
+/// Written by us. `hosts`, `hostname` and `resolv.conf` are each Pod's own.
+const WRITTEN: &[(&str, &str)] = &[
+    (
+        "passwd",
+        "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    ),
+    ("group", "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"),
+    ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"),
+    ("hosts", ""),
+    ("hostname", ""),
+    ("resolv.conf", ""),
+    ("shells", "/bin/sh\n/bin/bash\n"),
+];
+
+/// Empty folders and their modes.
+const FOLDERS: &[(&str, u32)] = &[
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("home", 0o755),
+    ("mnt", 0o755),
+    ("opt", 0o755),
+    ("proc", 0o555),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("srv", 0o755),
+    ("sys", 0o555),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("var", 0o755),
+    ("var/cache", 0o755),
+    ("var/lib", 0o755),
+    ("var/log", 0o755),
+    ("var/tmp", 0o1777),
+    ("run/lock", 0o1777),
+];
+
+/// Makes the skeleton (once per content: the folder's name is its digest) and describes the image.
+///
+/// `give_away` tells whether files can be given to other users; without it everything belongs to the one user there is.
+pub(crate) fn prepare(images_dir: &Path, extra: &[PathBuf], give_away: bool) -> io::Result<ResolvedImage> {
+    let shown = shown_paths(extra);
+    let base = images_dir.join("host");
+    fs::create_dir_all(&base)?;
+    let staging = base.join(format!("staging-{}", std::process::id()));
+    super::layers::remove_tree(&staging)?;
+    write_skeleton(&staging, Path::new("/"), &shown, give_away)?;
+    let digest = digest_tree(&staging, &shown)?;
+    let skeleton = base.join(&digest[..16]);
+    if skeleton.exists() {
+        super::layers::remove_tree(&staging)?;
+    } else {
+        fs::rename(&staging, &skeleton)?;
+    }
+    Ok(ResolvedImage {
+        reference: NAME.to_owned(),
+        digest: format!("sha256:{digest}"),
+        content: ImageContent::Host { skeleton, shown },
+        config: ImageConfig {
+            env: vec![("PATH".to_owned(), DEFAULT_PATH.to_owned()), ("HOME".to_owned(), HOME.to_owned())],
+            working_dir: Some(HOME.to_owned()),
+            user: Some(USER.to_string()),
+            inject_sandboxd: true,
+            ..ImageConfig::default()
+        },
+        alias_of: None,
+    })
+}
+
+/// `/usr`, the top folders that are not links into it, and what the operator adds; folders inside others are left out.
+fn shown_paths(extra: &[PathBuf]) -> Vec<PathBuf> {
+    let mut shown = vec![PathBuf::from("/usr")];
+    for name in top_folders() {
+        let path = Path::new("/").join(name);
+        if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir()) {
+            shown.push(path);
+        }
+    }
+    for path in extra {
+        if path.is_absolute() && path.exists() && !shown.iter().any(|known| path.starts_with(known)) {
+            shown.push(path.clone());
+        }
+    }
+    shown
+}
+
+fn top_folders() -> Vec<&'static str> {
+    vec!["bin", "sbin", "lib", "lib32", "lib64", "libx32"]
+}
+
+fn write_skeleton(root: &Path, host: &Path, shown: &[PathBuf], give_away: bool) -> io::Result<()> {
+    make_folder(root, 0o755)?;
+    for (path, mode) in FOLDERS {
+        make_folder(&root.join(path), *mode)?;
+    }
+    for name in top_folders() {
+        let path = host.join(name);
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_symlink() => symlink(fs::read_link(&path)?, root.join(name))?,
+            _ => {}
+        }
+    }
+    for path in shown {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        if path.is_dir() {
+            fs::create_dir_all(root.join(relative))?;
+        } else {
+            if let Some(parent) = root.join(relative).parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::write(root.join(relative), "")?;
+        }
+    }
+    let home = root.join("home/user");
+    make_folder(&home, 0o755)?;
+    symlink("home/user", root.join("app"))?;
+    if give_away {
+        lchown(&home, Some(USER), Some(USER))?;
+    }
+    symlink("/proc/self/mounts", root.join("etc/mtab"))?;
+    for (name, text) in WRITTEN {
+        fs::write(root.join("etc").join(name), text)?;
+    }
+    copy_from_etc(&host.join("etc"), &root.join("etc"))
+}
+
+fn copy_from_etc(from: &Path, to: &Path) -> io::Result<()> {
+    for name in FROM_ETC {
+        copy_readable(&from.join(name), &to.join(name))?;
+    }
+    let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if FROM_ETC_PREFIX.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            copy_readable(&entry.path(), &to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
+    fs::create_dir(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// Copies what everybody may read: files, links as links, folders with what is in them. All else is left out.
+fn copy_readable(from: &Path, to: &Path) -> io::Result<()> {
+    let Ok(metadata) = fs::symlink_metadata(from) else { return Ok(()) };
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mode = metadata.permissions().mode();
+    if metadata.is_symlink() {
+        symlink(fs::read_link(from)?, to)?;
+    } else if metadata.is_dir() && mode & 0o005 == 0o005 {
+        make_folder(to, 0o755)?;
+        for entry in fs::read_dir(from)?.flatten() {
+            copy_readable(&entry.path(), &to.join(entry.file_name()))?;
+        }
+    } else if metadata.is_file() && mode & 0o004 != 0 {
+        fs::copy(from, to)?;
+        fs::set_permissions(to, fs::Permissions::from_mode(0o644))?;
+    }
+    Ok(())
+}
+
+/// A digest over names, links and contents, and over the list of shown folders.
+fn digest_tree(root: &Path, shown: &[PathBuf]) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    for path in shown {
+        hash.update(path.to_string_lossy().as_bytes());
+        hash.update([0]);
+    }
+    digest_folder(root, &mut hash)?;
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn digest_folder(folder: &Path, hash: &mut Sha256) -> io::Result<()> {
+    let mut entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let kind = entry.file_type()?;
+        hash.update(entry.file_name().to_string_lossy().as_bytes());
+        hash.update([0]);
+        if kind.is_dir() {
+            digest_folder(&entry.path(), hash)?;
+        } else if kind.is_symlink() {
+            hash.update(fs::read_link(entry.path())?.to_string_lossy().as_bytes());
+        } else {
+            hash.update(fs::read(entry.path())?);
+        }
+        hash.update([1]);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(extra: &[PathBuf]) -> (tempfile::TempDir, ResolvedImage) {
+        let folder = tempfile::tempdir().unwrap();
+        let image = prepare(folder.path(), extra, false).unwrap();
+        (folder, image)
+    }
+
+    #[test]
+    fn the_same_host_gives_the_same_digest_and_folder() {
+        let (folder, first) = image(&[]);
+        let second = prepare(folder.path(), &[], false).unwrap();
+        assert_eq!(first, second);
+        let with_more = prepare(folder.path(), &[folder.path().to_owned()], false).unwrap();
+        assert_ne!(first.digest, with_more.digest);
+    }
+
+    #[test]
+    fn nothing_private_of_etc_is_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        fs::create_dir_all(from.join("ssl/certs")).unwrap();
+        fs::create_dir_all(from.join("ssl/private")).unwrap();
+        fs::create_dir_all(from.join("python3.11")).unwrap();
+        for name in
+            ["ssl/certs/readable.pem", "ssl/certs/secret.pem", "ssl/private/key.pem", "shadow", "python3.11/site.py"]
+        {
+            fs::write(from.join(name), name).unwrap();
+        }
+        fs::set_permissions(from.join("ssl/certs/secret.pem"), fs::Permissions::from_mode(0o600)).unwrap();
+        copy_from_etc(&from, &to).unwrap();
+        assert!(to.join("ssl/certs/readable.pem").exists() && to.join("python3.11/site.py").exists());
+        for hidden in ["ssl/certs/secret.pem", "ssl/private", "shadow"] {
+            assert!(!to.join(hidden).exists(), "{hidden} was copied");
+        }
+    }
+
+    #[test]
+    fn the_skeleton_has_a_home_and_no_host_accounts() {
+        let (_folder, image) = image(&[]);
+        let ImageContent::Host { skeleton, shown } = &image.content else { panic!("not a host image") };
+        assert!(shown.contains(&PathBuf::from("/usr")) && !shown.contains(&PathBuf::from("/")));
+        assert_eq!(fs::read_link(skeleton.join("app")).unwrap(), Path::new("home/user"));
+        let passwd = fs::read_to_string(skeleton.join("etc/passwd")).unwrap();
+        assert_eq!(passwd.lines().count(), 3);
+        assert!(!skeleton.join("etc/shadow").exists());
+    }
+}

@@ -1,0 +1,115 @@
+//! Writable layers: one per owner and container, kept when the Pod goes, given to the owner's next Pod. That is what
+//! suspend and resume are made of.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, lchown};
+use std::path::{Path, PathBuf};
+
+/// Finds (or makes) the layer of a container: a folder with `upper` and `work`. A layer made over another image is of no
+/// use, and is thrown away. `root` is the host's name of root inside, when files can be given to it.
+pub(crate) fn ensure(
+    base: &Path,
+    owner: &str,
+    container: &str,
+    digest: &str,
+    root: Option<u32>,
+) -> io::Result<PathBuf> {
+    let folder = base.join(owner).join(container);
+    let mark = folder.join("digest");
+    match fs::read_to_string(&mark) {
+        Ok(found) if found == digest => return Ok(folder),
+        Ok(_) => remove_tree(&folder)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // Made by a node that died before it wrote the mark.
+            remove_tree(&folder)?;
+        }
+        Err(error) => return Err(error),
+    }
+    fs::create_dir_all(&folder)?;
+    for name in ["upper", "work"] {
+        let path = folder.join(name);
+        fs::create_dir(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        if let Some(id) = root {
+            lchown(&path, Some(id), Some(id))?;
+        }
+    }
+    // Last: only a complete layer has it.
+    fs::write(mark, digest)?;
+    Ok(folder)
+}
+
+/// Removes a tree whatever the modes inside say; a missing one is fine. Links are removed, never followed.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            open_up(path)?;
+            fs::remove_dir_all(path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Without privilege, folders that forbid their owner to list them (overlay's own `work/work`) must be opened first.
+fn open_up(path: &Path) -> io::Result<()> {
+    let metadata = fs::symlink_metadata(path)?;
+    if !metadata.is_dir() {
+        return Ok(());
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(path)? {
+        open_up(&entry?.path())?;
+    }
+    Ok(())
+}
+
+/// Bytes used on disk below a path.
+pub(crate) fn disk_usage(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(metadata) = fs::symlink_metadata(path) else { return 0 };
+    let own = metadata.blocks() * 512;
+    if !metadata.is_dir() {
+        return own;
+    }
+    let Ok(entries) = fs::read_dir(path) else { return own };
+    entries.flatten().fold(own, |sum, entry| sum + disk_usage(&entry.path()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_is_kept_for_the_same_image_and_dropped_for_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let ensure = |digest| ensure(folder.path(), "owner", "c", digest, None).unwrap();
+        let layer = ensure("sha256:1");
+        fs::write(layer.join("upper/kept"), "bytes").unwrap();
+        assert_eq!(fs::read_to_string(ensure("sha256:1").join("upper/kept")).unwrap(), "bytes");
+        assert!(!ensure("sha256:2").join("upper/kept").exists());
+    }
+
+    #[test]
+    fn a_layer_without_its_mark_is_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("owner/c/upper/half")).unwrap();
+        let layer = ensure(folder.path(), "owner", "c", "sha256:1", None).unwrap();
+        assert!(!layer.join("upper/half").exists());
+    }
+
+    #[test]
+    fn removing_does_not_follow_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let outside = folder.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("precious"), "").unwrap();
+        let tree = folder.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        std::os::unix::fs::symlink(&outside, tree.join("link")).unwrap();
+        remove_tree(&tree).unwrap();
+        assert!(outside.join("precious").exists() && !tree.exists());
+    }
+}

@@ -1,0 +1,79 @@
+//! Network plumbing through netlink: no program needed.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use super::plan::VethPlan;
+use super::sys;
+
+mod netlink;
+
+use netlink::{Netlink, link_message};
+
+const AF_INET: u8 = libc::AF_INET as u8;
+
+/// Name of the Pod's end of the cable.
+const INSIDE: &str = "eth0";
+
+/// Brings the loopback interface of the present namespace up.
+pub(crate) fn loopback_up() -> io::Result<()> {
+    let mut netlink = Netlink::open()?;
+    let mut message = link_message(libc::RTM_NEWLINK, 0, 1, libc::IFF_UP as u32, libc::IFF_UP as u32);
+    netlink.call(&mut message)
+}
+
+/// Removes a link by name; a missing one is success.
+pub(crate) fn delete_link(name: &str) -> io::Result<()> {
+    let mut netlink = Netlink::open()?;
+    let mut message = link_message(libc::RTM_DELLINK, 0, 0, 0, 0);
+    message.attribute_string(libc::IFLA_IFNAME, name);
+    match netlink.call(&mut message) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        other => other,
+    }
+}
+
+/// Lays a cable between the host and the Pod's namespace: the Pod has one address and reaches everything through the
+/// host's end, which has the gateway's address on every cable. No bridge, so no shared broadcast domain between Pods.
+pub(crate) fn connect(veth: &VethPlan, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let mut host = Netlink::open()?;
+    let mut message = link_message(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL, 0, 0, 0);
+    message.attribute_string(libc::IFLA_IFNAME, &veth.host_name);
+    message.nested(libc::IFLA_LINKINFO, |info| {
+        info.attribute_string(libc::IFLA_INFO_KIND, "veth");
+        info.nested(libc::IFLA_INFO_DATA, |data| {
+            data.nested(VETH_INFO_PEER, |peer| {
+                peer.link_header(0, 0, 0);
+                peer.attribute_string(libc::IFLA_IFNAME, INSIDE);
+                peer.attribute_u32(libc::IFLA_NET_NS_FD, namespace.as_raw_fd() as u32);
+            });
+        });
+    });
+    host.call(&mut message)?;
+    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", veth.host_name), "1");
+    let host_index = host.link_index(&veth.host_name)?;
+    host.add_address(host_index, veth.gateway, 32)?;
+    host.set_up(host_index)?;
+    host.add_route(Some((veth.address, 32)), None, host_index)?;
+    inside(namespace, || {
+        let mut pod = Netlink::open()?;
+        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{INSIDE}/disable_ipv6"), "1");
+        let index = pod.link_index(INSIDE)?;
+        pod.add_address(index, veth.address, 32)?;
+        pod.set_up(index)?;
+        pod.add_route(Some((veth.gateway, 32)), None, index)?;
+        pod.add_route(None, Some(veth.gateway), index)
+    })
+}
+
+/// Runs a closure inside a network namespace and comes back. Only for single-threaded helpers.
+fn inside<T>(namespace: BorrowedFd<'_>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let own = std::fs::File::open("/proc/self/ns/net")?;
+    sys::setns(namespace, libc::CLONE_NEWNET)?;
+    let result = work();
+    sys::setns(own.as_fd(), libc::CLONE_NEWNET)?;
+    result
+}
+
+/// The peer's part of a veth pair's data.
+const VETH_INFO_PEER: u16 = 1;

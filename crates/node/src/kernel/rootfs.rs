@@ -1,0 +1,375 @@
+//! A container's file system: what is mounted where (decided in [`plan`]) and the doing of it (here), by the container's
+//! own first process while it still has the privileges of set-up, in a mount namespace of its own.
+//!
+//! Targets are always resolved beneath the new root, so no link in an image leads a mount elsewhere.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+};
+
+use super::sys::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY, MountChange};
+use super::walls::{Named, Step};
+
+mod plan;
+
+pub(crate) use plan::{FileKind, MountStep, RootPlan, memory_volume_path, plan_root};
+
+/// Who root inside the container is to the process doing the set-up, and the map to shift our own files with.
+#[derive(Clone, Copy)]
+pub(crate) struct Owner<'a> {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// The Pod's user namespace, when mounts can be shifted (as root).
+    pub(crate) idmap: Option<BorrowedFd<'a>>,
+}
+
+/// Builds the whole tree and makes it the root of this process's mount namespace. `scratch` is an empty folder.
+pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<()> {
+    sys::make_private_recursive(c"/").step("making mounts private")?;
+    let root = mount_root(plan, owner, scratch)?;
+    let builder = Builder { root: root.as_fd(), owner };
+    for step in &plan.steps {
+        builder.apply(step).map_err(|(name, error)| {
+            (name, io::Error::new(error.kind(), WithPath { path: step.target().to_owned(), source: error }))
+        })?;
+    }
+    if plan.read_only {
+        let change = MountChange { set: ATTR_RDONLY, ..MountChange::default() };
+        sys::mount_setattr(root.as_fd(), change).step("making the root read-only")?;
+    }
+    rustix::process::fchdir(&root).step("entering the new root")?;
+    rustix::process::pivot_root(".", ".").step("changing the root")?;
+    unmount(".", UnmountFlags::DETACH).step("leaving the old root")?;
+    rustix::process::chdir("/").step("entering the new root")
+}
+
+/// An error at a path; keeps the kernel's number for the report.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+pub(crate) struct WithPath {
+    path: String,
+    source: io::Error,
+}
+
+impl WithPath {
+    /// The number of the error beneath.
+    pub(crate) fn errno(&self) -> Option<i32> {
+        self.source.raw_os_error()
+    }
+}
+
+fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<OwnedFd> {
+    if let Some(host) = &plan.whole_host {
+        // Only a control of the escape suite gets here: the host's own tree, as if there were no private root.
+        let tree = clone_tree(CWD, host, true).step("cloning the host's tree")?;
+        attach_at_path(&tree, scratch).step("attaching the host's tree")?;
+        return reopen(scratch).step("opening the new root");
+    }
+    let stage = mount_tmpfs(&[("mode", "0700"), ("size", "64k")], ATTR_NOSUID | ATTR_NODEV).step("making the stage")?;
+    attach_at_path(&stage, scratch).step("attaching the stage")?;
+    let stage = reopen(scratch).step("opening the stage")?;
+    for name in ["images", "root"] {
+        rustix::fs::mkdirat(&stage, name, Mode::from_raw_mode(0o700)).step("making the stage")?;
+    }
+    let images = clone_tree(CWD, &plan.images_dir, false).step("cloning the image folder")?;
+    let change =
+        MountChange { set: ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY, idmap: owner.idmap, ..MountChange::default() };
+    sys::mount_setattr(images.as_fd(), change).step("shifting image layers into the Pod's user ids")?;
+    let at = openat(stage.as_fd(), "images", OFlags::PATH | OFlags::DIRECTORY).step("opening the stage")?;
+    attach(&images, at.as_fd()).step("attaching the image folder")?;
+    mount_overlay(plan, scratch)?;
+    reopen(&scratch.join("root")).step("opening the new root")
+}
+
+/// One `mount` call with short, relative layer names: `fsconfig` takes at most 256 bytes per value, and nothing of the
+/// host's paths shows in the container's mount table.
+fn mount_overlay(plan: &RootPlan, scratch: &Path) -> Step<()> {
+    let open =
+        |path: &Path| rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let upper = open(&plan.upper).step("opening the writable layer")?;
+    let work = open(&plan.work).step("opening the writable layer")?;
+    rustix::process::chdir(&scratch.join("images")).step("entering the stage")?;
+    let lower = plan.lowers.iter().map(|layer| layer.to_string_lossy()).collect::<Vec<_>>().join(":");
+    let mut options = format!(
+        "lowerdir={lower},upperdir=/proc/self/fd/{},workdir=/proc/self/fd/{}",
+        upper.as_raw_fd(),
+        work.as_raw_fd()
+    );
+    if plan.user_xattr {
+        options.push_str(",userxattr");
+    }
+    let options = std::ffi::CString::new(options).map_err(io::Error::other).step("mounting the overlay")?;
+    let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
+    rustix::mount::mount("overlay", "../root", "overlay", flags, options.as_c_str()).step("mounting the overlay")?;
+    rustix::process::chdir("/").step("leaving the stage")
+}
+
+struct Builder<'a> {
+    root: BorrowedFd<'a>,
+    owner: Owner<'a>,
+}
+
+impl Builder<'_> {
+    fn apply(&self, step: &MountStep) -> Step<()> {
+        match step {
+            MountStep::Proc { target } => {
+                let mount = new_mount("proc", &[], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC).step("mounting proc")?;
+                self.place(&mount, target, FileKind::Folder)
+            }
+            MountStep::Sys { target } => {
+                let attributes = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC | ATTR_RDONLY;
+                let mount = new_mount("sysfs", &[], attributes).step("mounting sysfs")?;
+                self.place(&mount, target, FileKind::Folder)
+            }
+            MountStep::MessageQueues { target } => {
+                let mount = new_mount("mqueue", &[], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC).step("mounting mqueue")?;
+                self.place(&mount, target, FileKind::Folder)
+            }
+            MountStep::Terminals { target, group } => {
+                let group = group.map(|gid| gid.to_string());
+                let mut options = vec![("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")];
+                if let Some(group) = &group {
+                    options.push(("gid", group));
+                }
+                let mount = new_mount("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).step("mounting devpts")?;
+                self.place(&mount, target, FileKind::Folder)
+            }
+            MountStep::Memory { target, size, mode, no_exec } => self.place_tmpfs(target, *size, mode, *no_exec),
+            MountStep::Devices { target } => self.place_devices(target),
+            MountStep::Link { target, to } => {
+                let (folder, name) = self.parent_of(target)?;
+                match rustix::fs::symlinkat(to.as_str(), &folder, name) {
+                    Err(rustix::io::Errno::EXIST) => Ok(()),
+                    other => other.step("making a link"),
+                }
+            }
+            MountStep::Bind { source, sub_path, target, read_only, shifted } => {
+                self.place_bind(source, sub_path.as_deref(), target, *read_only, *shifted)
+            }
+            MountStep::HideFile { target } => self.hide(target, FileKind::File),
+            MountStep::HideFolder { target } => self.hide(target, FileKind::Folder),
+            MountStep::ReadOnly { target } => self.make_read_only(target),
+        }
+    }
+
+    fn place(&self, mount: &OwnedFd, target: &str, kind: FileKind) -> Step<()> {
+        let at = self.ensure(target, kind)?;
+        attach(mount, at.as_fd()).step("attaching a mount")
+    }
+
+    fn place_tmpfs(&self, target: &str, size: Option<u64>, mode: &str, no_exec: bool) -> Step<()> {
+        let (uid, gid) = (self.owner.uid.to_string(), self.owner.gid.to_string());
+        let size = size.map(|bytes| bytes.to_string());
+        let mut options = vec![("mode", mode), ("uid", uid.as_str()), ("gid", gid.as_str())];
+        if let Some(size) = &size {
+            options.push(("size", size));
+        }
+        let attributes = ATTR_NOSUID | ATTR_NODEV | if no_exec { ATTR_NOEXEC } else { 0 };
+        let mount = mount_tmpfs(&options, attributes).step("mounting tmpfs")?;
+        self.place(&mount, target, FileKind::Folder)
+    }
+
+    /// The few harmless devices: made where allowed, else the host's own shown.
+    fn place_devices(&self, target: &str) -> Step<()> {
+        let (uid, gid) = (self.owner.uid.to_string(), self.owner.gid.to_string());
+        let options = [("mode", "0755"), ("size", "64k"), ("uid", uid.as_str()), ("gid", gid.as_str())];
+        let mount = mount_tmpfs(&options, ATTR_NOSUID | ATTR_NOEXEC).step("mounting /dev")?;
+        self.place(&mount, target, FileKind::Folder)?;
+        let folder = self.resolve(target, OFlags::PATH | OFlags::DIRECTORY).step("opening /dev")?;
+        for (name, major, minor) in DEVICES {
+            match sys::make_device(folder.as_fd(), name, *major, *minor, 0o666) {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                    let name = name.to_str().unwrap_or_default();
+                    let device = clone_tree(CWD, &Path::new("/dev").join(name), false).step("showing a device")?;
+                    self.place(&device, &format!("{target}/{name}"), FileKind::File)?;
+                }
+                Err(error) => return Err(("making a device", error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn place_bind(
+        &self,
+        source: &Path,
+        sub_path: Option<&str>,
+        target: &str,
+        read_only: bool,
+        shifted: bool,
+    ) -> Step<()> {
+        let tree = match sub_path {
+            None => clone_tree(CWD, source, !shifted).step("opening a mount's source")?,
+            Some(sub_path) => {
+                let inner = open_sub_path(source, sub_path).step("opening a mount's subPath")?;
+                clone_tree(&inner, Path::new(""), false).step("opening a mount's subPath")?
+            }
+        };
+        let change = MountChange {
+            set: ATTR_NOSUID | ATTR_NODEV | if read_only { ATTR_RDONLY } else { 0 },
+            propagation: libc::MS_PRIVATE,
+            idmap: if shifted { self.owner.idmap } else { None },
+            recursive: !shifted,
+            ..MountChange::default()
+        };
+        sys::mount_setattr(tree.as_fd(), change).step("restricting a mount")?;
+        let kind = kind_of(tree.as_fd()).step("looking at a mount's source")?;
+        self.place(&tree, target, kind)
+    }
+
+    /// Puts an empty, read-only thing over a path that exists; a path that does not exist needs no hiding.
+    fn hide(&self, target: &str, kind: FileKind) -> Step<()> {
+        let Some(at) = self.resolve_existing(target)? else { return Ok(()) };
+        let change = MountChange { set: ATTR_RDONLY, ..MountChange::default() };
+        let cover = match kind {
+            FileKind::File => {
+                let null = self.resolve("/dev/null", OFlags::PATH).step("opening /dev/null")?;
+                clone_tree(&null, Path::new(""), false).step("hiding a file")?
+            }
+            FileKind::Folder => {
+                mount_tmpfs(&[("mode", "0555"), ("size", "4k")], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
+                    .step("hiding a folder")?
+            }
+        };
+        sys::mount_setattr(cover.as_fd(), change).step("hiding a path")?;
+        attach(&cover, at.as_fd()).step("hiding a path")
+    }
+
+    fn make_read_only(&self, target: &str) -> Step<()> {
+        let Some(at) = self.resolve_existing(target)? else { return Ok(()) };
+        let copy = clone_tree(&at, Path::new(""), true).step("making a path read-only")?;
+        let change = MountChange { set: ATTR_RDONLY, recursive: true, ..MountChange::default() };
+        sys::mount_setattr(copy.as_fd(), change).step("making a path read-only")?;
+        attach(&copy, at.as_fd()).step("making a path read-only")
+    }
+
+    fn resolve_existing(&self, target: &str) -> Step<Option<OwnedFd>> {
+        match self.resolve(target, OFlags::PATH) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(("resolving a path in the new root", error)),
+        }
+    }
+
+    fn resolve(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        let relative = path.trim_start_matches('/');
+        let relative = if relative.is_empty() { "." } else { relative };
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        Ok(rustix::fs::openat2(self.root, relative, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+    }
+
+    /// Opens the folder a path lies in, made when missing, and gives the last component.
+    fn parent_of<'p>(&self, path: &'p str) -> Step<(OwnedFd, &'p str)> {
+        let trimmed = path.trim_end_matches('/');
+        let (parent, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
+        Ok((self.ensure(parent, FileKind::Folder)?, name))
+    }
+
+    /// Opens a mount target, making what is missing of it as root of the container.
+    fn ensure(&self, target: &str, kind: FileKind) -> Step<OwnedFd> {
+        match self.resolve(target, OFlags::PATH) {
+            Ok(fd) => return Ok(fd),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(("resolving a mount target", error)),
+        }
+        let (folder, name) = self.parent_of(target)?;
+        match kind {
+            FileKind::Folder => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)),
+            FileKind::File => rustix::fs::openat(
+                &folder,
+                name,
+                OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                Mode::from_raw_mode(0o644),
+            )
+            .map(drop),
+        }
+        .step("making a mount target")?;
+        let (uid, gid) = (Uid::from_raw(self.owner.uid), Gid::from_raw(self.owner.gid));
+        rustix::fs::chownat(&folder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+            .step("making a mount target")?;
+        openat(folder.as_fd(), name, OFlags::PATH | OFlags::NOFOLLOW).step("opening a mount target")
+    }
+}
+
+const DEVICES: &[(&CStr, u32, u32)] =
+    &[(c"null", 1, 3), (c"zero", 1, 5), (c"full", 1, 7), (c"random", 1, 8), (c"urandom", 1, 9), (c"tty", 5, 0)];
+
+/// Opens `sub_path` inside a volume without leaving it; missing folders are made like the volume's own root.
+fn open_sub_path(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
+    let base = rustix::fs::openat(CWD, volume, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let model = rustix::fs::fstat(&base)?;
+    let mut prefix = PathBuf::new();
+    let mut current = rustix::io::fcntl_dupfd_cloexec(&base, 0)?;
+    for component in Path::new(sub_path).components() {
+        let std::path::Component::Normal(name) = component else { continue };
+        prefix.push(name);
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let open = || rustix::fs::openat2(&base, &prefix, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+        current = match open() {
+            Ok(found) => found,
+            Err(rustix::io::Errno::NOENT) => {
+                rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(model.st_mode & 0o7777))?;
+                let owner = (Uid::from_raw(model.st_uid), Gid::from_raw(model.st_gid));
+                rustix::fs::chownat(&current, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)?;
+                open()?
+            }
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(current)
+}
+
+fn kind_of(fd: BorrowedFd<'_>) -> io::Result<FileKind> {
+    let mode = rustix::fs::fstat(fd)?.st_mode;
+    Ok(if rustix::fs::FileType::from_raw_mode(mode).is_dir() { FileKind::Folder } else { FileKind::File })
+}
+
+fn openat(folder: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(folder, name, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn reopen(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+}
+
+fn clone_tree(base: impl AsFd, path: &Path, recursive: bool) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    Ok(open_tree(base, path, flags)?)
+}
+
+fn attach(mount: &OwnedFd, target: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(mount, "", target, "", flags)?)
+}
+
+fn attach_at_path(mount: &OwnedFd, target: &Path) -> io::Result<()> {
+    Ok(move_mount(mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+fn mount_tmpfs(options: &[(&str, &str)], attributes: u64) -> io::Result<OwnedFd> {
+    new_mount("tmpfs", options, attributes)
+}
+
+/// A new, detached mount of a file system; options with an empty value are flags.
+pub(crate) fn new_mount(kind: &str, options: &[(&str, &str)], attributes: u64) -> io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        if value.is_empty() {
+            fsconfig_set_flag(&context, *key)?;
+        } else {
+            fsconfig_set_string(&context, *key, *value)?;
+        }
+    }
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::from_bits_retain(attributes as u32);
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}

@@ -1,0 +1,201 @@
+//! What a container's tree is made of, decided from its plan alone.
+
+use std::path::{Path, PathBuf};
+
+use crate::kernel::plan::{ContainerPlan, PodPlan};
+use crate::runtime::{ImageContent, MountSource};
+
+/// Whether a mount covers a folder or a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    Folder,
+    File,
+}
+
+/// The tree, in the order it is built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RootPlan {
+    pub(crate) images_dir: PathBuf,
+    /// Layers, topmost first, relative to `images_dir`.
+    pub(crate) lowers: Vec<PathBuf>,
+    pub(crate) upper: PathBuf,
+    pub(crate) work: PathBuf,
+    /// Mount the overlay with its marks in `user.*` attributes, the only ones an unprivileged mounter may write.
+    pub(crate) user_xattr: bool,
+    pub(crate) read_only: bool,
+    pub(crate) steps: Vec<MountStep>,
+    /// Only in controls of the escape suite.
+    pub(crate) whole_host: Option<PathBuf>,
+}
+
+/// One mount, or one thing made in the tree. Targets are absolute paths inside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MountStep {
+    Proc { target: String },
+    Sys { target: String },
+    MessageQueues { target: String },
+    Terminals { target: String, group: Option<u32> },
+    Memory { target: String, size: Option<u64>, mode: &'static str, no_exec: bool },
+    Devices { target: String },
+    Link { target: String, to: String },
+    Bind { source: PathBuf, sub_path: Option<String>, target: String, read_only: bool, shifted: bool },
+    HideFile { target: String },
+    HideFolder { target: String },
+    ReadOnly { target: String },
+}
+
+impl MountStep {
+    /// The path inside that this step is about.
+    pub(crate) fn target(&self) -> &str {
+        match self {
+            Self::Proc { target }
+            | Self::Sys { target }
+            | Self::MessageQueues { target }
+            | Self::Terminals { target, .. }
+            | Self::Memory { target, .. }
+            | Self::Devices { target }
+            | Self::Link { target, .. }
+            | Self::Bind { target, .. }
+            | Self::HideFile { target }
+            | Self::HideFolder { target }
+            | Self::ReadOnly { target } => target,
+        }
+    }
+}
+
+/// Files of /proc that tell about, or act on, the whole machine.
+const HIDDEN_FILES: &[&str] = &[
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/key-users",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/sched_debug",
+    "/proc/interrupts",
+    "/proc/sysrq-trigger",
+    "/proc/kallsyms",
+    "/proc/modules",
+    "/proc/config.gz",
+];
+
+/// Folders that tell about, or act on, the whole machine.
+const HIDDEN_FOLDERS: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/fs/cgroup",
+    "/sys/kernel",
+    "/sys/module",
+    "/sys/power",
+    "/sys/devices/virtual/powercap",
+    "/sys/bus",
+    "/sys/dev",
+];
+
+const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"];
+
+/// Size of /dev/shm, as container runtimes have it.
+const SHARED_MEMORY: u64 = 64 << 20;
+
+/// Group that owns terminals in every distribution.
+const TERMINAL_GROUP: u32 = 5;
+
+/// Decides a container's whole tree.
+pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
+    let mut steps = vec![
+        MountStep::Proc { target: "/proc".to_owned() },
+        MountStep::Sys { target: "/sys".to_owned() },
+        MountStep::Devices { target: "/dev".to_owned() },
+        MountStep::Terminals { target: "/dev/pts".to_owned(), group: terminal_group(pod) },
+        MountStep::Memory { target: "/dev/shm".to_owned(), size: Some(SHARED_MEMORY), mode: "1777", no_exec: true },
+        MountStep::MessageQueues { target: "/dev/mqueue".to_owned() },
+    ];
+    for (target, to) in [
+        ("/dev/ptmx", "pts/ptmx"),
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
+        steps.push(MountStep::Link { target: target.to_owned(), to: to.to_owned() });
+    }
+    if container.walls.masks {
+        let owned = |path: &&str| (*path).to_owned();
+        steps.extend(HIDDEN_FILES.iter().map(|path| MountStep::HideFile { target: owned(path) }));
+        steps.extend(HIDDEN_FOLDERS.iter().map(|path| MountStep::HideFolder { target: owned(path) }));
+        steps.extend(READ_ONLY.iter().map(|path| MountStep::ReadOnly { target: owned(path) }));
+    }
+    if let ImageContent::Host { shown, .. } = &container.spec.image.content {
+        steps.extend(shown.iter().map(|path| host_bind(path, &path.to_string_lossy(), true)));
+    }
+    for name in ["hosts", "hostname", "resolv.conf"] {
+        steps.push(host_bind(&pod.dir.join("etc").join(name), &format!("/etc/{name}"), true));
+    }
+    steps.extend(volume_steps(pod, container));
+    let lowers = match &container.spec.image.content {
+        ImageContent::Host { skeleton, .. } => vec![relative(skeleton, &pod.images_dir)],
+        ImageContent::Layers { layers } => layers.iter().map(|layer| relative(layer, &pod.images_dir)).collect(),
+    };
+    RootPlan {
+        images_dir: pod.images_dir.clone(),
+        lowers,
+        upper: container.layer.join("upper"),
+        work: container.layer.join("work"),
+        user_xattr: !pod.ids.is_privileged(),
+        read_only: container.spec.read_only_root,
+        steps,
+        whole_host: (!container.walls.private_root).then(|| PathBuf::from("/")),
+    }
+}
+
+fn volume_steps(pod: &PodPlan, container: &ContainerPlan) -> Vec<MountStep> {
+    let mut mounts: Vec<_> = container.spec.mounts.iter().collect();
+    // A mount inside another one must come after it, whatever order the Pod lists them in.
+    mounts.sort_by_key(|mount| Path::new(&mount.target).components().count());
+    mounts
+        .into_iter()
+        .map(|mount| match &mount.source {
+            MountSource::Data { path, sub_path } => MountStep::Bind {
+                source: path.clone(),
+                sub_path: sub_path.clone(),
+                target: mount.target.clone(),
+                read_only: mount.read_only,
+                shifted: true,
+            },
+            MountSource::Host { path } => host_bind(path, &mount.target, mount.read_only),
+            MountSource::Memory { volume, sub_path } => MountStep::Bind {
+                source: memory_volume_path(&pod.dir, volume),
+                sub_path: sub_path.clone(),
+                target: mount.target.clone(),
+                read_only: mount.read_only,
+                shifted: false,
+            },
+        })
+        .collect()
+}
+
+/// Where a Pod's memory volume is mounted in its supervisor's own mount namespace.
+pub(crate) fn memory_volume_path(pod_dir: &Path, volume: &str) -> PathBuf {
+    pod_dir.join("memory").join(volume)
+}
+
+fn host_bind(source: &Path, target: &str, read_only: bool) -> MountStep {
+    MountStep::Bind { source: source.to_owned(), sub_path: None, target: target.to_owned(), read_only, shifted: false }
+}
+
+fn terminal_group(pod: &PodPlan) -> Option<u32> {
+    use crate::kernel::plan::IdMode;
+    match pod.ids {
+        IdMode::Block { first } => Some(first + TERMINAL_GROUP),
+        IdMode::Subordinate { .. } => Some(TERMINAL_GROUP),
+        IdMode::Single { .. } => None,
+    }
+}
+
+fn relative(path: &Path, base: &Path) -> PathBuf {
+    path.strip_prefix(base).unwrap_or(path).to_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,333 @@
+//! The runtime itself: books of Pods, and the calls of the kubelet half turned into supervisors' work.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::sync::{broadcast, watch};
+
+use super::cgroup::CgroupLayout;
+use super::config::KernelConfig;
+use super::ids::IdBlocks;
+use super::images::ImageStore;
+use super::layers;
+use super::plan::IdMode;
+use super::spawner::Spawner;
+use super::wire::Call;
+use crate::runtime::{
+    AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, ImageError, ImageService, PodRules,
+    PodRuntime, PodSandbox, PodSandboxSpec, PodState, PullPolicy, PullProgress, RegistryCredentials, ResolvedImage,
+    RuntimeError, RuntimeEvent, StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeRequest, Weakness,
+};
+
+mod create;
+mod pod;
+mod recover;
+mod sessions;
+
+use pod::Pod;
+
+/// Events kept for a slow receiver before it has to compare states instead.
+const EVENT_BUFFER: usize = 4_096;
+
+/// Runs Pods with the kernel of this machine.
+pub struct KernelRuntime {
+    config: KernelConfig,
+    privileged: bool,
+    layout: CgroupLayout,
+    spawner: tokio::sync::Mutex<Option<Spawner>>,
+    ids: Mutex<IdBlocks>,
+    images: ImageStore,
+    pods: Books,
+    /// Which Pod uses what is kept for an owner: two Pods of one owner at a time must not share a writable layer.
+    holders: Mutex<HashMap<String, String>>,
+    /// One creation or removal of a Pod at a time.
+    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    events: broadcast::Sender<RuntimeEvent>,
+    weaknesses: Vec<Weakness>,
+}
+
+/// All Pods by uid; shared with the tasks that listen to supervisors.
+type Books = Arc<Mutex<HashMap<String, Arc<Pod>>>>;
+
+impl KernelRuntime {
+    /// Prepares the data folder, finds out what this host can do, and starts the spawner. Running Pods are found again by
+    /// [`PodRuntime::list`].
+    pub async fn open(config: KernelConfig) -> Result<Arc<Self>, RuntimeError> {
+        let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
+        prepare_data_dir(&config.data_dir).map_err(step("preparing the data folder"))?;
+        let privileged = rustix::process::geteuid().is_root();
+        let layout = detect_cgroups(&config, privileged);
+        let layout = create::prepare_node_group(layout, &config, privileged);
+        let images_dir = config.data_dir.join("images");
+        let host_paths = config.host_paths.clone();
+        let images = tokio::task::spawn_blocking(move || ImageStore::open(&images_dir, &host_paths, privileged))
+            .await
+            .map_err(|_| RuntimeError::Timeout("preparing images"))?
+            .map_err(step("preparing the image store"))?;
+        let ids =
+            IdBlocks::open(&config.data_dir, config.first_id, config.id_blocks).map_err(step("reading id blocks"))?;
+        let spawner = Spawner::start(&config.helper).map_err(step("starting the spawner"))?;
+        let weaknesses = create::weaknesses(&layout, privileged);
+        Ok(Arc::new(Self {
+            privileged,
+            layout,
+            spawner: tokio::sync::Mutex::new(Some(spawner)),
+            ids: Mutex::new(ids),
+            images,
+            pods: Books::default(),
+            holders: Mutex::new(HashMap::new()),
+            turns: Mutex::new(HashMap::new()),
+            events: broadcast::Sender::new(EVENT_BUFFER),
+            weaknesses,
+            config,
+        }))
+    }
+
+    fn pod(&self, uid: &str) -> Result<Arc<Pod>, RuntimeError> {
+        self.pods.lock().get(uid).cloned().ok_or_else(|| RuntimeError::UnknownPod(uid.to_owned()))
+    }
+
+    fn layers_dir(&self) -> PathBuf {
+        self.config.data_dir.join("layers")
+    }
+
+    fn turn(&self, uid: &str) -> Arc<tokio::sync::Mutex<()>> {
+        Arc::clone(self.turns.lock().entry(uid.to_owned()).or_default())
+    }
+
+    /// Removes what a Pod's supervisor cannot remove itself: it sits in the Pod's own group.
+    async fn remove_remains(&self, uid: &str, pod: Option<&Pod>) -> Result<(), RuntimeError> {
+        let dir = self.pod_dir(uid);
+        let cgroup = match pod {
+            Some(pod) => pod.plan.cgroup.clone(),
+            None => self.layout.plan(&create::pod_group(uid), create::no_limits()),
+        };
+        let own_layers = self.layers_dir().join(uid);
+        let work = move || -> io::Result<()> {
+            create::remove_group(&cgroup)?;
+            layers::remove_tree(&own_layers)?;
+            layers::remove_tree(&dir)
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|_| RuntimeError::Timeout("removing the Pod's folders"))?
+            .map_err(|source| RuntimeError::Kernel { step: "removing the Pod's folders".to_owned(), source })
+    }
+}
+
+impl Drop for KernelRuntime {
+    /// The group above all Pods goes when no Pod is left in it; while one is, the kernel keeps it, and so must we.
+    fn drop(&mut self) {
+        self.layout.plan("", create::no_limits()).remove_if_empty();
+    }
+}
+
+fn prepare_data_dir(dir: &Path) -> io::Result<()> {
+    for path in [dir.to_owned(), dir.join("pods"), dir.join("layers"), dir.join("images"), dir.join("volumes")] {
+        fs::create_dir_all(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
+    }
+    // Layers are mounted for sandboxes, whose root must be able to enter them.
+    fs::set_permissions(dir.join("images"), fs::Permissions::from_mode(0o755))
+}
+
+fn detect_cgroups(config: &KernelConfig, privileged: bool) -> CgroupLayout {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    CgroupLayout::detect(
+        &read("/proc/self/mountinfo"),
+        &read("/proc/self/cgroup"),
+        &create::node_group(&config.data_dir),
+        !privileged,
+        |folder| fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default(),
+    )
+}
+
+#[async_trait]
+impl PodRuntime for KernelRuntime {
+    async fn create_pod(&self, spec: PodSandboxSpec) -> Result<PodSandbox, RuntimeError> {
+        let turn = self.turn(&spec.uid);
+        let _turn = turn.lock().await;
+        if let Ok(pod) = self.pod(&spec.uid) {
+            return Ok(pod.sandbox.clone());
+        }
+        self.make_pod(spec).await
+    }
+
+    async fn start_container(&self, pod: &str, spec: ContainerSpec) -> Result<ContainerState, RuntimeError> {
+        self.make_container(&*self.pod(pod)?, spec).await
+    }
+
+    async fn signal_container(&self, pod: &str, container: &str, signal: i32) -> Result<(), RuntimeError> {
+        let call = Call::Signal { container: container.to_owned(), signal };
+        self.pod(pod)?.link.call(call, &[]).await.map(drop)
+    }
+
+    async fn kill_container(&self, pod: &str, container: &str) -> Result<(), RuntimeError> {
+        let call = Call::Kill { container: container.to_owned() };
+        self.pod(pod)?.link.call(call, &[]).await.map(drop)
+    }
+
+    async fn remove_pod(&self, uid: &str) -> Result<(), RuntimeError> {
+        let turn = self.turn(uid);
+        let guard = turn.lock().await;
+        let pod = self.pod(uid).ok();
+        if let Some(pod) = &pod {
+            pod.begin_removal();
+            match pod.link.call(Call::Shutdown, &[]).await {
+                Ok(_) | Err(RuntimeError::SupervisorLost(_)) => {}
+                Err(error) => {
+                    tracing::warn!(pod = uid, %error, "Supervisor did not shut down; killing the Pod's groups");
+                }
+            }
+        }
+        self.remove_remains(uid, pod.as_deref()).await?;
+        self.pods.lock().remove(uid);
+        let keeper = pod.map(|pod| pod.keeper.clone());
+        if let Some(keeper) = keeper {
+            if keeper == uid {
+                self.ids
+                    .lock()
+                    .forget(uid)
+                    .map_err(|source| RuntimeError::Kernel { step: "saving id blocks".to_owned(), source })?;
+            }
+            self.holders.lock().remove(&keeper);
+        }
+        drop(guard);
+        self.turns.lock().remove(uid);
+        Ok(())
+    }
+
+    async fn forget_owner(&self, owner: &str) -> Result<(), RuntimeError> {
+        if self.holders.lock().contains_key(owner) {
+            return Err(RuntimeError::Refused(format!("a Pod of owner {owner} still exists")));
+        }
+        let folder = self.layers_dir().join(owner);
+        let step = |source| RuntimeError::Kernel { step: "removing kept layers".to_owned(), source };
+        tokio::task::spawn_blocking(move || layers::remove_tree(&folder))
+            .await
+            .map_err(|_| RuntimeError::Timeout("removing kept layers"))?
+            .map_err(step)?;
+        self.ids.lock().forget(owner).map_err(step)
+    }
+
+    async fn kept_owners(&self) -> Result<Vec<String>, RuntimeError> {
+        let mut owners: Vec<String> = self.ids.lock().owners().map(str::to_owned).collect();
+        if let Ok(entries) = fs::read_dir(self.layers_dir()) {
+            owners.extend(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()));
+        }
+        owners.sort_unstable();
+        owners.dedup();
+        Ok(owners)
+    }
+
+    async fn exec(&self, pod: &str, container: &str, request: ExecRequest) -> Result<ExecSession, RuntimeError> {
+        sessions::exec(&self.pod(pod)?.link, container, request).await
+    }
+
+    async fn attach(&self, pod: &str, container: &str, request: AttachRequest) -> Result<ExecSession, RuntimeError> {
+        sessions::attach(self.pod(pod)?, container, request).await
+    }
+
+    async fn dial(&self, pod: &str, port: u16) -> Result<TcpStream, RuntimeError> {
+        sessions::dial(&*self.pod(pod)?, port).await
+    }
+
+    async fn set_rules(&self, pod: &str, _rules: PodRules) -> Result<(), RuntimeError> {
+        self.pod(pod).map(drop)
+    }
+
+    async fn ensure_volume(&self, request: VolumeRequest) -> Result<Volume, RuntimeError> {
+        let path = self.volume_path(&request.key);
+        let step = |source| RuntimeError::Kernel { step: "making a volume".to_owned(), source };
+        if !path.exists() {
+            fs::create_dir_all(&path).map_err(step)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).map_err(step)?;
+        }
+        if let Some(group) = request.group.filter(|_| self.privileged) {
+            std::os::unix::fs::lchown(&path, None, Some(group)).map_err(step)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o2777)).map_err(step)?;
+        }
+        Ok(Volume { path, mechanism: StorageMechanism::Measured })
+    }
+
+    async fn remove_volume(&self, key: &VolumeKey) -> Result<(), RuntimeError> {
+        let path = self.volume_path(key);
+        tokio::task::spawn_blocking(move || layers::remove_tree(&path))
+            .await
+            .map_err(|_| RuntimeError::Timeout("removing a volume"))?
+            .map_err(|source| RuntimeError::Kernel { step: "removing a volume".to_owned(), source })
+    }
+
+    async fn storage_usage(&self, pod: &str) -> Result<StorageUsage, RuntimeError> {
+        let layers = self.layers_dir().join(&self.pod(pod)?.keeper);
+        let volumes = self.pod_dir(pod).join("volumes");
+        tokio::task::spawn_blocking(move || StorageUsage {
+            layers: usage_by_name(&layers),
+            volumes: usage_by_name(&volumes),
+        })
+        .await
+        .map_err(|_| RuntimeError::Timeout("measuring storage"))
+    }
+
+    async fn list(&self) -> Result<Vec<PodState>, RuntimeError> {
+        self.recover().await
+    }
+
+    async fn state(&self, pod: &str) -> Result<Option<PodState>, RuntimeError> {
+        Ok(self.pod(pod).ok().map(|pod| pod.state()))
+    }
+
+    fn events(&self) -> broadcast::Receiver<RuntimeEvent> {
+        self.events.subscribe()
+    }
+
+    fn weaknesses(&self) -> Vec<Weakness> {
+        self.weaknesses.clone()
+    }
+
+    fn dns_address(&self) -> Option<IpAddr> {
+        None
+    }
+
+    fn pod_dir(&self, pod: &str) -> PathBuf {
+        self.config.data_dir.join("pods").join(pod)
+    }
+}
+
+impl KernelRuntime {
+    fn volume_path(&self, key: &VolumeKey) -> PathBuf {
+        match key {
+            VolumeKey::PodEphemeral { pod, name } => self.pod_dir(pod).join("volumes").join(name),
+            VolumeKey::Persistent { name } => self.config.data_dir.join("volumes").join(name),
+        }
+    }
+}
+
+fn usage_by_name(folder: &Path) -> Vec<(String, u64)> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, layers::disk_usage(&entry.path()))))
+        .collect()
+}
+
+#[async_trait]
+impl ImageService for KernelRuntime {
+    async fn ensure(
+        &self,
+        reference: &str,
+        policy: PullPolicy,
+        _credentials: &[RegistryCredentials],
+        _progress: Option<watch::Sender<PullProgress>>,
+    ) -> Result<ResolvedImage, ImageError> {
+        self.images.ensure(reference, policy).await
+    }
+}

@@ -1,0 +1,150 @@
+//! One Pod in the node's books, kept up to date by what its supervisor says.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
+
+use super::super::cgroup::CgroupPlan;
+use super::super::link::{Link, Notice, Reply};
+use super::super::plan::PodPlan;
+use super::{KernelRuntime, create};
+use crate::runtime::{ContainerState, Exit, PodSandbox, PodState, RuntimeEvent};
+
+/// One Pod with a supervisor.
+pub(super) struct Pod {
+    pub(super) plan: PodPlan,
+    pub(super) sandbox: PodSandbox,
+    pub(super) link: Arc<Link>,
+    /// The key its layers and ids are kept under.
+    pub(super) keeper: String,
+    books: Mutex<PodBooks>,
+    /// Changes with every exit, for those who wait for one.
+    changed: watch::Sender<()>,
+}
+
+#[derive(Default)]
+struct PodBooks {
+    containers: HashMap<String, ContainerState>,
+    /// Exits heard of before the start they belong to was noted.
+    early: HashMap<(String, u32), Exit>,
+    lost: bool,
+    removing: bool,
+}
+
+impl Pod {
+    pub(super) fn new(
+        plan: PodPlan,
+        sandbox: PodSandbox,
+        link: Arc<Link>,
+        keeper: String,
+        containers: Vec<ContainerState>,
+    ) -> Self {
+        let containers = containers.into_iter().map(|state| (state.name.clone(), state)).collect();
+        let books = PodBooks { containers, lost: link.is_closed(), ..PodBooks::default() };
+        Self { plan, sandbox, link, keeper, books: Mutex::new(books), changed: watch::Sender::new(()) }
+    }
+
+    pub(super) fn state(&self) -> PodState {
+        let books = self.books.lock();
+        let mut containers: Vec<_> = books.containers.values().cloned().collect();
+        containers.sort_by(|a, b| a.name.cmp(&b.name));
+        PodState {
+            sandbox: self.sandbox.clone(),
+            namespace: self.plan.spec.namespace.clone(),
+            name: self.plan.spec.name.clone(),
+            alive: !books.lost,
+            containers,
+        }
+    }
+
+    pub(super) fn begin_removal(&self) {
+        self.books.lock().removing = true;
+    }
+
+    pub(super) fn note_started(&self, mut state: ContainerState) -> ContainerState {
+        let mut books = self.books.lock();
+        let early = books.early.remove(&(state.name.clone(), state.attempt));
+        let known = books.containers.get(&state.name).filter(|known| known.attempt == state.attempt);
+        state.exit = state.exit.or(early).or(known.and_then(|known| known.exit));
+        books.containers.insert(state.name.clone(), state.clone());
+        state
+    }
+
+    fn note_exited(&self, container: &str, attempt: u32, exit: Exit) {
+        let mut books = self.books.lock();
+        match books.containers.get_mut(container) {
+            Some(state) if state.attempt == attempt => state.exit = Some(exit),
+            _ => drop(books.early.insert((container.to_owned(), attempt), exit)),
+        }
+        drop(books);
+        self.changed.send_replace(());
+    }
+
+    /// Tells whether this is news: a Pod being removed loses its supervisor on purpose.
+    fn note_lost(&self) -> bool {
+        let mut books = self.books.lock();
+        let news = !books.lost && !books.removing;
+        books.lost = true;
+        drop(books);
+        self.changed.send_replace(());
+        news
+    }
+
+    /// Waits until the present attempt of a container has ended; `None` when its supervisor is lost first.
+    pub(super) async fn wait_for_exit(&self, container: &str) -> Option<Exit> {
+        let mut changes = self.changed.subscribe();
+        loop {
+            {
+                let books = self.books.lock();
+                match books.containers.get(container) {
+                    Some(state) if state.exit.is_some() => return state.exit,
+                    None => return None,
+                    Some(_) if books.lost => return None,
+                    Some(_) => {}
+                }
+            }
+            if changes.changed().await.is_err() {
+                return None;
+            }
+        }
+    }
+}
+
+impl KernelRuntime {
+    /// Listens to a supervisor for as long as it lives. Also gives the receiver of its first word.
+    pub(super) fn listen(
+        &self,
+        uid: &str,
+        cgroup: &CgroupPlan,
+        control: OwnedFd,
+    ) -> io::Result<(Arc<Link>, oneshot::Receiver<Reply>)> {
+        let (books, events) = (Arc::clone(&self.pods), self.events.clone());
+        let (pod_uid, cgroup) = (uid.to_owned(), cgroup.clone());
+        Link::start(uid.to_owned(), control, move |notice| {
+            let Some(pod) = books.lock().get(&pod_uid).cloned() else { return };
+            match notice {
+                Notice::Exited { container, attempt, exit } => {
+                    pod.note_exited(&container, attempt, exit);
+                    // Nobody listening is fine: states tell the same.
+                    let _ =
+                        events.send(RuntimeEvent::ContainerExited { pod: pod_uid.clone(), container, attempt, exit });
+                }
+                Notice::Lost => {
+                    if pod.note_lost() {
+                        let _ = cgroup.kill();
+                        let _ = events.send(RuntimeEvent::SupervisorLost { pod: pod_uid.clone() });
+                    }
+                }
+            }
+        })
+    }
+
+    /// A Pod whose supervisor is gone: what is left of it is killed.
+    pub(super) fn kill_orphans(&self, uid: &str) -> io::Result<()> {
+        self.layout.plan(&create::pod_group(uid), create::no_limits()).kill()
+    }
+}

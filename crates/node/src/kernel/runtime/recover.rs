@@ -1,0 +1,83 @@
+//! Finding Pods again after the node was restarted.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::super::link::Link;
+use super::super::supervisor::records::{self, SupervisorRecord};
+use super::super::wire::{Answer, Call};
+use super::KernelRuntime;
+use super::create::SavedPlan;
+use super::pod::Pod;
+use crate::runtime::{PodRuntime, PodState, RuntimeError};
+
+impl KernelRuntime {
+    /// Reconnects to every supervisor that still runs, and reports Pods whose supervisor does not.
+    pub(super) async fn recover(&self) -> Result<Vec<PodState>, RuntimeError> {
+        let mut states = Vec::new();
+        for uid in self.pod_folders() {
+            let turn = self.turn(&uid);
+            let _turn = turn.lock().await;
+            if let Ok(pod) = self.pod(&uid) {
+                states.push(pod.state());
+                continue;
+            }
+            match self.recover_pod(&uid).await {
+                Some(state) => states.push(state),
+                // Died before its supervisor was ready: nothing ran, nobody was told.
+                None => self.remove_remains(&uid, None).await?,
+            }
+        }
+        Ok(states)
+    }
+
+    fn pod_folders(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.config.data_dir.join("pods")) else { return Vec::new() };
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
+    async fn recover_pod(&self, uid: &str) -> Option<PodState> {
+        let dir = self.pod_dir(uid);
+        let record = records::read_supervisor(&dir).ok()?;
+        let saved: SavedPlan = serde_json::from_slice(&fs::read(dir.join("plan.json")).ok()?).ok()?;
+        self.holders.lock().insert(saved.keeper.clone(), uid.to_owned());
+        if records::is_alive(&record) {
+            match self.reconnect(&dir, saved).await {
+                Ok(pod) => {
+                    let state = pod.state();
+                    self.pods.lock().insert(uid.to_owned(), pod);
+                    return Some(state);
+                }
+                Err(error) => tracing::warn!(pod = uid, %error, "Supervisor does not answer; giving the Pod up"),
+            }
+        }
+        Some(self.bury(uid, &dir, record))
+    }
+
+    async fn reconnect(&self, dir: &Path, saved: SavedPlan) -> Result<Arc<Pod>, RuntimeError> {
+        let failed = |source| RuntimeError::Kernel { step: "connecting to a supervisor".to_owned(), source };
+        let socket = Link::connect(dir).map_err(failed)?;
+        let (link, _) = self.listen(&saved.plan.spec.uid, &saved.plan.cgroup, socket).map_err(failed)?;
+        match link.call(Call::State, &[]).await? {
+            (Answer::State { sandbox, containers }, _) => {
+                Ok(Arc::new(Pod::new(saved.plan, sandbox, link, saved.keeper, containers)))
+            }
+            _ => Err(RuntimeError::Protocol("a state was not answered with one".to_owned())),
+        }
+    }
+
+    /// The last known state of a Pod whose supervisor is dead.
+    fn bury(&self, uid: &str, dir: &Path, record: SupervisorRecord) -> PodState {
+        if let Err(error) = self.kill_orphans(uid) {
+            tracing::warn!(pod = uid, %error, "Processes of a dead Pod may be left");
+        }
+        PodState {
+            sandbox: record.sandbox,
+            namespace: record.namespace,
+            name: record.name,
+            alive: false,
+            containers: records::read_containers(dir),
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Streams into Pods: commands, attachments, connections.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use rustix::pipe::PipeFlags;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::unix::pipe;
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::super::link::{Link, borrowed};
+use super::super::wire::{Call, ExecCall};
+use super::Pod;
+use crate::runtime::{AttachRequest, ExecRequest, ExecSession, RuntimeError, TerminalSize};
+
+/// Longest a connection inside a Pod may take: nothing but the Pod's own kernel tables is between.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> RuntimeError {
+    move |source| RuntimeError::Kernel { step: step.to_owned(), source }
+}
+
+/// Kills a command whose end nobody waits for any more.
+struct ExecGuard {
+    link: Arc<Link>,
+    exec: u64,
+}
+
+impl Drop for ExecGuard {
+    fn drop(&mut self) {
+        self.link.abandon_exec(self.exec);
+    }
+}
+
+pub(super) async fn exec(link: &Arc<Link>, container: &str, request: ExecRequest) -> Result<ExecSession, RuntimeError> {
+    if request.command.is_empty() {
+        return Err(RuntimeError::Refused("an exec needs a command".to_owned()));
+    }
+    let size = request.size.unwrap_or(TerminalSize { rows: 24, columns: 80 });
+    let call = Call::Exec(ExecCall {
+        container: container.to_owned(),
+        command: request.command,
+        env: request.env,
+        working_dir: request.working_dir,
+        user: request.user,
+        tty: request.tty.then_some((size.rows, size.columns)),
+    });
+    if request.tty {
+        let (exec, descriptors, exit) = link.exec(call, &[]).await?;
+        let master = descriptors
+            .into_iter()
+            .next()
+            .ok_or_else(|| RuntimeError::Protocol("a terminal did not come with the answer".to_owned()))?;
+        let exit = exit_of(link, exec, exit);
+        return terminal_session(master, request.stdin, exit);
+    }
+    let (stdin_read, stdin_write) = stream(request.stdin, true)?;
+    let (stdout_read, stdout_write) = stream(request.stdout, false)?;
+    let (stderr_read, stderr_write) = stream(request.stderr, false)?;
+    let theirs = [stdin_read.0, stdout_write.0, stderr_write.0];
+    let (exec, _, exit) = link.exec(call, &borrowed(&theirs)).await?;
+    drop(theirs);
+    Ok(ExecSession {
+        stdin: stdin_write.1.map(writer).transpose()?,
+        stdout: stdout_read.1.map(reader).transpose()?,
+        stderr: stderr_read.1.map(reader).transpose()?,
+        resize: None,
+        exit: exit_of(link, exec, exit),
+    })
+}
+
+/// The child's end of a stream first, ours second (for input the other way round).
+#[expect(clippy::type_complexity, reason = "two ends, each of which may be the null device or absent")]
+fn stream(wanted: bool, input: bool) -> Result<((OwnedFd, Option<OwnedFd>), (OwnedFd, Option<OwnedFd>)), RuntimeError> {
+    let null = || -> Result<OwnedFd, RuntimeError> {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null");
+        Ok(file.map_err(failed("opening /dev/null"))?.into())
+    };
+    if !wanted {
+        return Ok(((null()?, None), (null()?, None)));
+    }
+    let (read, write) =
+        rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed("making a pipe")(error.into()))?;
+    Ok(if input { ((read, None), (null()?, Some(write))) } else { ((null()?, Some(read)), (write, None)) })
+}
+
+fn writer(fd: OwnedFd) -> Result<Box<dyn AsyncWrite + Send + Unpin>, RuntimeError> {
+    set_nonblocking(&fd)?;
+    Ok(Box::new(pipe::Sender::from_owned_fd(fd).map_err(failed("opening a stream"))?))
+}
+
+fn reader(fd: OwnedFd) -> Result<Box<dyn AsyncRead + Send + Unpin>, RuntimeError> {
+    set_nonblocking(&fd)?;
+    Ok(Box::new(pipe::Receiver::from_owned_fd(fd).map_err(failed("opening a stream"))?))
+}
+
+fn set_nonblocking(fd: &OwnedFd) -> Result<(), RuntimeError> {
+    rustix::io::ioctl_fionbio(fd, true).map_err(|error| failed("opening a stream")(error.into()))
+}
+
+type ExitFuture = Pin<Box<dyn Future<Output = Result<crate::runtime::Exit, RuntimeError>> + Send>>;
+
+fn exit_of(link: &Arc<Link>, exec: u64, exit: tokio::sync::oneshot::Receiver<crate::runtime::Exit>) -> ExitFuture {
+    let guard = ExecGuard { link: Arc::clone(link), exec };
+    Box::pin(async move {
+        let ended = exit.await;
+        ended.map_err(|_| RuntimeError::SupervisorLost(guard.link.pod().to_owned()))
+    })
+}
+
+fn terminal_session(master: OwnedFd, stdin: bool, exit: ExitFuture) -> Result<ExecSession, RuntimeError> {
+    set_nonblocking(&master)?;
+    let terminal = Arc::new(crate::kernel::sys::register(master).map_err(failed("opening the terminal"))?);
+    let for_size = Arc::clone(&terminal);
+    let resize = move |size: TerminalSize| -> io::Result<()> {
+        let size = rustix::termios::Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
+        Ok(rustix::termios::tcsetwinsize(for_size.get_ref(), size)?)
+    };
+    Ok(ExecSession {
+        stdin: stdin.then(|| Box::new(Terminal(Arc::clone(&terminal))) as Box<dyn AsyncWrite + Send + Unpin>),
+        stdout: Some(Box::new(Terminal(terminal))),
+        stderr: None,
+        resize: Some(Arc::new(resize)),
+        exit,
+    })
+}
+
+pub(super) async fn attach(
+    pod: Arc<Pod>,
+    container: &str,
+    request: AttachRequest,
+) -> Result<ExecSession, RuntimeError> {
+    let (stdout_read, stdout_write) = stream(request.stdout, false)?;
+    let (stderr_read, stderr_write) = stream(request.stderr, false)?;
+    let mut theirs = Vec::new();
+    if request.stdout {
+        theirs.push(stdout_write.0);
+    }
+    if request.stderr {
+        theirs.push(stderr_write.0);
+    }
+    let call = Call::Attach {
+        container: container.to_owned(),
+        stdin: request.stdin,
+        stdout: request.stdout,
+        stderr: request.stderr,
+    };
+    let (_, descriptors) = pod.link.call(call, &borrowed(&theirs)).await?;
+    drop(theirs);
+    let input = descriptors.into_iter().next();
+    let terminal = input.as_ref().is_some_and(|fd| rustix::termios::isatty(fd));
+    let (stdin, resize) = match input {
+        Some(fd) if terminal => {
+            let session = terminal_session(fd, true, Box::pin(std::future::pending()))?;
+            (session.stdin, session.resize)
+        }
+        Some(fd) => (Some(writer(fd)?), None),
+        None => (None, None),
+    };
+    let name = container.to_owned();
+    Ok(ExecSession {
+        stdin,
+        stdout: stdout_read.1.map(reader).transpose()?,
+        stderr: stderr_read.1.map(reader).transpose()?,
+        resize,
+        exit: Box::pin(async move {
+            pod.wait_for_exit(&name).await.ok_or_else(|| RuntimeError::SupervisorLost(pod.sandbox.uid.clone()))
+        }),
+    })
+}
+
+/// Connects inside the Pod: loopback first, then the Pod's own address, then IPv6 loopback.
+pub(super) async fn dial(pod: &Pod, port: u16) -> Result<TcpStream, RuntimeError> {
+    let mut addresses = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))];
+    addresses.extend(pod.sandbox.ips.iter().map(|ip| SocketAddr::from((*ip, port))));
+    addresses.push(SocketAddr::from((Ipv6Addr::LOCALHOST, port)));
+    let mut last = None;
+    for address in addresses {
+        let (_, descriptors) = pod.link.call(Call::Socket { ipv6: address.is_ipv6() }, &[]).await?;
+        let Some(fd) = descriptors.into_iter().next() else {
+            return Err(RuntimeError::Protocol("a socket did not come with the answer".to_owned()));
+        };
+        let socket = TcpSocket::from_std_stream(std::net::TcpStream::from(fd));
+        match tokio::time::timeout(CONNECT_DEADLINE, socket.connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = last.or(Some(error)),
+            Err(_) => return Err(RuntimeError::Timeout("a connection inside the Pod")),
+        }
+    }
+    let source = last.unwrap_or_else(|| io::Error::from(io::ErrorKind::ConnectionRefused));
+    Err(RuntimeError::Kernel { step: format!("connecting to port {port} inside the Pod"), source })
+}
+
+/// One side of a terminal for tokio. Its end of file is EIO, as terminals have it.
+struct Terminal(Arc<AsyncFd<OwnedFd>>);
+
+impl AsyncRead for Terminal {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut guard = ready!(self.0.poll_read_ready(context))?;
+            let spare = buffer.initialize_unfilled();
+            match guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref().as_fd(), &mut *spare)?)) {
+                Ok(Ok(length)) => {
+                    buffer.advance(length);
+                    return Poll::Ready(Ok(()));
+                }
+                Ok(Err(error)) if error.raw_os_error() == Some(libc::EIO) => return Poll::Ready(Ok(())),
+                Ok(Err(error)) => return Poll::Ready(Err(error)),
+                Err(_would_block) => {}
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Terminal {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            let mut guard = ready!(self.0.poll_write_ready(context))?;
+            match guard.try_io(|fd| Ok(rustix::io::write(fd.get_ref().as_fd(), bytes)?)) {
+                Ok(result) => return Poll::Ready(result),
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// A terminal has no half to close; the end of input is a character the caller sends.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

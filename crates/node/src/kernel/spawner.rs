@@ -1,0 +1,108 @@
+//! The spawner: a single-threaded helper that the node starts once and that forks a supervisor for each Pod. Forking a
+//! small process that is already loaded costs a fraction of a millisecond; executing the whole program again for each Pod
+//! would cost several, and every supervisor would hold its own copy of all relocated pages.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
+
+use super::config::HelperProgram;
+use super::{supervisor, sys, wire};
+
+/// `argv[0]` of helpers. Nobody starts a program under this name by accident.
+const HELPER_NAME: &str = "agent-sandbox-helper";
+
+/// Asks for a supervisor; goes with the control socket and the plan.
+#[derive(Debug, Serialize, Deserialize)]
+struct Spawn {}
+
+/// The node's end of a running spawner.
+pub(crate) struct Spawner {
+    socket: OwnedFd,
+}
+
+impl Spawner {
+    /// Starts a spawner from a sealed copy of the helper program.
+    pub(crate) fn start(helper: &HelperProgram) -> io::Result<Self> {
+        let (socket, theirs) = socket_pair()?;
+        let mut source = match helper {
+            HelperProgram::CurrentExecutable => fs::File::open("/proc/self/exe")?,
+            HelperProgram::Path(path) => fs::File::open(path)?,
+        };
+        let copy = sys::sealed_copy(&mut source, c"agent-sandbox")?;
+        Command::new(format!("/proc/self/fd/{}", copy.as_raw_fd()))
+            .arg0(HELPER_NAME)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .map(|mut child| {
+                // It ends when our socket closes; this thread only keeps it from staying a zombie.
+                std::thread::Builder::new().name("spawner-reaper".into()).spawn(move || child.wait()).map(drop)
+            })??;
+        Ok(Self { socket })
+    }
+
+    /// Forks a supervisor; gives our end of its control socket.
+    pub(crate) fn spawn(&self, plan: OwnedFd) -> io::Result<OwnedFd> {
+        let (control, theirs) = socket_pair()?;
+        wire::send(&self.socket, &Spawn {}, &[theirs.as_fd(), plan.as_fd()])?;
+        Ok(control)
+    }
+}
+
+fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Becomes the spawner when this process was started as one; see [`crate::helper_main`].
+#[expect(clippy::exit, reason = "a helper must never return into the embedding program's main")]
+pub(crate) fn take_over() {
+    if std::env::args_os().next().is_some_and(|name| name == HELPER_NAME) {
+        std::process::exit(spawner_main());
+    }
+}
+
+fn spawner_main() -> i32 {
+    let Some(stdin) = sys::adopt_descriptor(0) else { return 2 };
+    // Descriptor 0 is overwritten by /dev/null so that no child takes the socket for its input.
+    let Ok(socket) = rustix::io::fcntl_dupfd_cloexec(&stdin, 3) else { return 2 };
+    let null = match fs::File::open("/dev/null") {
+        Ok(null) => null,
+        Err(_) => return 2,
+    };
+    std::mem::forget(stdin);
+    if sys::dup_onto(null.as_fd(), 0).is_err() || sys::set_process_name(c"asb-spawner").is_err() {
+        return 2;
+    }
+    sys::ignore_children();
+    let mut buffer = vec![0; 4096];
+    loop {
+        match wire::receive::<Spawn>(&socket, &mut buffer) {
+            Ok(Some((Spawn {}, descriptors))) => {
+                let Ok([control, plan]) = <[OwnedFd; 2]>::try_from(descriptors) else { continue };
+                if let Ok(sys::Fork::Child) = sys::fork_with(0) {
+                    drop(socket);
+                    return supervisor_main(control, plan);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(None) | Err(_) => return 0,
+        }
+    }
+}
+
+fn supervisor_main(control: OwnedFd, plan: OwnedFd) -> i32 {
+    sys::reset_signals();
+    if rustix::process::setsid().is_err() || sys::set_process_name(c"asb-supervisor").is_err() {
+        return 2;
+    }
+    supervisor::main(control, plan)
+}

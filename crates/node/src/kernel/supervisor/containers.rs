@@ -1,0 +1,328 @@
+//! Containers of the Pod: starting, signalling, attaching, noting how they end.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::super::launch::{self, ContainerNamespaces, Report, Streams};
+use super::super::plan::ContainerPlan;
+use super::super::sys::{self, Fork};
+use super::super::wire::{self, Answer, Failure, Message};
+use super::logs::{Log, Stream};
+use super::streams::{Output, Sink};
+use super::{Supervisor, records};
+use crate::runtime::{ContainerState, Exit, PreviousAttempt};
+
+/// Longest a child may take from fork to exec. It only mounts and calls the kernel.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The latest attempt of one container.
+pub(super) struct Container {
+    pub(super) plan: ContainerPlan,
+    pub(super) state: ContainerState,
+    /// While it runs.
+    pub(super) pid: Option<i32>,
+    pub(super) namespaces: Option<ContainerNamespaces>,
+    pub(super) outputs: Vec<Output>,
+    pub(super) sinks: Vec<Sink>,
+    /// The pipe or terminal to write input into.
+    input: Option<OwnedFd>,
+    log: Log,
+}
+
+impl Container {
+    /// Reads what one output has and hands it on.
+    pub(super) fn read_output(&mut self, index: usize, buffer: &mut [u8]) {
+        let Some(output) = self.outputs.get_mut(index) else { return };
+        match rustix::io::read(&output.fd, &mut *buffer) {
+            Ok(0) => output.open = false,
+            Ok(length) => {
+                let bytes = buffer.get(..length).unwrap_or_default();
+                // A full disk must not stop the container; what cannot be written is lost, the container goes on.
+                let _ = output.lines.push(bytes, Timestamp::now(), &mut self.log);
+                for sink in self.sinks.iter_mut().filter(|sink| sink.stream == output.stream) {
+                    sink.push(bytes);
+                }
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            // A terminal whose other side is closed answers EIO.
+            Err(_) => output.open = false,
+        }
+        if !output.open {
+            let _ = output.lines.finish(Timestamp::now(), &mut self.log);
+        }
+    }
+
+    /// Reads everything that is there already.
+    fn drain(&mut self, buffer: &mut [u8]) {
+        for index in 0..self.outputs.len() {
+            loop {
+                let ready = self.outputs.get(index).is_some_and(|output| {
+                    output.open && {
+                        let mut set = [PollFd::new(&output.fd, PollFlags::IN)];
+                        poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
+                    }
+                });
+                if !ready {
+                    break;
+                }
+                self.read_output(index, buffer);
+            }
+        }
+        for output in &mut self.outputs {
+            let _ = output.lines.finish(Timestamp::now(), &mut self.log);
+        }
+    }
+
+    pub(super) fn flush_sink(&mut self, index: usize, ready: PollFlags) {
+        let Some(sink) = self.sinks.get_mut(index) else { return };
+        if ready.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            sink.open = false;
+        } else {
+            sink.flush();
+        }
+    }
+
+    pub(super) fn drop_closed(&mut self) {
+        self.outputs.retain(|output| output.open);
+        self.sinks.retain(|sink| sink.open);
+    }
+
+    pub(super) fn kill(&self) {
+        if let Some(pid) = self.pid {
+            // The first process takes its whole process namespace along; the group is for what left it, if anything could.
+            let _ = sys::kill(pid, libc::SIGKILL);
+            let _ = self.plan.cgroup.kill();
+        }
+    }
+}
+
+/// The supervisor's ends of a new process's streams.
+pub(super) struct OwnEnds {
+    pub(super) input: Option<OwnedFd>,
+    pub(super) outputs: Vec<(OwnedFd, Stream)>,
+}
+
+impl Supervisor {
+    pub(super) fn start_container(&mut self, descriptors: Vec<OwnedFd>) -> Result<Answer, Failure> {
+        let file = descriptors.into_iter().next().ok_or_else(|| protocol("a start without its plan"))?;
+        let plan: ContainerPlan = wire::read_memory_file(file).map_err(|error| protocol(&error.to_string()))?;
+        let known = self.containers.iter().position(|container| container.state.name == plan.spec.name);
+        if let Some(container) = known.and_then(|index| self.containers.get(index)) {
+            if container.state.attempt == plan.spec.attempt {
+                return Ok(Answer::Started(container.state.clone()));
+            }
+            if container.pid.is_some() {
+                return Err(protocol("a new attempt while the last one still runs"));
+            }
+        }
+        if self.ending.is_some() {
+            return Err(protocol("the Pod is being removed"));
+        }
+        let previous = known.and_then(|index| self.containers.get(index)).and_then(previous_attempt);
+        let container = self.launch(plan, previous)?;
+        let state = container.state.clone();
+        records::write_container(&self.plan.dir, &state)
+            .map_err(|error| Failure::kernel("writing the container's record", &error))?;
+        match known.and_then(|index| self.containers.get_mut(index)) {
+            Some(slot) => *slot = container,
+            None => self.containers.push(container),
+        }
+        Ok(Answer::Started(state))
+    }
+
+    fn launch(&mut self, plan: ContainerPlan, previous: Option<PreviousAttempt>) -> Result<Container, Failure> {
+        let failed = |step: &'static str| move |error: io::Error| Failure::kernel(step, &error);
+        let log = Log::open(&plan.spec.log).map_err(failed("opening the log"))?;
+        plan.cgroup.create().map_err(failed("making the container's control groups"))?;
+        let (streams, mut ends) = open_streams(&plan).map_err(failed("making pipes"))?;
+        let (report, child_report) = report_pair().map_err(failed("making a report socket"))?;
+        let mut flags = libc::CLONE_NEWNS;
+        if plan.walls.pid_namespace {
+            flags |= libc::CLONE_NEWPID;
+        }
+        let pid = match sys::fork_with(flags).map_err(failed("forking"))? {
+            Fork::Child => {
+                launch::container_main(&self.plan, &plan, &self.namespaces, streams, &child_report, &self.filter)
+            }
+            Fork::Parent(pid) => pid,
+        };
+        drop((streams, child_report));
+        let outcome = wait_for_exec(pid, &report, &mut self.buffer);
+        let terminal = match outcome {
+            Ok(terminal) => terminal,
+            Err(failure) => {
+                let _ = plan.cgroup.remove();
+                return Err(failure);
+            }
+        };
+        if let Some(terminal) = terminal {
+            let copy = terminal.try_clone().map_err(failed("copying the terminal"))?;
+            ends = OwnEnds { input: Some(copy), outputs: vec![(terminal, Stream::Stdout)] };
+        }
+        // It may have ended already; commands cannot be run in it then, which is all these are for.
+        let namespaces = ContainerNamespaces::of(pid).ok();
+        let outputs =
+            ends.outputs.into_iter().map(|(fd, stream)| Output::new(fd, stream)).collect::<io::Result<Vec<_>>>();
+        let state = ContainerState {
+            name: plan.spec.name.clone(),
+            attempt: plan.spec.attempt,
+            id: plan.id.clone(),
+            pid: pid.unsigned_abs(),
+            started_at: Timestamp::now(),
+            exit: None,
+            previous,
+        };
+        Ok(Container {
+            state,
+            pid: Some(pid),
+            namespaces,
+            outputs: outputs.map_err(failed("preparing output"))?,
+            sinks: Vec::new(),
+            input: ends.input,
+            log,
+            plan,
+        })
+    }
+
+    pub(super) fn signal_container(&mut self, name: &str, signal: i32) -> Result<(), Failure> {
+        let pid = self.running(name)?.pid.unwrap_or_default();
+        sys::kill(pid, signal).map_err(|error| Failure::kernel("signalling the container", &error))
+    }
+
+    pub(super) fn kill_container(&mut self, name: &str) -> Result<(), Failure> {
+        self.running(name)?.kill();
+        Ok(())
+    }
+
+    pub(super) fn running(&mut self, name: &str) -> Result<&mut Container, Failure> {
+        self.containers
+            .iter_mut()
+            .find(|container| container.state.name == name && container.pid.is_some())
+            .ok_or_else(|| Failure::NotRunning { container: name.to_owned() })
+    }
+
+    /// Joins a caller's pipes to the container's output; answers with the way in.
+    pub(super) fn attach(
+        &mut self,
+        name: &str,
+        stdin: bool,
+        stdout: bool,
+        stderr: bool,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<OwnedFd>, Failure> {
+        let container = self.running(name)?;
+        let wanted = [(stdout, Stream::Stdout), (stderr, Stream::Stderr)];
+        let streams = wanted.into_iter().filter_map(|(asked, stream)| asked.then_some(stream));
+        for (stream, fd) in streams.zip(descriptors) {
+            container.sinks.push(Sink::new(fd, stream).map_err(|error| Failure::kernel("attaching", &error))?);
+        }
+        if !stdin {
+            return Ok(None);
+        }
+        if container.plan.spec.stdin_once && !container.plan.spec.tty {
+            // The first caller's end of input is the container's.
+            return Ok(container.input.take());
+        }
+        let copy = container.input.as_ref().map(OwnedFd::try_clone).transpose();
+        copy.map_err(|error| Failure::kernel("attaching", &error))
+    }
+
+    /// Takes note of an ended child, whatever it was.
+    pub(super) fn note_exit(&mut self, pid: i32, status: libc::c_int) {
+        let now = Timestamp::now();
+        let buffer = &mut self.buffer;
+        let Some(container) = self.containers.iter_mut().find(|container| container.pid == Some(pid)) else {
+            self.note_exec_exit(pid, exit_of(status, false, now));
+            return;
+        };
+        container.drain(buffer);
+        container.pid = None;
+        container.namespaces = None;
+        container.outputs.clear();
+        container.sinks.clear();
+        container.input = None;
+        let exit = exit_of(status, container.plan.cgroup.oom_kills() > 0, now);
+        container.state.exit = Some(exit);
+        let _ = container.plan.cgroup.kill();
+        // Removing may have to wait for the last dying process; the Pod's own removal tries again.
+        let _ = container.plan.cgroup.remove();
+        // Without its record the exit would be lost with us, so there is nothing better to do than to go on and tell.
+        let _ = records::write_container(&self.plan.dir, &container.state);
+        let message =
+            Message::Exited { container: container.state.name.clone(), attempt: container.state.attempt, exit };
+        self.tell(None, &message, &[]);
+    }
+}
+
+fn previous_attempt(container: &Container) -> Option<PreviousAttempt> {
+    let state = &container.state;
+    let exit = state.exit?;
+    Some(PreviousAttempt { id: state.id.clone(), attempt: state.attempt, started_at: state.started_at, exit })
+}
+
+pub(super) fn protocol(message: &str) -> Failure {
+    Failure::Protocol { message: message.to_owned() }
+}
+
+/// The exit as Kubernetes tells it: a signal is 128 and its number.
+pub(super) fn exit_of(status: libc::c_int, oom_killed: bool, finished_at: Timestamp) -> Exit {
+    if libc::WIFSIGNALED(status) {
+        let signal = libc::WTERMSIG(status);
+        let oom_killed = oom_killed && signal == libc::SIGKILL;
+        return Exit { code: 128 + signal, signal: Some(signal), oom_killed, finished_at };
+    }
+    Exit { code: libc::WEXITSTATUS(status), signal: None, oom_killed, finished_at }
+}
+
+/// A socket pair whose far end the child closes by exec.
+pub(super) fn report_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Waits until the child has reached exec; gives its terminal, if it made one. A failed child is reaped.
+pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd, buffer: &mut [u8]) -> Result<Option<OwnedFd>, Failure> {
+    let mut terminal = None;
+    let limit = Timespec { tv_sec: START_DEADLINE.as_secs() as i64, tv_nsec: 0 };
+    let failure = loop {
+        let mut set = [PollFd::new(report, PollFlags::IN)];
+        match poll(&mut set, Some(&limit)) {
+            Ok(0) => break Failure::Kernel { step: "reaching exec".to_owned(), errno: libc::ETIMEDOUT },
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => break Failure::kernel("waiting for exec", &error.into()),
+            Ok(_) => {}
+        }
+        match wire::receive::<Report>(report, buffer) {
+            Ok(None) => return Ok(terminal),
+            Ok(Some((Report::Terminal, descriptors))) => terminal = descriptors.into_iter().next(),
+            Ok(Some((Report::Failed(failure), _))) => break failure,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => break Failure::kernel("waiting for exec", &error),
+        }
+    };
+    let _ = sys::kill(pid, libc::SIGKILL);
+    let _ = sys::wait_for(pid);
+    Err(failure)
+}
+
+fn open_streams(plan: &ContainerPlan) -> io::Result<(Streams, OwnEnds)> {
+    if plan.spec.tty {
+        let none = OwnEnds { input: None, outputs: Vec::new() };
+        return Ok((Streams::Terminal { rows: 24, columns: 80 }, none));
+    }
+    let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
+    let (stdin, input) = if plan.spec.stdin {
+        let (read, write) = pipe()?;
+        (read, Some(write))
+    } else {
+        (std::fs::File::open("/dev/null")?.into(), None)
+    };
+    let (out_read, stdout) = pipe()?;
+    let (err_read, stderr) = pipe()?;
+    let outputs = vec![(out_read, Stream::Stdout), (err_read, Stream::Stderr)];
+    Ok((Streams::Pipes { stdin, stdout, stderr }, OwnEnds { input, outputs }))
+}

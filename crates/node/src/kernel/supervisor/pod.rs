@@ -1,0 +1,156 @@
+//! Making the namespaces all containers of the Pod share.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::super::launch::PodNamespaces;
+use super::super::net;
+use super::super::plan::{BLOCK_SIZE, IdMode, PodPlan};
+use super::super::rootfs::{memory_volume_path, new_mount};
+use super::super::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
+use super::super::walls::{Named, Step};
+
+/// Makes user, network, ipc and uts namespaces, the cable and the memory volumes.
+pub(super) fn make(plan: &PodPlan) -> Step<PodNamespaces> {
+    plan.cgroup.create().step("making the Pod's control groups")?;
+    enter_own_group(plan).step("entering the supervisor's control group")?;
+    write_etc(plan).step("writing the Pod's files")?;
+    fs::create_dir_all(plan.dir.join("root")).step("making the Pod's folders")?;
+    if let IdMode::Single { uid, gid } = plan.ids {
+        become_single(uid, gid).step("making the Pod's user namespace")?;
+    }
+    let namespaces = shared_namespaces(plan)?;
+    if let Some(veth) = &plan.veth {
+        net::connect(veth, namespaces.net.as_fd()).step("connecting the Pod's network")?;
+    }
+    if !plan.spec.memory_volumes.is_empty() {
+        memory_volumes(plan)?;
+    }
+    Ok(namespaces)
+}
+
+/// The supervisor lives beside the containers' groups, not in the node's, so that ending the node's leaves it alone.
+fn enter_own_group(plan: &PodPlan) -> io::Result<()> {
+    let Some(unified) = &plan.cgroup.unified else { return Ok(()) };
+    let own = unified.join("supervisor");
+    match fs::create_dir(&own) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    super::super::cgroup::write_control(&own.join("cgroup.procs"), "0")
+}
+
+fn write_etc(plan: &PodPlan) -> io::Result<()> {
+    let etc = plan.dir.join("etc");
+    fs::create_dir_all(&etc)?;
+    let address = plan.veth.as_ref().map_or_else(|| "127.0.0.1".to_owned(), |veth| veth.address.to_string());
+    for (name, text) in [
+        ("hosts", plan.spec.hosts.replace("{pod_ip}", &address)),
+        ("hostname", format!("{}\n", plan.spec.hostname)),
+        ("resolv.conf", plan.spec.resolv_conf.clone()),
+    ] {
+        fs::write(etc.join(name), text)?;
+    }
+    Ok(())
+}
+
+/// Enters a user namespace in which the caller's one id is root, with full power over what is made in it.
+fn become_single(uid: u32, gid: u32) -> io::Result<()> {
+    sys::unshare(libc::CLONE_NEWUSER)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
+    fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
+}
+
+/// A short-lived child makes the namespaces; we keep them open and need no process in them.
+fn shared_namespaces(plan: &PodPlan) -> Step<PodNamespaces> {
+    let own_user = plan.ids.is_privileged() && plan.walls.user_namespace;
+    let mut flags = libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+    if own_user {
+        flags |= libc::CLONE_NEWUSER;
+    }
+    if plan.walls.network_namespace {
+        flags |= libc::CLONE_NEWNET;
+    }
+    let (made_read, made_write) = pipe().step("making a pipe")?;
+    let (hold_read, hold_write) = pipe().step("making a pipe")?;
+    let pid = match sys::fork_with(0).step("forking")? {
+        Fork::Child => {
+            drop((made_read, hold_write));
+            let outcome = sys::unshare(flags).and_then(|()| configure_inside(plan));
+            let errno = outcome.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
+            let _ = rustix::io::write(&made_write, &errno.to_ne_bytes());
+            let _ = rustix::io::read(&hold_read, &mut [0u8; 1]);
+            sys::exit_now(0)
+        }
+        Fork::Parent(pid) => pid,
+    };
+    drop((made_write, hold_read));
+    let mut answer = [0u8; 4];
+    let length = rustix::io::read(&made_read, &mut answer).step("waiting for the namespaces")?;
+    let errno = if length == 4 { i32::from_ne_bytes(answer) } else { libc::EIO };
+    let opened = if errno == 0 { open_all(plan, pid, own_user) } else { Err(io::Error::from_raw_os_error(errno)) };
+    drop(hold_write);
+    sys::wait_for(pid).step("waiting for a helper")?;
+    opened.step("making the Pod's namespaces")
+}
+
+fn open_all(plan: &PodPlan, pid: i32, own_user: bool) -> io::Result<PodNamespaces> {
+    let user = if own_user {
+        if let IdMode::Block { first } = plan.ids {
+            fs::write(format!("/proc/{pid}/uid_map"), format!("0 {first} {BLOCK_SIZE}"))?;
+            fs::write(format!("/proc/{pid}/gid_map"), format!("0 {first} {BLOCK_SIZE}"))?;
+        }
+        Some(sys::open_namespace(pid, "user")?)
+    } else {
+        None
+    };
+    Ok(PodNamespaces {
+        user,
+        net: sys::open_namespace(pid, "net")?,
+        ipc: sys::open_namespace(pid, "ipc")?,
+        uts: sys::open_namespace(pid, "uts")?,
+    })
+}
+
+/// Host name, loopback and kernel parameters, by the child that owns the new namespaces.
+fn configure_inside(plan: &PodPlan) -> io::Result<()> {
+    rustix::system::sethostname(plan.spec.hostname.as_bytes())?;
+    if !plan.walls.network_namespace {
+        return Ok(());
+    }
+    net::loopback_up()?;
+    // Every user may have ports below 1024 and send echo requests: both only concern the Pod's own network.
+    let write = |name: &str, value: &str| fs::write(format!("/proc/sys/{}", name.replace('.', "/")), value);
+    write("net.ipv4.ip_unprivileged_port_start", "0")?;
+    for (name, value) in &plan.spec.sysctls {
+        write(name, value)?;
+    }
+    Ok(())
+}
+
+/// Memory volumes live in a mount namespace of the supervisor's own: they end with it, and the host never sees them.
+fn memory_volumes(plan: &PodPlan) -> Step<()> {
+    sys::unshare(libc::CLONE_NEWNS).step("making the supervisor's mount namespace")?;
+    sys::make_private_recursive(c"/").step("making mounts private")?;
+    let (uid, gid) = plan.ids.root_seen_by_setup();
+    let (uid, gid) = (uid.to_string(), gid.to_string());
+    for (name, size) in &plan.spec.memory_volumes {
+        let path = memory_volume_path(&plan.dir, name);
+        fs::create_dir_all(&path).step("making a memory volume")?;
+        let size = size.map(|bytes| bytes.to_string());
+        let mut options = vec![("mode", "0777"), ("uid", uid.as_str()), ("gid", gid.as_str())];
+        if let Some(size) = &size {
+            options.push(("size", size));
+        }
+        let mount = new_mount("tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).step("making a memory volume")?;
+        let flags = rustix::mount::MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        rustix::mount::move_mount(&mount, "", rustix::fs::CWD, &path, flags).step("attaching a memory volume")?;
+    }
+    Ok(())
+}
+
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
+}

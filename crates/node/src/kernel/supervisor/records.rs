@@ -1,0 +1,137 @@
+//! What survives on disk: who supervises the Pod, and how each container stands. Every file is replaced by rename, so a
+//! reader sees a whole record or the one before.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::runtime::{ContainerState, PodSandbox, PodSandboxSpec};
+
+/// Identifies a supervisor beyond doubt: a pid alone is reused.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SupervisorRecord {
+    pub(crate) boot_id: String,
+    pub(crate) pid: u32,
+    pub(crate) start_time: u64,
+    pub(crate) sandbox: PodSandbox,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) owner: String,
+}
+
+const SUPERVISOR: &str = "supervisor.json";
+const CONTAINERS: &str = "containers";
+
+pub(crate) fn write_supervisor(dir: &Path, sandbox: &PodSandbox, spec: &PodSandboxSpec) -> io::Result<()> {
+    let record = SupervisorRecord {
+        boot_id: boot_id()?,
+        pid: std::process::id(),
+        start_time: start_time(std::process::id())?,
+        sandbox: sandbox.clone(),
+        namespace: spec.namespace.clone(),
+        name: spec.name.clone(),
+        owner: spec.owner.clone(),
+    };
+    fs::create_dir_all(dir.join(CONTAINERS))?;
+    replace(&dir.join(SUPERVISOR), &record)
+}
+
+pub(crate) fn read_supervisor(dir: &Path) -> io::Result<SupervisorRecord> {
+    read(&dir.join(SUPERVISOR))
+}
+
+pub(crate) fn write_container(dir: &Path, state: &ContainerState) -> io::Result<()> {
+    replace(&container_path(dir, &state.name), state)
+}
+
+/// All containers of a Pod, in no particular order. Files that cannot be read are left out.
+pub(crate) fn read_containers(dir: &Path) -> Vec<ContainerState> {
+    let Ok(entries) = fs::read_dir(dir.join(CONTAINERS)) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json"))
+        .filter_map(|entry| read(&entry.path()).ok())
+        .collect()
+}
+
+fn container_path(dir: &Path, name: &str) -> PathBuf {
+    dir.join(CONTAINERS).join(format!("{name}.json"))
+}
+
+/// Whether the process of a record is still that process.
+pub(crate) fn is_alive(record: &SupervisorRecord) -> bool {
+    boot_id().is_ok_and(|boot| boot == record.boot_id)
+        && start_time(record.pid).is_ok_and(|start| start == record.start_time)
+}
+
+fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+fn start_time(pid: u32) -> io::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse_start_time(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// Field 22; the name in field 2 may hold spaces and brackets, so counting starts after its last bracket. A dead process
+/// that nobody reaped does not count as started.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+pub(crate) fn replace<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
+    let temporary = path.with_extension("tmp");
+    let mut file = fs::File::create(&temporary)?;
+    file.write_all(&serde_json::to_vec(record).map_err(io::Error::other)?)?;
+    drop(file);
+    fs::rename(&temporary, path)
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<T> {
+    serde_json::from_slice(&fs::read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_time_survives_strange_process_names() {
+        let fields =
+            (3..=22).map(|n| if n == 3 { "S".to_owned() } else { n.to_string() }).collect::<Vec<_>>().join(" ");
+        assert_eq!(parse_start_time(&format!("7 (a) b (c) {fields} 23 24")), Some(22));
+        assert_eq!(parse_start_time(&format!("7 (x) {}", fields.replacen('S', "Z", 1))), None);
+        assert_eq!(parse_start_time("nonsense"), None);
+    }
+
+    #[test]
+    fn own_process_is_alive_and_a_reused_pid_is_not() {
+        let record = SupervisorRecord {
+            boot_id: boot_id().unwrap(),
+            pid: std::process::id(),
+            start_time: start_time(std::process::id()).unwrap(),
+            sandbox: PodSandbox {
+                uid: "u".into(),
+                ips: Vec::new(),
+                first_host_id: 0,
+                id_count: 1,
+                supervisor_pid: 1,
+                weaknesses: Vec::new(),
+            },
+            namespace: "n".into(),
+            name: "p".into(),
+            owner: "o".into(),
+        };
+        assert!(is_alive(&record));
+        assert!(!is_alive(&SupervisorRecord { start_time: record.start_time + 1, ..record.clone() }));
+        assert!(!is_alive(&SupervisorRecord { boot_id: "another boot".into(), ..record }));
+    }
+}

@@ -1,0 +1,382 @@
+//! Kernel calls that no crate of ours wraps, each made safe here so that the rest of the kernel half has no `unsafe`.
+
+#![expect(unsafe_code, reason = "raw system calls: namespaces, mounts, capabilities, seccomp")]
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// Turns a `-1` answer into the error of this thread.
+fn check(answer: libc::c_long) -> io::Result<libc::c_long> {
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+/// Which side of a fork this is.
+pub(crate) enum Fork {
+    Child,
+    Parent(i32),
+}
+
+/// Forks with namespace flags (`CLONE_NEWPID`, …), the child running on a copy of this stack.
+///
+/// # Errors
+/// The kernel's. The caller must be single-threaded: the child goes on with ordinary Rust, allocation included.
+pub(crate) fn fork_with(flags: libc::c_int) -> io::Result<Fork> {
+    // SAFETY: without CLONE_VM this is fork(2): the child has its own copy of memory. Helpers are single-threaded, so no
+    // lock can be held by a thread that does not exist in the child.
+    let pid = check(unsafe {
+        libc::syscall(libc::SYS_clone, libc::c_long::from(flags | libc::SIGCHLD), 0_usize, 0_usize, 0_usize, 0_usize)
+    })?;
+    Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
+}
+
+/// Ends a forked child without running the parent's exit handlers.
+pub(crate) fn exit_now(code: i32) -> ! {
+    // SAFETY: _exit never returns and touches nothing.
+    unsafe { libc::_exit(code) }
+}
+
+pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
+    // SAFETY: plain integer argument; helpers are single-threaded.
+    check(libc::c_long::from(unsafe { libc::unshare(flags) })).map(drop)
+}
+
+pub(crate) fn setns(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is borrowed for the whole call.
+    check(libc::c_long::from(unsafe { libc::setns(namespace.as_raw_fd(), kind) })).map(drop)
+}
+
+/// What to change on a mount, for [`mount_setattr`].
+#[derive(Clone, Copy, Default)]
+pub(crate) struct MountChange<'a> {
+    pub(crate) set: u64,
+    pub(crate) clear: u64,
+    pub(crate) propagation: u64,
+    pub(crate) idmap: Option<BorrowedFd<'a>>,
+    pub(crate) recursive: bool,
+}
+
+pub(crate) const ATTR_RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+pub(crate) const ATTR_NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
+pub(crate) const ATTR_NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+pub(crate) const ATTR_NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+
+/// Changes a mount's attributes: read-only, nosuid, propagation, shift of user ids.
+pub(crate) fn mount_setattr(mount: BorrowedFd<'_>, change: MountChange<'_>) -> io::Result<()> {
+    let mut flags = libc::AT_EMPTY_PATH;
+    if change.recursive {
+        flags |= libc::AT_RECURSIVE;
+    }
+    let mut set = change.set;
+    if change.idmap.is_some() {
+        set |= libc::MOUNT_ATTR_IDMAP;
+    }
+    let attributes = libc::mount_attr {
+        attr_set: set,
+        attr_clr: change.clear,
+        propagation: change.propagation,
+        userns_fd: change.idmap.map_or(0, |fd| fd.as_raw_fd() as u64),
+    };
+    // SAFETY: `attributes` lives through the call and its size is given; the empty path is a static C string.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    })
+    .map(drop)
+}
+
+/// Makes `path` and everything below it private, so that nothing mounted here is seen outside.
+pub(crate) fn make_private_recursive(path: &CStr) -> io::Result<()> {
+    // SAFETY: null source, type and data are documented for a propagation change.
+    check(libc::c_long::from(unsafe {
+        libc::mount(
+            std::ptr::null(),
+            path.as_ptr(),
+            std::ptr::null(),
+            libc::MS_REC | libc::MS_PRIVATE,
+            std::ptr::null(),
+        )
+    }))
+    .map(drop)
+}
+
+/// The kernel's capability sets of this process: effective, permitted and inheritable become `mask`.
+pub(crate) fn set_capabilities(mask: u64) -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    let header = Header { version: 0x2008_0522, pid: 0 };
+    let half = |bits: u32| Data { effective: bits, permitted: bits, inheritable: bits };
+    let data = [half(mask as u32), half((mask >> 32) as u32)];
+    // SAFETY: version 3 of the interface takes a header and exactly two data elements.
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) }).map(drop)
+}
+
+fn prctl(option: libc::c_int, second: libc::c_ulong, third: libc::c_ulong) -> io::Result<libc::c_int> {
+    // SAFETY: every caller in this module passes options whose arguments are plain integers.
+    let answer = unsafe { libc::prctl(option, second, third, 0 as libc::c_ulong, 0 as libc::c_ulong) };
+    check(libc::c_long::from(answer)).map(|value| value as libc::c_int)
+}
+
+/// Drops a capability from the bounding set. `EINVAL` means the kernel does not know it: success.
+pub(crate) fn drop_bounding(capability: u32) -> io::Result<()> {
+    prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0).map(drop)
+}
+
+pub(crate) fn raise_ambient(capability: u32) -> io::Result<()> {
+    prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE as libc::c_ulong, libc::c_ulong::from(capability)).map(drop)
+}
+
+pub(crate) fn clear_ambient() -> io::Result<()> {
+    prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong, 0).map(drop)
+}
+
+pub(crate) fn set_no_new_privileges() -> io::Result<()> {
+    prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map(drop)
+}
+
+/// Keeps permitted capabilities over the change to another user.
+pub(crate) fn keep_capabilities() -> io::Result<()> {
+    prctl(libc::PR_SET_KEEPCAPS, 1, 0).map(drop)
+}
+
+/// Whether other processes of the same user may look into this one (`/proc/<pid>`, ptrace).
+pub(crate) fn set_dumpable(dumpable: bool) -> io::Result<()> {
+    prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(dumpable), 0).map(drop)
+}
+
+/// The signal this process gets when its parent dies.
+pub(crate) fn set_parent_death_signal(signal: libc::c_int) -> io::Result<()> {
+    prctl(libc::PR_SET_PDEATHSIG, signal as libc::c_ulong, 0).map(drop)
+}
+
+pub(crate) fn set_child_subreaper() -> io::Result<()> {
+    prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map(drop)
+}
+
+/// The name shown by `ps`: at most 15 bytes count.
+pub(crate) fn set_process_name(name: &CStr) -> io::Result<()> {
+    // SAFETY: a valid C string that outlives the call.
+    let answer = unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
+    check(libc::c_long::from(answer)).map(drop)
+}
+
+pub(crate) fn set_groups(groups: &[u32]) -> io::Result<()> {
+    // SAFETY: pointer and length describe the same slice.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
+}
+
+pub(crate) fn set_gid(gid: u32) -> io::Result<()> {
+    // SAFETY: integers only; the raw call changes this (only) thread.
+    check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) }).map(drop)
+}
+
+pub(crate) fn set_uid(uid: u32) -> io::Result<()> {
+    // SAFETY: integers only; the raw call changes this (only) thread.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
+}
+
+/// Installs a seccomp program for this process and its descendants.
+pub(crate) fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
+    let description = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+    // SAFETY: the kernel only reads `len` instructions behind the pointer during the call.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER as libc::c_long,
+            0 as libc::c_long,
+            &raw const description,
+        )
+    })
+    .map(drop)
+}
+
+/// Marks every descriptor from `first` up close-on-exec.
+pub(crate) fn close_from_on_exec(first: u32) -> io::Result<()> {
+    const CLOSE_RANGE_CLOEXEC: u32 = 4;
+    // SAFETY: integers only.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_CLOEXEC) }).map(drop)
+}
+
+/// Makes `target` a copy of `source` that survives exec.
+pub(crate) fn dup_onto(source: BorrowedFd<'_>, target: RawFd) -> io::Result<()> {
+    if source.as_raw_fd() == target {
+        // dup2 onto itself would keep close-on-exec.
+        // SAFETY: a borrowed descriptor and integer flags.
+        return check(libc::c_long::from(unsafe { libc::fcntl(target, libc::F_SETFD, 0) })).map(drop);
+    }
+    // SAFETY: helpers own descriptors 0 to 2, the only targets used.
+    check(libc::c_long::from(unsafe { libc::dup2(source.as_raw_fd(), target) })).map(drop)
+}
+
+/// Replaces this process. Returns only the error.
+pub(crate) fn exec(program: &CStr, arguments: &[CString], environment: &[CString]) -> io::Error {
+    let pointers = |strings: &[CString]| {
+        strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
+    };
+    let (argv, envp) = (pointers(arguments), pointers(environment));
+    // SAFETY: both arrays are null-terminated and point to strings that live until exec.
+    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Sets the terminal `fd` as controlling terminal of this (new) session.
+pub(crate) fn take_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: TIOCSCTTY takes an integer.
+    check(libc::c_long::from(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSCTTY, 0) })).map(drop)
+}
+
+/// Restores default actions and an empty mask, as a new program expects them.
+pub(crate) fn reset_signals() {
+    for signal in 1..=64 {
+        // SAFETY: SIG_DFL is always a valid action; numbers the kernel refuses (KILL, STOP, libc's own) are ignored.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let mut empty = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set before sigprocmask reads it.
+    unsafe {
+        libc::sigemptyset(empty.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, empty.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// Blocks these signals and returns a descriptor on which they are read instead.
+pub(crate) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is initialised by sigemptyset before any other use; signalfd returns a new descriptor we own.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), *signal);
+        }
+        libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+        let fd = check(libc::c_long::from(libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)))?;
+        Ok(OwnedFd::from_raw_fd(fd as RawFd))
+    }
+}
+
+/// A write into a closed pipe is an error to handle, not a death.
+pub(crate) fn ignore_broken_pipes() {
+    // SAFETY: SIG_IGN is a valid action.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+/// Takes ownership of a descriptor number this process was started with.
+///
+/// Returns `None` when no such descriptor is open.
+pub(crate) fn adopt_descriptor(number: RawFd) -> Option<OwnedFd> {
+    // SAFETY: F_GETFD only asks.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+    // SAFETY: the descriptor is open, and by the start convention of helpers nobody else in this process owns it.
+    (flags >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Gives freed memory back to the kernel: a supervisor lives for months after a short burst of set-up work.
+pub(crate) fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// One child that ended, if any: pid, exit code or signal.
+pub(crate) fn reap_any() -> io::Result<Option<(i32, libc::c_int)>> {
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    match check(libc::c_long::from(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) })) {
+        Ok(0) => Ok(None),
+        Ok(pid) => Ok(Some((pid as i32, status))),
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for one child of ours to end.
+pub(crate) fn wait_for(pid: i32) -> io::Result<libc::c_int> {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` outlives the call.
+        match check(libc::c_long::from(unsafe { libc::waitpid(pid, &raw mut status, 0) })) {
+            Ok(_) => return Ok(status),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+pub(crate) fn kill(pid: i32, signal: libc::c_int) -> io::Result<()> {
+    // SAFETY: integers only.
+    check(libc::c_long::from(unsafe { libc::kill(pid, signal) })).map(drop)
+}
+
+/// Sets both values of a resource limit.
+pub(crate) fn set_limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+    // SAFETY: the structure lives through the call.
+    check(libc::c_long::from(unsafe { libc::setrlimit(resource, &raw const limit) })).map(drop)
+}
+
+/// A sealed, executable copy of `source` that nobody can change any more: helpers that enter a sandbox run from it.
+pub(crate) fn sealed_copy(source: &mut std::fs::File, name: &CStr) -> io::Result<OwnedFd> {
+    const MFD_EXEC: libc::c_uint = 0x10;
+    // SAFETY: a valid C string and flags; older kernels answer EINVAL to MFD_EXEC.
+    let mut answer =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | MFD_EXEC) };
+    if answer < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
+        // SAFETY: as above.
+        answer = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    }
+    let fd = check(libc::c_long::from(answer))? as RawFd;
+    // SAFETY: a new descriptor that nothing else owns.
+    let mut copy = unsafe { std::fs::File::from_raw_fd(fd) };
+    io::copy(source, &mut copy)?;
+    let seals = libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
+    // SAFETY: integers only.
+    check(libc::c_long::from(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) }))?;
+    Ok(copy.into())
+}
+
+/// Makes a device node.
+pub(crate) fn make_device(folder: BorrowedFd<'_>, name: &CStr, major: u32, minor: u32, mode: u32) -> io::Result<()> {
+    // SAFETY: a borrowed folder descriptor and a valid C string.
+    check(libc::c_long::from(unsafe {
+        libc::mknodat(folder.as_raw_fd(), name.as_ptr(), libc::S_IFCHR | mode, libc::makedev(major, minor))
+    }))?;
+    // SAFETY: as above; the umask may have narrowed the mode.
+    check(libc::c_long::from(unsafe { libc::fchmodat(folder.as_raw_fd(), name.as_ptr(), mode, 0) })).map(drop)
+}
+
+/// Opens a namespace of a process (`net`, `user`, …) so that it outlives the process.
+pub(crate) fn open_namespace(pid: i32, kind: &str) -> io::Result<OwnedFd> {
+    let file = std::fs::File::open(format!("/proc/{pid}/ns/{kind}"))?;
+    Ok(file.into())
+}
+
+/// Ended children vanish by themselves.
+pub(crate) fn ignore_children() {
+    // SAFETY: SIG_IGN is a valid action.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Registers a descriptor with tokio.
+pub(crate) fn register(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd stays open, and stays the same file, for as long as it lives; the registration owns it.
+    Ok(unsafe { tokio::io::unix::AsyncFd::register(fd) }?)
+}

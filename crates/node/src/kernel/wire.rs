@@ -1,0 +1,182 @@
+//! The protocol between the node and a Pod's supervisor: one JSON document per packet of a Unix `SOCK_SEQPACKET`
+//! connection, descriptors beside it. Large documents travel as a memory file.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::runtime::{ContainerState, Exit, PodSandbox, User};
+
+/// Largest packet either side sends. States of Pods with a hundred containers fit.
+pub(crate) const MAX_PACKET: usize = 96 * 1024;
+/// Most descriptors beside one packet.
+pub(crate) const MAX_DESCRIPTORS: usize = 4;
+
+/// What the node asks. Descriptors that go with a variant are named in its comment.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// Echoed in the answer.
+    pub(crate) id: u64,
+    pub(crate) call: Call,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Call {
+    /// With a memory file holding a `ContainerPlan`.
+    Start,
+    Signal {
+        container: String,
+        signal: i32,
+    },
+    Kill {
+        container: String,
+    },
+    /// With the command's stdin, stdout and stderr, unless it gets a terminal.
+    Exec(ExecCall),
+    /// Kills a command started by the exec with this request id on this connection.
+    KillExec {
+        exec: u64,
+    },
+    /// With pipes to copy stdout and stderr into, as far as asked for. Answers with the stdin pipe or the terminal.
+    Attach {
+        container: String,
+        stdin: bool,
+        stdout: bool,
+        stderr: bool,
+    },
+    /// Answers with an unconnected TCP socket of the Pod's network namespace.
+    Socket {
+        ipv6: bool,
+    },
+    State,
+    /// Kills everything, cleans up and ends the supervisor after the answer.
+    Shutdown,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ExecCall {
+    pub(crate) container: String,
+    pub(crate) command: Vec<String>,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) working_dir: Option<String>,
+    pub(crate) user: Option<User>,
+    /// Rows and columns when the command gets a terminal; the answer then carries the terminal.
+    pub(crate) tty: Option<(u16, u16)>,
+}
+
+/// What the supervisor says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Message {
+    Answer {
+        id: u64,
+        answer: Answer,
+    },
+    /// A container ended.
+    Exited {
+        container: String,
+        attempt: u32,
+        exit: Exit,
+    },
+    /// A command started by exec with this request id ended.
+    ExecExited {
+        id: u64,
+        exit: Exit,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Answer {
+    Done,
+    /// The Pod is made; sent once, unasked with id 0, on the connection the supervisor was started with.
+    Ready(PodSandbox),
+    Started(ContainerState),
+    State {
+        sandbox: PodSandbox,
+        containers: Vec<ContainerState>,
+    },
+    Failed(Failure),
+}
+
+/// Why a call failed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Failure {
+    NotRunning { container: String },
+    CannotRun { command: String, message: String },
+    Kernel { step: String, errno: i32 },
+    Protocol { message: String },
+}
+
+impl Failure {
+    pub(crate) fn kernel(step: impl Into<String>, error: &io::Error) -> Self {
+        Self::Kernel { step: step.into(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+    }
+}
+
+/// Sends one packet. `WouldBlock` is the caller's to wait for.
+pub(crate) fn send<T: Serialize>(socket: impl AsFd, document: &T, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = serde_json::to_vec(document).map_err(io::Error::other)?;
+    if bytes.len() > MAX_PACKET {
+        return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::from_raw_os_error(libc::ETOOMANYREFS));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives one packet; `None` when the other side is gone.
+pub(crate) fn receive<T: DeserializeOwned>(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received =
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let bytes = buffer.get(..received.bytes).unwrap_or_default();
+    let document = serde_json::from_slice(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok(Some((document, descriptors)))
+}
+
+/// A memory file with a JSON document, for what may be larger than a packet.
+pub(crate) fn memory_file<T: Serialize>(document: &T) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("agent-sandbox-plan", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let file = std::fs::File::from(fd);
+    let mut writer = io::BufWriter::new(&file);
+    serde_json::to_writer(&mut writer, document).map_err(io::Error::other)?;
+    io::Write::flush(&mut writer)?;
+    drop(writer);
+    Ok(file.into())
+}
+
+/// Reads a document written by [`memory_file`].
+pub(crate) fn read_memory_file<T: DeserializeOwned>(fd: OwnedFd) -> io::Result<T> {
+    use std::io::{Read, Seek};
+    let mut file = std::fs::File::from(fd);
+    file.rewind()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    serde_json::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
