@@ -61,7 +61,7 @@ impl Controller {
             routes.extend([template::route as Route]);
         }
         let store = Store::new(routes, config.cache_label_selectors);
-        let metrics = Arc::new(Metrics::default());
+        let metrics = Arc::new(Metrics::over(&store));
         let run = run(clients, config, store.clone(), metrics.clone(), shutdown);
         Self { store, metrics, task: tokio::spawn(run) }
     }

@@ -96,6 +96,7 @@ pub trait Reconciler: Send + Sync + 'static {
 /// Runs a reconciler until its queue is closed, then waits for the passes under way.
 pub async fn run(reconciler: Arc<dyn Reconciler>, queue: Queue, workers: usize, metrics: Arc<Metrics>) {
     let permits = Arc::new(Semaphore::new(workers));
+    metrics.workers(reconciler.target(), workers);
     let mut passes = JoinSet::new();
     loop {
         let Ok(permit) = permits.clone().acquire_owned().await else { break };
@@ -114,6 +115,7 @@ async fn pass(reconciler: &dyn Reconciler, queue: &Queue, work: Work, metrics: &
     let target = reconciler.target();
     let key = work.key.clone();
     let started = Instant::now();
+    metrics.started(target);
     let outcome = AssertUnwindSafe(reconciler.reconcile(&key)).catch_unwind().await;
     let result = match outcome {
         Ok(Ok(Next::Idle)) => {
