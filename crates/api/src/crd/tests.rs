@@ -65,23 +65,19 @@ fn the_volume_schema_admits_every_field_of_kubernetes() {
 
 /// Every default in the embedded schemas, as `owner.field = value`.
 fn defaults(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
-    match schema {
-        Value::Object(map) => {
-            if let Some(default) = map.get("default") {
-                let tail: Vec<&str> = path.rsplit('.').take(2).collect();
-                found.insert(format!("{}.{} = {default}", tail.get(1).copied().unwrap_or_default(), tail[0]));
-            }
-            for (key, value) in map {
-                match key.as_str() {
-                    "properties" => value.as_object().into_iter().flatten().for_each(|(name, property)| {
-                        defaults(property, &format!("{path}.{name}"), found);
-                    }),
-                    "items" | "additionalProperties" => defaults(value, path, found),
-                    _ => {}
-                }
-            }
+    let Value::Object(map) = schema else { return };
+    if let Some(default) = map.get("default") {
+        let tail: Vec<&str> = path.rsplit('.').take(2).collect();
+        found.insert(format!("{}.{} = {default}", tail.get(1).copied().unwrap_or_default(), tail[0]));
+    }
+    for (key, value) in map {
+        match key.as_str() {
+            "properties" => value.as_object().into_iter().flatten().for_each(|(name, property)| {
+                defaults(property, &format!("{path}.{name}"), found);
+            }),
+            "items" | "additionalProperties" => defaults(value, path, found),
+            _ => {}
         }
-        _ => {}
     }
 }
 
