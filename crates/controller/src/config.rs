@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use crate::{lease::LeaseConfig, sandbox};
+use crate::{claim::ClaimSettings, lease::LeaseConfig, pool::PoolSettings, sandbox};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -11,6 +11,8 @@ pub struct Config {
     /// Run the claim, pool and template reconcilers too.
     pub extensions: bool,
     pub sandbox: sandbox::Settings,
+    pub claim: ClaimSettings,
+    pub pool: PoolSettings,
     pub workers: Workers,
     /// Cache only Pods, PVCs and Services that carry the tracking label.
     pub cache_label_selectors: bool,
@@ -48,6 +50,8 @@ impl Default for Config {
             namespace: None,
             extensions: true,
             sandbox: sandbox::Settings::default(),
+            claim: ClaimSettings::default(),
+            pool: PoolSettings::default(),
             workers: Workers::default(),
             cache_label_selectors: false,
             leader_election: None,

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
+    claim::{self, ClaimReconciler, ClaimSettings},
     clock::{Clock, SystemClock},
     config::Config,
     events::{self, Events},
@@ -20,6 +21,7 @@ use crate::{
     lease::{self, Gate},
     metrics::Metrics,
     object::{Kind, Pod, Pvc, Service},
+    pool::{self, PoolReconciler},
     ports::Ports,
     reconcile::{self, Reconciler},
     reflector::{self, Scope, reflect},
@@ -58,7 +60,7 @@ impl Controller {
     pub fn start_with(clients: Clients, config: Config, shutdown: CancellationToken) -> Self {
         let mut routes: Vec<Route> = vec![sandbox::route];
         if config.extensions {
-            routes.extend([template::route as Route]);
+            routes.extend([template::route as Route, claim::route, pool::route]);
         }
         let store = Store::new(routes, config.cache_label_selectors);
         let metrics = Arc::new(Metrics::over(&store));
@@ -213,11 +215,33 @@ fn start_workers(config: &Config, store: &Arc<Store>, metrics: &Arc<Metrics>, po
         workers.spawn(reconcile::run(reconciler, queue, concurrency, metrics.clone()));
     };
     start(
-        Arc::new(SandboxReconciler::new(store.clone(), ports.clone(), clock, events, config.sandbox.clone(), tracing)),
+        Arc::new(SandboxReconciler::new(
+            store.clone(),
+            ports.clone(),
+            clock.clone(),
+            events.clone(),
+            config.sandbox.clone(),
+            tracing,
+        )),
         config.workers.sandbox,
     );
     if config.extensions {
-        start(Arc::new(TemplateReconciler::new(store.clone(), ports)), config.workers.template);
+        start(Arc::new(TemplateReconciler::new(store.clone(), ports.clone())), config.workers.template);
+        start(
+            Arc::new(ClaimReconciler::new(
+                store.clone(),
+                ports.clone(),
+                clock.clone(),
+                events.clone(),
+                metrics.clone(),
+                ClaimSettings { tracing, ..config.claim.clone() },
+            )),
+            config.workers.claim,
+        );
+        start(
+            Arc::new(PoolReconciler::new(store.clone(), ports, clock, events, metrics.clone(), config.pool.clone())),
+            config.workers.pool,
+        );
     }
     workers
 }

@@ -3,6 +3,8 @@
 //! Refuses: deciding inside IO. Every `plan` is a pure, total function of what was observed; requests are data with preconditions, and a
 //! thin layer sends them. The library sees only a `kube::Client`, so it runs unchanged on a cluster and on the embedded API.
 
+pub mod blueprint;
+pub mod claim;
 pub mod clock;
 pub mod config;
 pub mod controller;
@@ -13,6 +15,7 @@ pub mod metrics;
 #[cfg(test)]
 mod model;
 pub mod object;
+pub mod pool;
 pub mod ports;
 pub mod queue;
 pub mod reconcile;

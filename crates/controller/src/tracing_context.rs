@@ -29,6 +29,11 @@ impl PassSpan {
 }
 
 impl Tracing {
+    /// A context for an object that carries none; nothing when it does, or when tracing is off.
+    pub fn context_for(self, stored: Option<&str>) -> Option<String> {
+        (self.enabled && stored.is_none_or(str::is_empty)).then(new_context)
+    }
+
     /// Joins the trace that the Sandbox names, or begins one that it will name.
     pub fn start(self, name: &'static str, sandbox: &Sandbox) -> PassSpan {
         if !self.enabled {

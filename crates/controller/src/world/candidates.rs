@@ -91,6 +91,17 @@ impl Candidates {
         Some(Pick { key, uid: candidate.uid, grade: candidate.grade })
     }
 
+    /// Reserves one certain member for a claim, whatever its grade: it was assigned before. Somebody else's reservation stays.
+    pub fn hold(&mut self, key: &Key, sandbox_uid: &str, claim_uid: &str) {
+        if self.reserved.contains_key(sandbox_uid) {
+            return;
+        }
+        if let Some(candidate) = self.known.get(key).filter(|candidate| candidate.uid == sandbox_uid).cloned() {
+            self.unshelve(key, &candidate);
+            self.reserved.insert(candidate.uid, claim_uid.to_owned());
+        }
+    }
+
     /// Gives a reserved candidate back.
     pub fn release(&mut self, key: &Key, sandbox_uid: &str) {
         if self.reserved.remove(sandbox_uid).is_some()

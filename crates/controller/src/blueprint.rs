@@ -1,0 +1,138 @@
+//! From a template to a Sandbox's spec: the secure defaults, and whether a Sandbox still is what its template says.
+
+use std::{borrow::Cow, cmp::Ordering};
+
+use agent_sandbox_api::{
+    Opaque,
+    keys::labels,
+    names,
+    template::{NetworkPolicyManagement, VolumeClaimTemplate},
+    v1beta1::{Sandbox, SandboxTemplate},
+};
+use serde_json::{Value, json};
+
+/// Public resolvers: the default network policy closes the cluster's own.
+const NAMESERVERS: [&str; 2] = ["8.8.8.8", "1.1.1.1"];
+
+/// The template's Pod spec with what the user left open closed: no service account token, and resolvers that the default network
+/// policy lets through.
+pub fn secure_pod_spec(template: &SandboxTemplate) -> Opaque {
+    let mut spec = template.spec.pod_template.spec.clone();
+    let unset = |spec: &Value, key: &str| spec.get(key).is_none_or(Value::is_null);
+    if unset(&spec, "automountServiceAccountToken") {
+        spec.make_mut()["automountServiceAccountToken"] = false.into();
+    }
+    let managed = template.network_policy_management() == NetworkPolicyManagement::Managed;
+    let default_policy = managed && template.spec.network_policy.is_none();
+    if default_policy && (unset(&spec, "dnsPolicy") || spec["dnsPolicy"] == "") {
+        let spec = spec.make_mut();
+        spec["dnsPolicy"] = "None".into();
+        spec["dnsConfig"] = json!({ "nameservers": NAMESERVERS });
+    }
+    spec
+}
+
+/// The hash that a Sandbox made from this template carries.
+pub fn hash(template: &SandboxTemplate) -> String {
+    names::blueprint_hash(&template.spec.pod_template, template.volume_claim_templates(), template.spec.service)
+}
+
+/// How far a Sandbox's own labels are believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// We wrote them: an equal hash is enough.
+    Hash,
+    /// Anybody may have written them: compare everything.
+    Nothing,
+}
+
+/// Whether a Sandbox differs from what its template, now, would make.
+pub fn is_stale(sandbox: &Sandbox, template: &SandboxTemplate, trust: Trust) -> bool {
+    if sandbox.label(labels::TEMPLATE_REF_HASH) != Some(&names::name_hash(template.name())) {
+        return true;
+    }
+    if trust == Trust::Hash && sandbox.label(labels::TEMPLATE_HASH) == Some(&hash(template)) {
+        return false;
+    }
+    let same = same_json(&sandbox.spec.pod_template.spec, &secure_pod_spec(template), false)
+        && same_volumes(sandbox.volume_claim_templates(), template.volume_claim_templates())
+        && sandbox.spec.service == template.spec.service;
+    !same
+}
+
+/// Equal in number, order, name and spec; labels and annotations do not matter.
+fn same_volumes(one: &[VolumeClaimTemplate], other: &[VolumeClaimTemplate]) -> bool {
+    one.len() == other.len()
+        && one.iter().zip(other).all(|(a, b)| a.name() == b.name() && same_json(&a.spec, &b.spec, false))
+}
+
+/// Equal in meaning: null, empty lists and empty maps are absent, and quantities compare by value.
+fn same_json(one: &Value, other: &Value, quantity: bool) -> bool {
+    match (one, other) {
+        (Value::Object(a), Value::Object(b)) => {
+            let covers = |a: &serde_json::Map<String, Value>, b: &serde_json::Map<String, Value>| {
+                a.iter().filter(|(_, value)| !is_empty(value)).all(|(key, value)| {
+                    let quantity = quantity || is_quantity_key(key);
+                    b.get(key).is_some_and(|other| same_json(value, other, quantity))
+                })
+            };
+            covers(a, b) && covers(b, a)
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_json(a, b, quantity))
+        }
+        (a, b) if a == b => true,
+        (a, b) if is_empty(a) && is_empty(b) => true,
+        (a, b) => {
+            quantity && matches!((amount(a), amount(b)), (Some(a), Some(b)) if a.total_cmp(&b) == Ordering::Equal)
+        }
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
+/// Fields below which a Pod or PVC spec holds quantities.
+fn is_quantity_key(key: &str) -> bool {
+    matches!(key, "limits" | "requests" | "overhead" | "sizeLimit" | "divisor")
+}
+
+/// A quantity's value; `None` when it is none. Exact for every quantity a double can hold, which is more than any machine has.
+fn amount(value: &Value) -> Option<f64> {
+    let text: Cow<'_, str> = match value {
+        Value::String(text) => text.as_str().into(),
+        Value::Number(number) => number.to_string().into(),
+        _ => return None,
+    };
+    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let scale = match suffix {
+        "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "P" => 1e15,
+        "E" => 1e18,
+        "Ki" => 1024.0,
+        "Mi" => 1024.0_f64.powi(2),
+        "Gi" => 1024.0_f64.powi(3),
+        "Ti" => 1024.0_f64.powi(4),
+        "Pi" => 1024.0_f64.powi(5),
+        "Ei" => 1024.0_f64.powi(6),
+        _ => return text.parse().ok(),
+    };
+    number.parse::<f64>().ok().map(|number| number * scale)
+}
+
+#[cfg(test)]
+mod tests;

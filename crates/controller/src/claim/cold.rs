@@ -1,0 +1,87 @@
+//! A new Sandbox for a claim, made from the template.
+
+use agent_sandbox_api::{
+    conditions::ClaimReady,
+    keys::{self, annotations, labels},
+    names,
+    v1beta1::{SandboxClaim, SandboxTemplate},
+};
+use serde_json::json;
+
+use super::{env, metadata, volumes};
+use crate::{
+    blueprint,
+    object::{Key, Kind},
+    request::Request,
+};
+
+/// Why the template does not let this claim have a Sandbox. Only an edit of claim or template helps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The policy on environment variables.
+    Env(String),
+    /// The policy on volumes, or bad names of volumes.
+    Volumes(String),
+    /// Anything else that claim and template disagree on.
+    Template(String),
+}
+
+impl Refusal {
+    /// What the claim says about it.
+    pub fn ready(self) -> ClaimReady {
+        match self {
+            Self::Env(text) => ClaimReady::EnvVarsInjectionRejected(text),
+            Self::Volumes(text) => ClaimReady::VolumeClaimTemplatesError(text),
+            Self::Template(text) => ClaimReady::ReconcilerError(text),
+        }
+    }
+}
+
+/// The write that creates the claim's own Sandbox.
+pub fn create(claim: &SandboxClaim, template: &SandboxTemplate) -> Result<Request, Refusal> {
+    if let Some(conflict) = metadata::override_conflict(claim, template) {
+        return Err(Refusal::Template(conflict));
+    }
+    let volumes = volumes::merge(
+        template.volume_claim_templates(),
+        claim.volume_claim_templates(),
+        template.volume_claim_templates_policy(),
+    )?;
+    let mut pod = blueprint::secure_pod_spec(template).into_value();
+    env::inject(&mut pod, claim.env(), template.env_vars_injection_policy())?;
+
+    let hash = names::name_hash(template.name());
+    let mut sandbox_labels = json!({
+        labels::CLAIM_UID: claim.uid(),
+        labels::LAUNCH_TYPE: keys::LAUNCH_COLD,
+        labels::TEMPLATE_REF_HASH: hash,
+    });
+    if let Some(value) = metadata::created_by(claim) {
+        sandbox_labels[labels::CREATED_BY] = value.into();
+    }
+    let mut sandbox_annotations = json!({ annotations::TEMPLATE_REF: template.name() });
+    if let Some(trace) = claim.annotation(annotations::TRACE_CONTEXT) {
+        sandbox_annotations[annotations::TRACE_CONTEXT] = trace.into();
+    }
+    let base = template.spec.pod_template.metadata.clone().unwrap_or_default();
+    let mut spec = json!({
+        "podTemplate": { "spec": pod, "metadata": metadata::pod_metadata(base, claim, Some(&hash)) },
+    });
+    if !volumes.is_empty() {
+        spec["volumeClaimTemplates"] = json!(volumes);
+    }
+    if let Some(service) = template.spec.service {
+        spec["service"] = service.into();
+    }
+    let body = json!({
+        "metadata": {
+            "name": claim.name(),
+            "namespace": claim.namespace(),
+            "labels": sandbox_labels,
+            "annotations": sandbox_annotations,
+            "ownerReferences": [claim.controller_reference()],
+        },
+        "spec": spec,
+    });
+    Ok(Request::create(Kind::Sandbox, Key::new(claim.namespace(), claim.name()), body))
+}

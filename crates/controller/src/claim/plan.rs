@@ -1,0 +1,367 @@
+//! Deciding what a claim needs.
+
+use std::{sync::Arc, time::Duration};
+
+use agent_sandbox_api::{
+    conditions::ClaimReady,
+    keys::{self, labels},
+    owners::{self, Ownership},
+    template::{ClaimShutdownPolicy, UpdateStrategyType},
+    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+};
+use jiff::Timestamp;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+
+use super::{
+    ClaimSettings,
+    adoption::recorded,
+    cold::{self, Refusal},
+    expiry, is_spent, metadata,
+    observe::Absences,
+    stamps::{Assignment, Stamps},
+    validate::validate,
+};
+use crate::{
+    blueprint::{self, Trust},
+    clock::between,
+    object::{Key, Kind},
+    request::{Propagation, Request},
+};
+
+/// How long a claim waits for a warm Sandbox that has no address yet.
+const NETWORK_GRACE: Duration = Duration::from_secs(2);
+/// A waiting claim is woken when an address comes; this is the net below that.
+const NETWORK_RECHECK: Duration = Duration::from_millis(500);
+/// How soon a claim whose pool or template is missing looks again; their creation wakes it sooner.
+const DEPENDENCY_RECHECK: Duration = Duration::from_secs(60);
+
+/// Where a claim's Sandbox is to come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    Pool(Arc<SandboxWarmPool>),
+    /// A claim of v1alpha1 that names only a template: any of the template's pools, or none.
+    Template {
+        template: String,
+        pools: Vec<Arc<SandboxWarmPool>>,
+    },
+    Missing,
+}
+
+/// Everything the decision may depend on, read once.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    pub claim: Arc<SandboxClaim>,
+    pub source: Source,
+    pub template_name: Option<String>,
+    pub template: Option<Arc<SandboxTemplate>>,
+    /// Sandboxes whose controller is this claim, and the templates they name.
+    pub controlled: Vec<Arc<Sandbox>>,
+    pub bound_template: Vec<Option<Arc<SandboxTemplate>>>,
+    /// The Sandbox that is reserved for, or recorded on, the claim.
+    pub assigned_key: Option<Key>,
+    pub assigned: Option<Arc<Sandbox>>,
+    pub assigned_pool: Option<Arc<SandboxWarmPool>>,
+    /// The Sandbox that the claim's status names.
+    pub published: Option<Arc<Sandbox>>,
+    /// The Sandbox that has the claim's name.
+    pub namesake: Option<Arc<Sandbox>>,
+    pub legacy_policy: Option<Arc<NetworkPolicy>>,
+    /// What live reads did not find.
+    pub absent: Absences,
+    pub first_seen: Timestamp,
+    pub now: Timestamp,
+}
+
+/// When to look again, apart from events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// Only an edit helps.
+    Never,
+    After(Duration),
+    /// As after any error.
+    BackOff,
+}
+
+/// A claim that is served.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    pub sandbox: Arc<Sandbox>,
+    /// Brings the Sandbox's metadata to what claim and template say.
+    pub sync: Option<Request>,
+    pub stamps: Stamps,
+    /// Other Sandboxes that the claim controls, of a deposed leader's making.
+    pub extras: Vec<Request>,
+}
+
+/// A complete decision.
+#[derive(Clone, Debug)]
+pub enum Plan {
+    /// The claim is on its way out.
+    Leave,
+    /// Read this live: its absence is about to be believed.
+    Confirm(Kind, Key),
+    /// Say that the time is over. Nothing is cleaned up before that.
+    MarkExpired,
+    /// Delete the claim; what it owns goes with it.
+    DeleteClaim {
+        request: Request,
+        policy: ClaimShutdownPolicy,
+    },
+    /// Delete the claim's Sandboxes and keep the claim.
+    CleanUp {
+        deletes: Vec<Request>,
+        ready: ClaimReady,
+        gone: bool,
+    },
+    Bound(Box<Bound>),
+    /// Say why there is no Sandbox.
+    Refuse {
+        ready: ClaimReady,
+        retry: Retry,
+    },
+    /// Finish the adoption of this Sandbox.
+    Resume {
+        sandbox: Arc<Sandbox>,
+        template: Option<Arc<SandboxTemplate>>,
+        assignment: Assignment,
+    },
+    /// Reserve a candidate of these pools and adopt it; `or_else` when there is none.
+    Adopt {
+        pools: Vec<Arc<SandboxWarmPool>>,
+        assignment: Assignment,
+    },
+    /// Create the claim's own Sandbox.
+    Create {
+        request: Request,
+        assignment: Assignment,
+    },
+    /// A candidate is about to get an address: look again then.
+    Wait(Duration),
+}
+
+/// Decides for a claim.
+pub fn plan(observed: &Observed, settings: &ClaimSettings) -> Plan {
+    let claim = &*observed.claim;
+    if claim.is_deleting() {
+        return Plan::Leave;
+    }
+    if expiry::is_expired(claim, observed.now) {
+        return plan_expired(observed);
+    }
+    if let Err(text) = validate(claim.spec.additional_pod_metadata.as_ref(), &settings.label_domains) {
+        return Plan::Refuse { ready: ClaimReady::InvalidMetadata(text), retry: Retry::Never };
+    }
+    if !observed.controlled.is_empty() {
+        return plan_bound(observed);
+    }
+    let assignment = match judge_assigned(observed) {
+        Assigned::Resume(sandbox) => {
+            let template = observed.template.clone();
+            return Plan::Resume { sandbox, template, assignment: Assignment::Keep };
+        }
+        Assigned::Confirm(key) => return Plan::Confirm(Kind::Sandbox, key),
+        Assigned::Dead => Assignment::Drop,
+        Assigned::None => Assignment::Keep,
+    };
+    if observed.namesake.is_some() {
+        let name = claim.name();
+        let text = format!(
+            "sandbox \"{name}\" is not controlled by claim \"{name}\". Please use a different claim name or delete the sandbox manually"
+        );
+        return Plan::Refuse { ready: ClaimReady::ReconcilerError(text), retry: Retry::BackOff };
+    }
+    if claim.env().is_empty() && claim.volume_claim_templates().is_empty() {
+        let conflict = observed.template.as_deref().and_then(|template| metadata::override_conflict(claim, template));
+        let pools = warm_pools(observed);
+        if conflict.is_none() && !pools.is_empty() {
+            return Plan::Adopt { pools, assignment };
+        }
+    }
+    plan_cold(observed, assignment)
+}
+
+/// What remains when no candidate could be reserved: a short wait while some have no address yet, else a Sandbox of the claim's own.
+pub fn plan_without_candidate(observed: &Observed, pending: usize, assignment: Assignment) -> Plan {
+    let waited = between(observed.first_seen, observed.now);
+    let created = observed.claim.metadata.creation_timestamp.as_ref().map_or(observed.first_seen, |time| time.0);
+    let was_late = between(created, observed.first_seen) >= NETWORK_GRACE;
+    let rest = NETWORK_GRACE.saturating_sub(waited);
+    if pending > 0 && !was_late && !rest.is_zero() {
+        return Plan::Wait(rest.min(NETWORK_RECHECK));
+    }
+    plan_cold(observed, assignment)
+}
+
+/// Pools whose members the claim may take. Under `Recreate`, which of them are fresh can only be told with the template at hand.
+pub fn warm_pools(observed: &Observed) -> Vec<Arc<SandboxWarmPool>> {
+    let pools = match &observed.source {
+        Source::Pool(pool) => std::slice::from_ref(pool),
+        Source::Template { pools, .. } => pools.as_slice(),
+        Source::Missing => &[],
+    };
+    let judgeable = |pool: &&Arc<SandboxWarmPool>| {
+        pool.update_strategy() != UpdateStrategyType::Recreate || observed.template.is_some()
+    };
+    pools.iter().filter(|pool| !pool.is_deleting()).filter(judgeable).cloned().collect()
+}
+
+/// Whether a pool still hands this member out: stale ones go under `Recreate`.
+pub fn is_offered(sandbox: &Sandbox, pools: &[Arc<SandboxWarmPool>], template: Option<&SandboxTemplate>) -> bool {
+    let Some(owner) = owners::owning_pool(&sandbox.metadata) else { return false };
+    let Some(pool) = pools.iter().find(|pool| pool.uid() == owner.uid) else { return false };
+    match pool.update_strategy() {
+        UpdateStrategyType::OnReplenish => true,
+        UpdateStrategyType::Recreate => {
+            template.is_some_and(|template| !blueprint::is_stale(sandbox, template, Trust::Hash))
+        }
+    }
+}
+
+enum Assigned {
+    None,
+    /// Still to be had: finish what was begun.
+    Resume(Arc<Sandbox>),
+    /// Not in the cache: look before giving it up.
+    Confirm(Key),
+    /// Lost for good.
+    Dead,
+}
+
+/// What is to become of the Sandbox that the claim's metadata, or a reservation, names.
+fn judge_assigned(observed: &Observed) -> Assigned {
+    let Some(key) = &observed.assigned_key else { return Assigned::None };
+    let Some(sandbox) = &observed.assigned else {
+        let known_absent = observed.absent.contains(&(Kind::Sandbox, key.clone()));
+        return if known_absent { Assigned::Dead } else { Assigned::Confirm(key.clone()) };
+    };
+    if owners::owning_claim(&sandbox.metadata).is_some() {
+        return Assigned::Dead;
+    }
+    if owners::owning_pool(&sandbox.metadata).is_none() {
+        // Not ours to judge: the record stays, and nothing is taken.
+        return Assigned::None;
+    }
+    let takes_part = |pool: &Arc<SandboxWarmPool>| match &observed.source {
+        Source::Pool(wanted) => wanted.uid() == pool.uid(),
+        Source::Template { pools, .. } => pools.iter().any(|wanted| wanted.uid() == pool.uid()),
+        Source::Missing => false,
+    };
+    let valid = observed.assigned_pool.as_ref().is_some_and(takes_part)
+        && !sandbox.is_deleting()
+        && sandbox.label(labels::WARM_POOL_SANDBOX).is_some()
+        && sandbox.label(labels::TEMPLATE_REF_HASH).is_some()
+        && sandbox.label(labels::CLAIM_UID).is_none()
+        && !is_spent(sandbox)
+        && observed.claim.env().is_empty()
+        && observed.claim.volume_claim_templates().is_empty();
+    if valid { Assigned::Resume(sandbox.clone()) } else { Assigned::Dead }
+}
+
+fn plan_cold(observed: &Observed, assignment: Assignment) -> Plan {
+    let claim = &*observed.claim;
+    let key = |name: &str| Key::new(claim.namespace(), name);
+    let pool_name = claim.spec.warm_pool_ref.name.as_str();
+    let Some(template_name) = observed.template_name.as_deref() else {
+        if !observed.absent.contains(&(Kind::Pool, key(pool_name))) {
+            return Plan::Confirm(Kind::Pool, key(pool_name));
+        }
+        let ready = ClaimReady::WarmPoolNotFound { pool: pool_name.to_owned() };
+        return Plan::Refuse { ready, retry: Retry::After(DEPENDENCY_RECHECK) };
+    };
+    let Some(template) = observed.template.as_deref() else {
+        if !observed.absent.contains(&(Kind::Template, key(template_name))) {
+            return Plan::Confirm(Kind::Template, key(template_name));
+        }
+        let ready = ClaimReady::TemplateNotFound { template: template_name.to_owned() };
+        return Plan::Refuse { ready, retry: Retry::After(DEPENDENCY_RECHECK) };
+    };
+    match cold::create(claim, template) {
+        Ok(request) => Plan::Create { request, assignment },
+        // Edits of the template do not wake claims, so this one is looked at again now and then.
+        Err(refusal @ Refusal::Template(_)) => {
+            Plan::Refuse { ready: refusal.ready(), retry: Retry::After(DEPENDENCY_RECHECK) }
+        }
+        Err(refusal) => Plan::Refuse { ready: refusal.ready(), retry: Retry::Never },
+    }
+}
+
+fn plan_bound(observed: &Observed) -> Plan {
+    let claim = &*observed.claim;
+    let kept = keep(claim, &observed.controlled);
+    let sandbox = observed.controlled[kept].clone();
+    let template = observed.bound_template[kept].clone().or_else(|| {
+        // Only a Sandbox that does not say what it was made from is judged by the claim's present template.
+        observed.template.clone().filter(|_| sandbox.annotation(keys::annotations::TEMPLATE_REF).is_none())
+    });
+    if let Some(conflict) = template.as_deref().and_then(|template| metadata::override_conflict(claim, template)) {
+        return Plan::Refuse { ready: ClaimReady::ReconcilerError(conflict), retry: Retry::After(DEPENDENCY_RECHECK) };
+    }
+    let warm = recorded(claim) == Some(sandbox.name()) || sandbox.name() != claim.name();
+    let launch_type = if warm { keys::LAUNCH_WARM } else { keys::LAUNCH_COLD };
+    let sync =
+        (!sandbox.is_deleting()).then(|| metadata::sync(&sandbox, claim, template.as_deref(), launch_type)).flatten();
+    let assignment = match recorded(claim) {
+        Some(_) => Assignment::Set(sandbox.name().to_owned()),
+        // The record of a warm assignment was lost with the leader that made it.
+        None if sandbox.name() != claim.name() => Assignment::Set(sandbox.name().to_owned()),
+        None => Assignment::Keep,
+    };
+    let extras = observed
+        .controlled
+        .iter()
+        .enumerate()
+        .filter(|(index, extra)| *index != kept && !extra.is_deleting())
+        .map(|(_, extra)| Request::delete(&**extra, None))
+        .collect();
+    Plan::Bound(Box::new(Bound { sandbox, sync, stamps: Stamps { assignment, ..Stamps::default() }, extras }))
+}
+
+/// Which of several Sandboxes the claim keeps: the published one, else the recorded one, else the oldest.
+fn keep(claim: &SandboxClaim, controlled: &[Arc<Sandbox>]) -> usize {
+    let named = |name: Option<&str>| controlled.iter().position(|sandbox| Some(sandbox.name()) == name);
+    let age =
+        |sandbox: &Sandbox| (sandbox.metadata.creation_timestamp.as_ref().map(|time| time.0), sandbox.uid().to_owned());
+    named(claim.bound_sandbox())
+        .or_else(|| named(recorded(claim)))
+        .or_else(|| (0..controlled.len()).min_by_key(|index| age(&controlled[*index])))
+        .unwrap_or_default()
+}
+
+fn plan_expired(observed: &Observed) -> Plan {
+    let claim = &*observed.claim;
+    if !expiry::is_announced(claim) {
+        return Plan::MarkExpired;
+    }
+    let policy = claim.shutdown_policy();
+    match policy {
+        ClaimShutdownPolicy::Delete => Plan::DeleteClaim { request: Request::delete(claim, None), policy },
+        ClaimShutdownPolicy::DeleteForeground => {
+            Plan::DeleteClaim { request: Request::delete(claim, Some(Propagation::Foreground)), policy }
+        }
+        ClaimShutdownPolicy::Retain => {
+            let alive = observed.controlled.iter().filter(|sandbox| !sandbox.is_deleting());
+            let deletes = alive.map(|sandbox| Request::delete(&**sandbox, None)).collect();
+            let foreign = observed
+                .published
+                .as_ref()
+                .filter(|sandbox| owners::ownership(&sandbox.metadata, claim.uid()) != Ownership::Owned);
+            let ready = match foreign {
+                Some(sandbox) => ClaimReady::ExpiredForeignSandbox {
+                    sandbox: sandbox.name().to_owned(),
+                    claim: claim.name().to_owned(),
+                },
+                None => ClaimReady::Expired,
+            };
+            let gone = observed.controlled.is_empty();
+            Plan::CleanUp { deletes, ready, gone }
+        }
+    }
+}
+
+/// Whether the legacy policy of this claim's name is this claim's own.
+pub fn legacy_policy(observed: &Observed) -> Option<Request> {
+    let policy = observed.legacy_policy.as_deref()?;
+    let ours = owners::owning_claim(&policy.metadata).is_some()
+        && owners::ownership(&policy.metadata, observed.claim.uid()) == Ownership::Owned;
+    ours.then(|| Request::delete(policy, None))
+}

@@ -1,0 +1,116 @@
+//! Whom a change concerns among claims.
+
+use std::sync::Arc;
+
+use agent_sandbox_api::{
+    conditions::ConditionType,
+    keys::annotations,
+    names, owners,
+    v1beta1::{Sandbox, SandboxClaim},
+};
+
+use crate::{
+    object::{Cached, Key},
+    store::{Target, Wake},
+    world::{Change, Delta, IndexKey, World},
+};
+
+/// Whom a change concerns among claims.
+pub fn route(world: &World, change: &Change, wakes: &mut Vec<Wake>) {
+    match change {
+        Change::Claim(delta) => wakes.push(Wake::new(Target::Claim, delta.key())),
+        Change::Sandbox(delta) => sandbox_changed(world, delta, wakes),
+        // Status of a pool concerns nobody but its readers.
+        Change::Pool(delta) => {
+            let generation =
+                |pool: &Option<Arc<_>>| pool.as_deref().map(agent_sandbox_api::v1beta1::SandboxWarmPool::generation);
+            if generation(&delta.old) != generation(&delta.new) {
+                let pool = delta.latest();
+                wake_unbound(world, pool.namespace(), pool.name(), wakes);
+                let shadow = names::shadow_pool(&pool.spec.sandbox_template_ref.name);
+                wake_unbound(world, pool.namespace(), &shadow, wakes);
+            }
+        }
+        Change::Template(delta) if delta.old.is_none() => {
+            let template = delta.latest();
+            let namespace = template.namespace();
+            let index = IndexKey::TemplateRef { namespace: namespace.to_owned(), template: template.name().to_owned() };
+            let pools = world.pools.find(&index).map(|pool| pool.name().to_owned());
+            for pool in pools.chain([names::shadow_pool(template.name())]) {
+                wake_claims(world, namespace, &pool, |_| true, wakes);
+            }
+        }
+        Change::NetworkPolicy(delta) => {
+            if let Some(policy) = &delta.new
+                && let Some(owner) = owners::owning_claim(&policy.metadata)
+            {
+                wakes.push(Wake::new(Target::Claim, policy.key().sibling(owner.name.as_str())));
+            }
+        }
+        Change::Template(_) | Change::Pod(_) | Change::Pvc(_) | Change::Service(_) => {}
+    }
+}
+
+fn sandbox_changed(world: &World, delta: &Delta<Sandbox>, wakes: &mut Vec<Wake>) {
+    let key = delta.key();
+    // Whoever serves a claim, or did, tells it what it mirrors.
+    if matters_to_its_claim(delta) {
+        for sandbox in delta.old.iter().chain(&delta.new) {
+            if let Some(owner) = owners::owning_claim(&sandbox.metadata) {
+                wakes.push(Wake::new(Target::Claim, key.sibling(owner.name.as_str())));
+            }
+        }
+        // One that is in the way of a claim's own Sandbox.
+        if world.claims.get(&key).is_some() {
+            wakes.push(Wake::new(Target::Claim, key.clone()));
+        }
+        wakes.dedup();
+    }
+    // A candidate that can now be handed out ends somebody's wait.
+    if let Some(sandbox) = delta.new.as_deref()
+        && becomes_available(delta)
+        && let Some(pool) = owners::owning_pool(&sandbox.metadata)
+    {
+        wake_unbound(world, sandbox.namespace(), &pool.name, wakes);
+        if let Some(template) = sandbox.annotation(annotations::TEMPLATE_REF) {
+            wake_unbound(world, sandbox.namespace(), &names::shadow_pool(template), wakes);
+        }
+    }
+}
+
+/// Whether what a claim mirrors, or whose the Sandbox is, has changed.
+fn matters_to_its_claim(delta: &Delta<Sandbox>) -> bool {
+    let (Some(old), Some(new)) = (&delta.old, &delta.new) else { return true };
+    let owner = |sandbox: &Sandbox| owners::controller_of(&sandbox.metadata).map(|owner| owner.uid.clone());
+    Arc::ptr_eq(old, new)
+        || old.uid() != new.uid()
+        || owner(old) != owner(new)
+        || old.is_deleting() != new.is_deleting()
+        || old.pod_ips() != new.pod_ips()
+        || old.condition(ConditionType::Ready) != new.condition(ConditionType::Ready)
+        || old.condition(ConditionType::Finished) != new.condition(ConditionType::Finished)
+}
+
+fn becomes_available(delta: &Delta<Sandbox>) -> bool {
+    let networked = |sandbox: Option<&Sandbox>| sandbox.is_some_and(|sandbox| !sandbox.pod_ips().is_empty());
+    let ready = |sandbox: Option<&Sandbox>| sandbox.is_some_and(super::sandbox_is_ready);
+    let (old, new) = (delta.old.as_deref(), delta.new.as_deref());
+    (networked(new) && !networked(old)) || (ready(new) && !ready(old))
+}
+
+/// Claims on this pool that have no Sandbox yet.
+fn wake_unbound(world: &World, namespace: &str, pool: &str, wakes: &mut Vec<Wake>) {
+    wake_claims(world, namespace, pool, |claim| claim.bound_sandbox().is_none(), wakes);
+}
+
+fn wake_claims(
+    world: &World,
+    namespace: &str,
+    pool: &str,
+    concerned: impl Fn(&SandboxClaim) -> bool,
+    wakes: &mut Vec<Wake>,
+) {
+    let index = IndexKey::PoolRef { namespace: namespace.to_owned(), pool: pool.to_owned() };
+    let claims = world.claims.find(&index).filter(|claim| !claim.is_deleting() && concerned(claim));
+    wakes.extend(claims.map(|claim| Wake::new(Target::Claim, Key::new(claim.namespace(), claim.name()))));
+}

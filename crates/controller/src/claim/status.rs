@@ -1,0 +1,96 @@
+//! What a claim says about itself.
+
+use agent_sandbox_api::{
+    conditions::{self, ClaimReady, ConditionType, Reason},
+    v1beta1::{BoundSandbox, Sandbox, SandboxClaim, SandboxClaimStatus},
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::json;
+
+use super::expiry;
+use crate::request::{Request, merge_diff};
+
+/// What a pass found out.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Finding<'a> {
+    /// This Sandbox serves the claim.
+    Serves(&'a Sandbox),
+    /// There is none, for this reason. What was published stays.
+    Refused(ClaimReady),
+    /// The claim's time is over; nothing was looked at.
+    Expired,
+    /// The claim's time is over and its Sandbox is gone, or was never its own.
+    ExpiredAndGone(ClaimReady),
+}
+
+/// The status after a finding.
+pub fn status_after(claim: &SandboxClaim, finding: Finding<'_>, now: Timestamp) -> SandboxClaimStatus {
+    let mut status = claim.status.clone().unwrap_or_default();
+    let mut list = status.conditions.take().unwrap_or_default();
+    let generation = claim.generation();
+    let time = Time(now);
+    match finding {
+        Finding::Serves(sandbox) => {
+            mirror_finished(&mut list, sandbox);
+            mirror_ready(&mut list, sandbox, generation, &time);
+            status.sandbox = Some(BoundSandbox {
+                name: Some(sandbox.name().to_owned()),
+                pod_ips: Some(sandbox.pod_ips().to_vec()).filter(|ips| !ips.is_empty()),
+            });
+        }
+        Finding::Refused(ready) => {
+            if ready == ClaimReady::SandboxMissing {
+                status.sandbox = None;
+                conditions::remove(&mut list, ConditionType::Finished);
+            }
+            conditions::upsert(&mut list, ready.verdict(), generation, &time);
+        }
+        Finding::Expired => conditions::upsert(&mut list, ClaimReady::Expired.verdict(), generation, &time),
+        Finding::ExpiredAndGone(ready) => {
+            status.sandbox = None;
+            conditions::upsert(&mut list, ready.verdict(), generation, &time);
+        }
+    }
+    // The end of the Sandbox, mirrored just now, may be the end of the claim: said in the same write.
+    let ended = SandboxClaim {
+        status: Some(SandboxClaimStatus { conditions: Some(list.clone()), ..SandboxClaimStatus::default() }),
+        ..claim.clone()
+    };
+    if matches!(status.sandbox, Some(_)) && expiry::is_expired(&ended, now) {
+        conditions::upsert(&mut list, ClaimReady::Expired.verdict(), generation, &time);
+    }
+    conditions::sort_by_type(&mut list);
+    status.conditions = Some(list);
+    status
+}
+
+fn mirror_finished(list: &mut Vec<Condition>, sandbox: &Sandbox) {
+    match sandbox.condition(ConditionType::Finished) {
+        Some(finished) => conditions::forward(list, finished, finished.observed_generation),
+        None => conditions::remove(list, ConditionType::Finished),
+    }
+}
+
+fn mirror_ready(list: &mut Vec<Condition>, sandbox: &Sandbox, generation: i64, now: &Time) {
+    match sandbox.condition(ConditionType::Ready) {
+        Some(ready) if ready.reason == Reason::SandboxExpired.as_str() => {
+            conditions::upsert(list, ClaimReady::SandboxExpired.verdict(), generation, now);
+        }
+        Some(ready) => conditions::forward(list, ready, Some(generation)),
+        None => conditions::upsert(list, ClaimReady::SandboxNotReady.verdict(), generation, now),
+    }
+}
+
+/// The write that brings the stored status to `new`; none when it says the same.
+pub fn status_patch(claim: &SandboxClaim, new: &SandboxClaimStatus) -> Option<Request> {
+    let stored = claim.status.clone().unwrap_or_default();
+    let change = merge_diff(&json!(stored), &json!(new))?;
+    Some(Request::patch_status(claim, change))
+}
+
+/// Whether a status says Ready.
+pub fn is_ready(status: Option<&SandboxClaimStatus>) -> bool {
+    let list = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions::is_true(conditions::find(list, ConditionType::Ready))
+}
