@@ -21,6 +21,8 @@ pub mod queue;
 pub mod reconcile;
 pub mod reflector;
 pub mod request;
+#[cfg(test)]
+mod rig;
 pub mod sandbox;
 pub mod store;
 pub mod template;

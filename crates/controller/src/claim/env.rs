@@ -94,7 +94,7 @@ fn put(
     policy: InjectionPolicy,
     template_names: &[String],
 ) -> Result<(), Refusal> {
-    let of_template = template_names.iter().any(|name| *name == variable.name);
+    let of_template = template_names.contains(&variable.name);
     if of_template && policy == InjectionPolicy::Allowed {
         return Err(Refusal::Template(format!(
             "environment variable override is not allowed by the template policy for variable \"{}\"",

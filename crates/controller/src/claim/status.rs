@@ -30,6 +30,7 @@ pub fn status_after(claim: &SandboxClaim, finding: Finding<'_>, now: Timestamp) 
     let mut list = status.conditions.take().unwrap_or_default();
     let generation = claim.generation();
     let time = Time(now);
+    let serves = matches!(finding, Finding::Serves(_));
     match finding {
         Finding::Serves(sandbox) => {
             mirror_finished(&mut list, sandbox);
@@ -57,7 +58,7 @@ pub fn status_after(claim: &SandboxClaim, finding: Finding<'_>, now: Timestamp) 
         status: Some(SandboxClaimStatus { conditions: Some(list.clone()), ..SandboxClaimStatus::default() }),
         ..claim.clone()
     };
-    if matches!(status.sandbox, Some(_)) && expiry::is_expired(&ended, now) {
+    if serves && expiry::is_expired(&ended, now) {
         conditions::upsert(&mut list, ClaimReady::Expired.verdict(), generation, &time);
     }
     conditions::sort_by_type(&mut list);
