@@ -17,6 +17,7 @@ use crate::{
     watch::WatchEvents,
 };
 
+mod binding;
 mod body;
 mod create;
 mod delete;
@@ -145,6 +146,7 @@ async fn perform(context: &mut Context<'_>, body: Bytes) -> Result<Reply, ApiErr
         (Verb::List, "") => read::list(context).await,
         (Verb::Watch, "") => read::watch(context).await,
         (Verb::Create, "") if request.name.is_empty() => create::create(context, &body).await,
+        (Verb::Create, "binding") => binding::bind(context, &body).await,
         (Verb::Update, "" | "status") => update::update(context, &body).await,
         (Verb::Patch, "" | "status") => patch::patch(context, &body).await,
         (Verb::Delete, "") => delete::delete(context, &body).await,

@@ -4,9 +4,16 @@
 //! half turns those decisions into namespaces, cgroups, mounts and processes, and survives the node being killed.
 
 pub mod kernel;
+pub mod logs;
+pub mod node;
 pub mod pods;
+pub mod policy;
+pub mod register;
 pub mod runtime;
+pub mod schedule;
+pub mod storage;
 
 mod helper;
 
 pub use helper::helper_main;
+pub use node::{Node, NodeError, NodeHandle, NodeOptions, PodKey, ServiceError};

@@ -96,6 +96,11 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// The address DNS listens on for Pods, when Pods have a network (the responder is the kubelet half's).
     fn dns_address(&self) -> Option<IpAddr>;
 
+    /// The addresses of this node's Pods as a block, when Pods have a network: what "everybody" in a policy leaves out.
+    fn pod_network(&self) -> Option<(IpAddr, u8)> {
+        None
+    }
+
     /// The folder under which the kubelet half may keep files of this Pod; removed with the Pod.
     fn pod_dir(&self, pod: &str) -> PathBuf;
 }

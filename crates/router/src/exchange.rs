@@ -33,8 +33,6 @@ pub(crate) struct Exchange {
     bytes_out: u64,
     /// Namespace label: only namespaces that exist, so that callers cannot invent series.
     namespace: Option<Arc<str>>,
-    path: Option<PathAndQuery>,
-    target: Option<SandboxRequest>,
     log: Option<LogFacts>,
     pub(crate) trace: TraceContext,
     held: Option<Arc<LivePod>>,
@@ -42,7 +40,10 @@ pub(crate) struct Exchange {
 
 struct LogFacts {
     method: Method,
+    path: Option<PathAndQuery>,
+    client: HeaderValue,
     user_agent: Option<HeaderValue>,
+    target: Option<SandboxRequest>,
 }
 
 impl Exchange {
@@ -54,7 +55,10 @@ impl Exchange {
         let limit = shared.config.limits.in_flight_requests;
         let log = worker.log.is_some().then(|| LogFacts {
             method: request.method().clone(),
+            path: request.uri().path_and_query().cloned(),
+            client: client.inbound.peer.clone(),
             user_agent: request.headers().get(USER_AGENT).cloned(),
+            target: None,
         });
         Box::new(Self {
             worker: Arc::clone(worker),
@@ -66,10 +70,8 @@ impl Exchange {
             status: CLIENT_CLOSED,
             bytes_out: 0,
             namespace: None,
-            path: request.uri().path_and_query().cloned(),
-            target: None,
             log,
-            trace: TraceContext::begin(request.headers(), shared.traces.is_some()),
+            trace: TraceContext::begin(request.headers(), false),
             held: None,
         })
     }
@@ -81,7 +83,9 @@ impl Exchange {
     /// Remembers what the request asks for, once it is known to be well-formed.
     pub(crate) fn names(&mut self, target: &SandboxRequest) {
         self.namespace = self.worker.shared.namespace_label(target.namespace.as_str());
-        self.target = Some(target.clone());
+        if let Some(log) = &mut self.log {
+            log.target = Some(target.clone());
+        }
     }
 
     /// Counts the request against its sandbox; `false` when the sandbox has enough.
@@ -135,19 +139,15 @@ impl Drop for Exchange {
         }
         let duration = self.started.elapsed();
         shared.metrics.request(self.method, self.status, self.namespace.as_ref(), duration);
-        let path = self.path.as_ref().map_or("", PathAndQuery::path);
-        if let Some(traces) = &shared.traces {
-            traces.finish(&self.trace, self.method, path, self.status, duration, self.target.as_ref());
-        }
         if let (Some(log), Some(sink)) = (&self.log, &self.worker.log) {
             sink.write(&Line {
                 method: log.method.as_str(),
-                path,
+                path: log.path.as_ref().map_or("", PathAndQuery::path),
                 status: self.status,
                 duration,
-                client_ip: self.client.inbound.peer.to_str().unwrap_or(""),
-                sandbox_id: self.target.as_ref().map_or("", |target| target.id.as_str()),
-                sandbox_namespace: self.target.as_ref().map_or("", |target| target.namespace.as_str()),
+                client_ip: log.client.to_str().unwrap_or(""),
+                sandbox_id: log.target.as_ref().map_or("", |target| target.id.as_str()),
+                sandbox_namespace: log.target.as_ref().map_or("", |target| target.namespace.as_str()),
                 bytes_out: self.bytes_out,
                 user_agent: log.user_agent.as_ref().map_or(&[], HeaderValue::as_bytes),
                 trace: &self.trace,

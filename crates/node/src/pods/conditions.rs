@@ -36,7 +36,7 @@ fn uninitialized(spec: &PodSpec, state: &PodState) -> Vec<String> {
         .filter(|(container, role)| {
             let record = state.record(&container.name);
             match role {
-                Role::Init => !record.instance.termination().is_some_and(|t| t.exit_code == 0),
+                Role::Init => record.instance.termination().is_none_or(|t| t.exit_code != 0),
                 Role::Sidecar => !record.started,
                 Role::Main => false,
             }

@@ -29,18 +29,18 @@ pub fn target<'a>(pod: &Pod, spec: &'a PodSpec, brings_daemon: &BTreeMap<String,
     }
 }
 
-/// The container's command line with the daemon in front.
-pub fn command(container: &Container, root: &str, own: Vec<String>) -> Vec<String> {
+/// The container's command line with the daemon in front. `base` is where its commands start and bare file names live.
+pub fn command(container: &Container, base: &str, own: Vec<String>) -> Vec<String> {
     let declares = |port: u16| container.ports.iter().flatten().any(|p| p.container_port == i32::from(port));
     let mut line = vec![PATH.to_owned(), "--listen".to_owned(), format!("0.0.0.0:{PORT}")];
-    if declares(REST_PORT) {
-        line.extend(["--rest-port".to_owned(), REST_PORT.to_string()]);
+    for port in [REST_PORT, GRPC_PORT] {
+        if declares(port) {
+            line.extend(["--listen-if-free".to_owned(), format!("0.0.0.0:{port}")]);
+        }
     }
-    if declares(GRPC_PORT) {
-        line.extend(["--grpc-port".to_owned(), GRPC_PORT.to_string()]);
-    }
-    line.extend(["--root-dir".to_owned(), root.to_owned()]);
-    if !own.is_empty() {
+    line.extend(["--base-dir".to_owned(), base.to_owned()]);
+    // A command that is the daemon itself asks for the daemon alone.
+    if !own.is_empty() && own[0] != PATH {
         line.push("--".to_owned());
         line.extend(own);
     }
@@ -81,19 +81,26 @@ mod tests {
     }
 
     #[test]
+    fn a_command_that_is_the_daemon_means_the_daemon_alone() {
+        let container: Container = serde_json::from_value(json!({"name": "a"})).unwrap();
+        let line = command(&container, "/w", vec![PATH.to_owned(), "--odd".to_owned()]).join(" ");
+        assert_eq!(line, "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --base-dir /w");
+    }
+
+    #[test]
     fn the_single_dialect_ports_open_only_when_declared() {
         let container: Container = serde_json::from_value(json!({"name": "a"})).unwrap();
         let own = vec!["sleep".to_owned(), "9".to_owned()];
         assert_eq!(
             command(&container, "/home/user", own).join(" "),
-            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --root-dir /home/user -- sleep 9"
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --base-dir /home/user -- sleep 9"
         );
         let declared: Container =
             serde_json::from_value(json!({"name": "a", "ports": [{"containerPort": 9090}, {"containerPort": 8080}]}))
                 .unwrap();
         assert_eq!(
             command(&declared, "/w", vec![]).join(" "),
-            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --rest-port 8080 --grpc-port 9090 --root-dir /w"
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --listen-if-free 0.0.0.0:8080 --listen-if-free 0.0.0.0:9090 --base-dir /w"
         );
     }
 }

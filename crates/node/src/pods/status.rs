@@ -115,7 +115,8 @@ fn live_phase(spec: &PodSpec, state: &PodState) -> Phase {
                 stopped += 1;
                 succeeded += u32::from(t.exit_code == 0);
             }
-            Instance::None | Instance::Starting if record.last.is_some() => stopped += 1,
+            // About to run again: as good as running.
+            Instance::None | Instance::Starting if record.last.is_some() => running += 1,
             Instance::None | Instance::Starting => waiting += 1,
         }
     }

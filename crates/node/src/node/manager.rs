@@ -1,0 +1,490 @@
+//! The node's main loop: turns watch events, runtime events and commands into messages to the Pods' actors.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use serde_json::json;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
+
+use super::owners::{OwnerEvent, Owners};
+use super::{NodeError, NodeOptions, Pods, stopped};
+use crate::pods::actor::{self, Birth, Handle, Message};
+use crate::pods::model::PodState;
+use crate::pods::recorder::Severity;
+use crate::pods::recover::recover;
+use crate::pods::sandbox;
+use crate::pods::shared::Shared;
+use crate::policy::{Member, World};
+use crate::runtime::{self, PodRules, RuntimeEvent};
+use crate::schedule::{self, Decision};
+
+pub(super) type Registry = Arc<Pods>;
+
+/// What a handle may ask for.
+pub(super) enum Command {
+    /// Let go of all Pods; answered when the actors are gone.
+    LetGo(oneshot::Sender<()>),
+}
+
+/// The end of one of the manager's own tasks.
+enum Done {
+    /// A Pod was bound to this node.
+    Bound(Box<Pod>),
+    Nothing,
+}
+
+pub(super) struct Manager {
+    shared: Arc<Shared>,
+    registry: Registry,
+    embedded: bool,
+    labels: BTreeMap<String, String>,
+    world: World,
+    /// Rules as last given to each actor.
+    rules: HashMap<String, PodRules>,
+    actors: JoinSet<String>,
+    /// Ends of actors by namespace and name, so that a Pod of the same name waits for the one before it.
+    by_name: HashMap<(String, String), watch::Receiver<()>>,
+    tasks: JoinSet<Done>,
+    binding: BTreeSet<String>,
+    /// What the runtime had when the node started.
+    found: HashMap<String, runtime::PodState>,
+    stopped: BTreeSet<String>,
+    owners: Owners,
+    synced: bool,
+    listed: BTreeSet<String>,
+    runtime_events: broadcast::Receiver<RuntimeEvent>,
+}
+
+impl Manager {
+    pub(super) async fn open(
+        shared: Arc<Shared>,
+        registry: Registry,
+        options: &NodeOptions,
+    ) -> Result<Self, NodeError> {
+        // Subscribed before listing: an exit in between is in one or the other, or harmlessly in both.
+        let runtime_events = shared.runtime.events();
+        let found = shared.runtime.list().await.map_err(NodeError::List)?;
+        let owner_dir: PathBuf = options.data_dir.join("owners");
+        Ok(Self {
+            embedded: options.embedded,
+            labels: crate::register::labels(&options.node_name),
+            world: World { pod_network: shared.runtime.pod_network(), ..World::default() },
+            rules: HashMap::new(),
+            actors: JoinSet::new(),
+            by_name: HashMap::new(),
+            tasks: JoinSet::new(),
+            binding: BTreeSet::new(),
+            found: found.into_iter().map(|p| (p.sandbox.uid.clone(), p)).collect(),
+            stopped: stopped::take(&options.data_dir),
+            owners: Owners::open(shared.client.clone(), owner_dir),
+            synced: false,
+            listed: BTreeSet::new(),
+            runtime_events,
+            shared,
+            registry,
+        })
+    }
+
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let client = self.shared.client.clone();
+        let mut pods = watched::<Pod>(Api::all(client.clone()));
+        let mut policies = watched::<NetworkPolicy>(Api::all(client.clone()));
+        let mut namespaces = watched::<Namespace>(Api::all(client));
+        loop {
+            tokio::select! {
+                Some(event) = pods.next() => self.pod_event(event).await,
+                Some(event) = policies.next() => self.policy_event(event).await,
+                Some(event) = namespaces.next() => self.namespace_event(event).await,
+                event = self.runtime_events.recv() => self.runtime_event(event).await,
+                Some(done) = self.tasks.join_next(), if !self.tasks.is_empty() => self.task_done(done).await,
+                Some(ended) = self.actors.join_next(), if !self.actors.is_empty() => self.actor_ended(ended).await,
+                Some(event) = self.owners.next() => self.owner_event(event).await,
+                command = commands.recv() => match command {
+                    Some(Command::LetGo(done)) => {
+                        self.let_go().await;
+                        let _ = done.send(());
+                        return;
+                    }
+                    None => return,
+                },
+            }
+        }
+    }
+
+    async fn pod_event(&mut self, event: Result<watcher::Event<Pod>, watcher::Error>) {
+        match event {
+            Ok(watcher::Event::Init) => self.listed.clear(),
+            Ok(watcher::Event::InitApply(pod)) => {
+                self.listed.insert(uid(&pod));
+                self.pod_applied(pod).await;
+            }
+            Ok(watcher::Event::InitDone) => self.pods_listed().await,
+            Ok(watcher::Event::Apply(pod)) => self.pod_applied(pod).await,
+            Ok(watcher::Event::Delete(pod)) => self.pod_gone(&uid(&pod)).await,
+            Err(error) => debug!(%error, "Watch of Pods was interrupted"),
+        }
+    }
+
+    async fn pod_applied(&mut self, pod: Pod) {
+        let key = uid(&pod);
+        let member = Member::of(&pod);
+        let changed = self.world.members.get(&key) != Some(&member);
+        if changed {
+            self.world.members.insert(key.clone(), member);
+        }
+        let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref()).unwrap_or_default();
+        if node == self.shared.settings.node_name {
+            self.give(pod).await;
+        } else if node.is_empty() && self.embedded {
+            self.schedule(pod);
+        }
+        if changed && self.world.has_selectors() {
+            self.refresh_rules().await;
+        } else if changed {
+            self.refresh_rules_of(&key).await;
+        }
+    }
+
+    /// Hands a Pod of this node to its actor, making one if it is new.
+    async fn give(&mut self, pod: Pod) {
+        let key = uid(&pod);
+        let handle = self.registry.read().get(&key).cloned();
+        match handle {
+            Some(handle) => {
+                let _ = handle.inbox.send(Message::Update(Arc::new(pod))).await;
+            }
+            None => self.adopt(pod),
+        }
+    }
+
+    fn adopt(&mut self, pod: Pod) {
+        let key = uid(&pod);
+        self.owners.note(&pod);
+        let name = (pod.metadata.namespace.clone().unwrap_or_default(), pod.metadata.name.clone().unwrap_or_default());
+        let member = Member::of(&pod);
+        let rules = self.world.rules(&member);
+        self.rules.insert(key.clone(), rules.clone());
+        let found = self.found.remove(&key);
+        let (state, lost) = if self.stopped.remove(&key) {
+            (resumed(&pod), false)
+        } else {
+            recover(&pod, found.as_ref(), &self.shared.settings.backoff, Timestamp::now())
+        };
+        let birth = Birth {
+            shared: Arc::clone(&self.shared),
+            pod: Arc::new(pod),
+            state,
+            rules,
+            predecessor: self.by_name.get(&name).cloned(),
+            lost,
+        };
+        let (handle, run) = actor::spawn(birth);
+        self.by_name.insert(name, handle.ended.clone());
+        self.registry.write().insert(key, Arc::new(handle));
+        self.actors.spawn(run);
+    }
+
+    async fn pods_listed(&mut self) {
+        let known: Vec<String> = self.registry.read().keys().cloned().collect();
+        let gone: Vec<String> = known.into_iter().filter(|k| !self.listed.contains(k)).collect();
+        for key in gone {
+            self.pod_gone(&key).await;
+        }
+        self.world.members.retain(|key, _| self.listed.contains(key));
+        if !self.synced {
+            self.synced = true;
+            for (key, _) in std::mem::take(&mut self.found) {
+                info!(uid = key, "Removing a Pod whose object is gone");
+                let runtime = self.shared.runtime.clone();
+                self.tasks.spawn(async move {
+                    if let Err(error) = runtime.remove_pod(&key).await {
+                        warn!(%error, uid = key, "Could not remove a Pod");
+                    }
+                    Done::Nothing
+                });
+            }
+            let kept = self.shared.runtime.kept_owners().await.unwrap_or_default();
+            self.owners.start(kept);
+        }
+    }
+
+    async fn pod_gone(&mut self, key: &str) {
+        self.world.members.remove(key);
+        self.binding.remove(key);
+        let handle = self.registry.read().get(key).cloned();
+        if let Some(handle) = handle {
+            let _ = handle.inbox.send(Message::Gone).await;
+        }
+        if self.world.has_selectors() {
+            self.refresh_rules().await;
+        }
+    }
+
+    fn schedule(&mut self, pod: Pod) {
+        match schedule::decide(&pod, &self.labels) {
+            Decision::Leave => {}
+            Decision::Bind => {
+                if self.binding.insert(uid(&pod)) {
+                    self.tasks.spawn(bind(Arc::clone(&self.shared), pod));
+                }
+            }
+            Decision::Unschedulable(message) => {
+                self.tasks.spawn(explain(Arc::clone(&self.shared), pod, message));
+            }
+        }
+    }
+
+    async fn task_done(&mut self, done: Result<Done, tokio::task::JoinError>) {
+        match done {
+            Ok(Done::Bound(pod)) => {
+                self.binding.remove(&uid(&pod));
+                // The watch may have brought it already.
+                let known = self.registry.read().contains_key(&uid(&pod));
+                if !known && self.world.members.contains_key(&uid(&pod)) {
+                    self.adopt(*pod);
+                }
+            }
+            Ok(Done::Nothing) => {}
+            Err(error) if error.is_cancelled() => {}
+            Err(error) => tracing::error!(%error, "A task of the node panicked"),
+        }
+    }
+
+    async fn actor_ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
+        let Ok(key) = ended else {
+            tracing::error!("The actor of a Pod panicked; its Pod is looked at again after the next restart");
+            return;
+        };
+        let handle = self.registry.write().remove(&key);
+        self.rules.remove(&key);
+        let Some(handle) = handle else { return };
+        let name = (handle.namespace.clone(), handle.name.clone());
+        if self.by_name.get(&name).is_some_and(|ended| ended.same_channel(&handle.ended)) {
+            self.by_name.remove(&name);
+        }
+        let others = self.registry.read().values().any(|other| other.owner == handle.owner);
+        if !others && self.owners.is_gone(&handle.owner) {
+            self.forget(handle.owner.clone());
+        }
+    }
+
+    async fn owner_event(&mut self, event: OwnerEvent) {
+        let OwnerEvent::Gone(owner) = event;
+        let used = self.registry.read().values().any(|handle| handle.owner == owner);
+        if !used {
+            self.forget(owner);
+        }
+    }
+
+    fn forget(&mut self, owner: String) {
+        self.owners.forget(&owner);
+        let runtime = self.shared.runtime.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = runtime.forget_owner(&owner).await {
+                warn!(%error, owner, "Could not remove what was kept for an owner");
+            }
+            Done::Nothing
+        });
+    }
+
+    async fn policy_event(&mut self, event: Result<watcher::Event<NetworkPolicy>, watcher::Error>) {
+        let key = |p: &NetworkPolicy| p.metadata.uid.clone().unwrap_or_default();
+        match event {
+            Ok(watcher::Event::Init) => self.world.policies.clear(),
+            Ok(watcher::Event::InitApply(policy)) => {
+                self.world.policies.insert(key(&policy), policy);
+            }
+            Ok(watcher::Event::InitDone) => self.refresh_rules().await,
+            Ok(watcher::Event::Apply(policy)) => {
+                self.world.policies.insert(key(&policy), policy);
+                self.refresh_rules().await;
+            }
+            Ok(watcher::Event::Delete(policy)) => {
+                self.world.policies.remove(&key(&policy));
+                self.refresh_rules().await;
+            }
+            Err(error) => debug!(%error, "Watch of network policies was interrupted"),
+        }
+    }
+
+    async fn namespace_event(&mut self, event: Result<watcher::Event<Namespace>, watcher::Error>) {
+        let name = |n: &Namespace| n.metadata.name.clone().unwrap_or_default();
+        match event {
+            Ok(watcher::Event::InitApply(namespace) | watcher::Event::Apply(namespace)) => {
+                let labels = namespace.metadata.labels.clone().unwrap_or_default();
+                let old = self.world.namespaces.insert(name(&namespace), labels.clone());
+                if old != Some(labels) && self.world.has_selectors() {
+                    self.refresh_rules().await;
+                }
+            }
+            Ok(watcher::Event::Delete(namespace)) => {
+                self.world.namespaces.remove(&name(&namespace));
+            }
+            Ok(watcher::Event::Init | watcher::Event::InitDone) => {}
+            Err(error) => debug!(%error, "Watch of namespaces was interrupted"),
+        }
+    }
+
+    async fn refresh_rules(&mut self) {
+        let keys: Vec<String> = self.registry.read().keys().cloned().collect();
+        for key in keys {
+            self.refresh_rules_of(&key).await;
+        }
+    }
+
+    async fn refresh_rules_of(&mut self, key: &str) {
+        let Some(member) = self.world.members.get(key) else { return };
+        let handle = self.registry.read().get(key).cloned();
+        let Some(handle) = handle else { return };
+        let rules = self.world.rules(member);
+        if self.rules.get(key) != Some(&rules) {
+            self.rules.insert(key.to_owned(), rules.clone());
+            let _ = handle.inbox.send(Message::Rules(rules)).await;
+        }
+    }
+
+    async fn runtime_event(&mut self, event: Result<RuntimeEvent, broadcast::error::RecvError>) {
+        match event {
+            Ok(RuntimeEvent::ContainerExited { pod, container, attempt, exit }) => {
+                self.tell(&pod, Message::Exited { container, attempt, exit }).await;
+            }
+            Ok(RuntimeEvent::SupervisorLost { pod }) => self.tell(&pod, Message::SupervisorLost).await,
+            Err(broadcast::error::RecvError::Lagged(missed)) => {
+                debug!(missed, "Runtime events were missed, looking at every Pod");
+                self.compare_all().await;
+            }
+            // The runtime is gone: nothing to report any more, and nothing to spin on.
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
+    }
+
+    /// Replays the present state of every Pod; actors pass over what they already know.
+    async fn compare_all(&mut self) {
+        let Ok(states) = self.shared.runtime.list().await else { return };
+        for state in states {
+            let pod = state.sandbox.uid;
+            if !state.alive {
+                self.tell(&pod, Message::SupervisorLost).await;
+                continue;
+            }
+            for container in state.containers {
+                if let Some(exit) = container.exit {
+                    let message = Message::Exited { container: container.name, attempt: container.attempt, exit };
+                    self.tell(&pod, message).await;
+                }
+            }
+        }
+    }
+
+    async fn tell(&mut self, key: &str, message: Message) {
+        let handle: Option<Arc<Handle>> = self.registry.read().get(key).cloned();
+        if let Some(handle) = handle {
+            let _ = handle.inbox.send(message).await;
+        }
+    }
+
+    /// Drops the actors' mailboxes, which ends them without touching their Pods.
+    async fn let_go(&mut self) {
+        self.registry.write().clear();
+        self.by_name.clear();
+        self.tasks.shutdown().await;
+        while self.actors.join_next().await.is_some() {}
+    }
+}
+
+fn uid(pod: &Pod) -> String {
+    pod.metadata.uid.clone().unwrap_or_default()
+}
+
+/// A watch that goes on for ever, backing off when the API is away.
+fn watched<K>(api: Api<K>) -> BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>
+where
+    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    watcher(api, watcher::Config::default()).default_backoff().boxed()
+}
+
+/// The state of a Pod that was stopped on purpose: it starts anew, counting on from its restarts.
+fn resumed(pod: &Pod) -> PodState {
+    let (mut state, _) = recover(pod, None, &Default::default(), Timestamp::now());
+    if state.verdict.is_some()
+        || matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"))
+    {
+        return state;
+    }
+    for record in state.containers.values_mut() {
+        let instance = std::mem::take(&mut record.instance);
+        record.last = instance.termination().cloned();
+        record.restarts += 1;
+        record.ready = false;
+        record.started = false;
+        record.image = Default::default();
+        record.backoff = Default::default();
+    }
+    state
+}
+
+async fn bind(shared: Arc<Shared>, mut pod: Pod) -> Done {
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    let api: Api<Pod> = Api::namespaced(shared.client.clone(), &namespace);
+    let node_name = shared.settings.node_name.clone();
+    let binding = schedule::binding(&pod, &node_name);
+    let bound: Result<kube::core::Status, kube::Error> =
+        api.create_subresource("binding", &name, &PostParams::default(), &binding).await;
+    match bound {
+        Ok(_) => {
+            let message = format!("Successfully assigned {namespace}/{name} to {node_name}");
+            shared.recorder.pod(&pod, Severity::Normal, "Scheduled", message);
+            if let Some(spec) = &mut pod.spec {
+                spec.node_name = Some(node_name);
+            }
+        }
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+            debug!(name, message = status.message, "A Pod was bound or deleted by someone else");
+            return Done::Nothing;
+        }
+        Err(error) => {
+            warn!(%error, name, "Could not bind a Pod");
+            return Done::Nothing;
+        }
+    }
+    Done::Bound(Box::new(pod))
+}
+
+/// Says why a Pod has no node, unless it was said before.
+async fn explain(shared: Arc<Shared>, pod: Pod, message: String) -> Done {
+    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    if conditions.clone().any(|c| c.type_ == "PodScheduled" && c.message.as_deref() == Some(&message)) {
+        return Done::Nothing;
+    }
+    let api: Api<Pod> = Api::namespaced(shared.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"));
+    let others: Vec<_> = conditions.filter(|c| c.type_ != "PodScheduled").cloned().collect();
+    let mut all =
+        vec![json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
+        "lastTransitionTime": k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::now())})];
+    all.extend(others.iter().map(|c| serde_json::to_value(c).unwrap_or_default()));
+    let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"phase": "Pending", "conditions": all}});
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    if let Err(error) = api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        debug!(%error, name, "Could not say why a Pod has no node");
+    }
+    shared.recorder.pod(&pod, Severity::Warning, "FailedScheduling", message);
+    Done::Nothing
+}
+
+/// The owner key of a Pod that has a controller.
+pub(super) fn controller_of(pod: &Pod) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference> {
+    let owner = sandbox::owner(pod);
+    pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true) && o.uid == owner)
+}

@@ -1,0 +1,160 @@
+//! Owners of Pods: for whom layers are kept, and when they are gone.
+//!
+//! Each controlling owner of a Pod is noted in a small file before anything is kept for it, and its kind is watched, so that
+//! what is kept goes with the owner even when no Pod is left, and after a restart of the node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use futures::StreamExt;
+use futures::stream::{BoxStream, SelectAll};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::{WatchStreamExt, watcher};
+use serde::{Deserialize, Serialize};
+use tracing::{debug, warn};
+
+use super::manager::controller_of;
+
+/// What is noted about an owner.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+struct Note {
+    api_version: String,
+    kind: String,
+    namespace: String,
+    name: String,
+}
+
+/// An owner went away.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum OwnerEvent {
+    Gone(String),
+}
+
+type Kind = (String, String);
+type Watch = BoxStream<'static, (Kind, Result<watcher::Event<DynamicObject>, watcher::Error>)>;
+
+pub(super) struct Owners {
+    client: kube::Client,
+    folder: PathBuf,
+    notes: BTreeMap<String, Note>,
+    gone: BTreeSet<String>,
+    watches: SelectAll<Watch>,
+    watched: BTreeSet<Kind>,
+    listed: BTreeMap<Kind, BTreeSet<String>>,
+    ready: Vec<OwnerEvent>,
+}
+
+impl Owners {
+    pub(super) fn open(client: kube::Client, folder: PathBuf) -> Self {
+        let mut notes = BTreeMap::new();
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let uid = entry.file_name().to_string_lossy().into_owned();
+            if let Some(note) = std::fs::read(entry.path()).ok().and_then(|t| serde_json::from_slice(&t).ok()) {
+                notes.insert(uid, note);
+            }
+        }
+        Self {
+            client,
+            folder,
+            notes,
+            gone: BTreeSet::new(),
+            watches: SelectAll::new(),
+            watched: BTreeSet::new(),
+            listed: BTreeMap::new(),
+            ready: Vec::new(),
+        }
+    }
+
+    /// Begins to watch, once the Pods are known. `kept` are the owners for whom the runtime keeps something.
+    pub(super) fn start(&mut self, kept: Vec<String>) {
+        let kinds: BTreeSet<Kind> = self.notes.values().map(|n| (n.api_version.clone(), n.kind.clone())).collect();
+        for kind in kinds {
+            self.watch(kind);
+        }
+        // Nothing is kept before it is noted, so what has no note belongs to a Pod without an owner that is gone.
+        let strays = kept.into_iter().filter(|owner| !self.notes.contains_key(owner));
+        self.ready.extend(strays.map(OwnerEvent::Gone));
+    }
+
+    /// Takes note of a Pod's controlling owner.
+    pub(super) fn note(&mut self, pod: &Pod) {
+        let Some(owner) = controller_of(pod) else { return };
+        if self.notes.contains_key(&owner.uid) || !owner.uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+            return;
+        }
+        let note = Note {
+            api_version: owner.api_version.clone(),
+            kind: owner.kind.clone(),
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: owner.name.clone(),
+        };
+        let path = self.folder.join(&owner.uid);
+        let written =
+            serde_json::to_vec(&note).map_err(std::io::Error::other).and_then(|text| std::fs::write(&path, text));
+        if let Err(error) = written {
+            warn!(%error, path = %path.display(), "Could not note the owner of a Pod");
+        }
+        self.watch((note.api_version.clone(), note.kind.clone()));
+        self.notes.insert(owner.uid.clone(), note);
+    }
+
+    fn watch(&mut self, kind: Kind) {
+        if !self.watched.insert(kind.clone()) {
+            return;
+        }
+        let (group, version) = kind.0.split_once('/').unwrap_or(("", &kind.0));
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind.1));
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        let events = watcher(api, watcher::Config::default()).default_backoff();
+        self.watches.push(events.map(move |event| (kind.clone(), event)).boxed());
+    }
+
+    /// The next owner that went away. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<OwnerEvent> {
+        loop {
+            if let Some(event) = self.ready.pop() {
+                return Some(event);
+            }
+            let Some((kind, event)) = self.watches.next().await else { return std::future::pending().await };
+            match event {
+                Ok(watcher::Event::Init) => {
+                    self.listed.insert(kind, BTreeSet::new());
+                }
+                Ok(watcher::Event::InitApply(object)) => {
+                    self.listed.entry(kind).or_default().extend(object.metadata.uid);
+                }
+                Ok(watcher::Event::InitDone) => self.compare(&kind),
+                Ok(watcher::Event::Delete(object)) => self.went(object.metadata.uid.unwrap_or_default()),
+                Ok(watcher::Event::Apply(_)) => {}
+                Err(error) => debug!(%error, kind = kind.1, "Watch of owners was interrupted"),
+            }
+        }
+    }
+
+    fn compare(&mut self, kind: &Kind) {
+        let present = self.listed.remove(kind).unwrap_or_default();
+        let of_kind = self.notes.iter().filter(|(_, n)| n.api_version == kind.0 && n.kind == kind.1);
+        let missing: Vec<String> = of_kind.map(|(uid, _)| uid.clone()).filter(|uid| !present.contains(uid)).collect();
+        for uid in missing {
+            self.went(uid);
+        }
+    }
+
+    fn went(&mut self, uid: String) {
+        if self.notes.contains_key(&uid) && self.gone.insert(uid.clone()) {
+            self.ready.push(OwnerEvent::Gone(uid));
+        }
+    }
+
+    pub(super) fn is_gone(&self, owner: &str) -> bool {
+        self.gone.contains(owner)
+    }
+
+    /// Nothing is kept for this owner any more.
+    pub(super) fn forget(&mut self, owner: &str) {
+        self.notes.remove(owner);
+        self.gone.remove(owner);
+        let _ = std::fs::remove_file(self.folder.join(owner));
+    }
+}

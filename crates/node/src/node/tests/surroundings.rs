@@ -1,0 +1,161 @@
+//! What Pods refer to and are surrounded by: configuration, claims, policies, probes, owners, the Node object.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_node_registers_and_holds_a_lease() {
+    let bench = Bench::open().await;
+    let nodes: Api<NodeObject> = Api::all(bench.client.clone());
+    let ready = await_condition(nodes, "n1", |n: Option<&NodeObject>| {
+        let conditions = n.and_then(|n| n.status.as_ref()).and_then(|s| s.conditions.as_ref());
+        conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
+    });
+    tokio::time::timeout(LIMIT, ready).await.expect("the node is ready").unwrap();
+    let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
+        Api::namespaced(bench.client.clone(), "kube-node-lease");
+    let held = await_condition(leases, "n1", |l: Option<&_>| l.is_some());
+    tokio::time::timeout(LIMIT, held).await.expect("the lease is there").unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_config_map_holds_the_container_until_it_appears() {
+    let bench = Bench::open().await;
+    let spec = json!({"containers": [{"name": "main", "image": "app:1", "env": [
+        {"name": "X", "valueFrom": {"configMapKeyRef": {"name": "late", "key": "k"}}},
+        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}]});
+    let pod = bench.create("p", spec).await;
+    bench.until_waiting("p", "CreateContainerConfigError").await;
+    let maps: Api<ConfigMap> = Api::namespaced(bench.client.clone(), "default");
+    let map = serde_json::from_value(json!({"metadata": {"name": "late"}, "data": {"k": "v"}})).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    let ready = bench.until_ready("p").await;
+    let env = bench.runtime.spec(&uid(&pod), "main").unwrap().env;
+    let get = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    assert_eq!(get("X").as_deref(), Some("v"));
+    assert_eq!(get("IP"), ready.status.unwrap().pod_ip);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_is_bound_mounted_and_removed_with_its_claim() {
+    let bench = Bench::open().await;
+    let spec = json!({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}],
+        "containers": [{"name": "main", "image": "app:1", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]});
+    let pod = bench.create("p", spec).await;
+    assert!(bench.until_event("FailedMount").await.contains("\"c\" not found"));
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(bench.client.clone(), "default");
+    let claim = serde_json::from_value(json!({"metadata": {"name": "c"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}}}}))
+    .unwrap();
+    let claim: PersistentVolumeClaim = claims.create(&PostParams::default(), &claim).await.unwrap();
+    bench.until_ready("p").await;
+    let volume = format!("pvc-{}", claim.metadata.uid.unwrap());
+    let mounts = bench.runtime.spec(&uid(&pod), "main").unwrap().mounts;
+    let mount = mounts.iter().find(|m| m.target == "/data").expect("mounted");
+    assert!(format!("{:?}", mount.source).contains(&volume), "{mount:?}");
+    bench.pods().delete("p", &DeleteParams::default()).await.unwrap();
+    bench.until_gone("p").await;
+    claims.delete("c", &DeleteParams::default()).await.unwrap();
+    bench.until_called(&format!("remove volume Persistent {{ name: {volume:?} }}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_reach_running_pods_and_unselected_pods_stay_closed() {
+    let bench = Bench::open().await;
+    let pod = bench.create_with("p", json!({"labels": {"app": "x"}}), app()).await;
+    bench.until_ready("p").await;
+    assert_eq!(bench.runtime.rules(&uid(&pod)), Some(Default::default()), "closed both ways");
+    let policies: Api<NetworkPolicy> = Api::namespaced(bench.client.clone(), "default");
+    let policy = serde_json::from_value(json!({"metadata": {"name": "np"}, "spec": {
+        "podSelector": {"matchLabels": {"app": "x"}}, "policyTypes": ["Egress"],
+        "egress": [{"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}]}}))
+    .unwrap();
+    policies.create(&PostParams::default(), &policy).await.unwrap();
+    let opened = async {
+        while bench.runtime.rules(&uid(&pod)).is_none_or(|r| r.egress.len() != 1) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, opened).await.expect("the policy is enforced");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_follows_its_probe_and_liveness_restarts() {
+    let bench = Bench::open().await;
+    bench.runtime.exec_code("alive", 0);
+    bench.runtime.exec_code("ready", 1);
+    let spec = json!({"containers": [{"name": "main", "image": "app:1",
+        "readinessProbe": {"exec": {"command": ["ready"]}, "periodSeconds": 1},
+        "livenessProbe": {"exec": {"command": ["alive"]}, "periodSeconds": 1, "failureThreshold": 1}}]});
+    bench.create("p", spec).await;
+    let running = bench.until_phase("p", "Running").await;
+    assert!(!is_ready(&running));
+    bench.runtime.exec_code("ready", 0);
+    bench.until_ready("p").await;
+    bench.runtime.exec_code("alive", 1);
+    bench.until("p", "restarted", |p| restarts(p) >= 1).await;
+    assert!(bench.until_event("Unhealthy").await.contains("probe failed"));
+    bench.runtime.exec_code("alive", 0);
+    bench.until_ready("p").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemon_is_injected_on_request_and_its_port_decides_readiness() {
+    let bench = Bench::open().await;
+    let annotations = json!({"annotations": {"runtime.agents.x-k8s.io/inject-sandboxd": "true"}});
+    let pod = bench.create_with("p", annotations, app()).await;
+    bench.until_phase("p", "Running").await;
+    let spec = bench.runtime.spec(&uid(&pod), "main").unwrap();
+    assert_eq!(spec.command[0], "/.agent-sandbox/sandboxd");
+    assert_eq!(spec.command[spec.command.len() - 2..], ["--", "serve"]);
+    let seen = bench.pods().get("p").await.unwrap();
+    assert!(!is_ready(&seen), "nothing listens on its port yet");
+    let ip = seen.status.unwrap().pod_ip.unwrap();
+    let listener = tokio::net::TcpListener::bind((ip.as_str(), 8888)).await.unwrap();
+    bench.until_ready("p").await;
+    drop(listener);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_are_kept_for_the_owner_and_go_with_it() {
+    let mut bench = Bench::open().await;
+    let maps: Api<ConfigMap> = Api::namespaced(bench.client.clone(), "default");
+    let owner: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "owner"}})).unwrap();
+    let owner = maps.create(&PostParams::default(), &owner).await.unwrap();
+    let owner_uid = owner.metadata.uid.unwrap();
+    let owned = json!({"ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner",
+        "uid": owner_uid, "controller": true}]});
+    bench.create_with("p", owned, app()).await;
+    bench.until_ready("p").await;
+    bench.pods().delete("p", &DeleteParams::default()).await.unwrap();
+    bench.until_gone("p").await;
+    bench.until_called("remove p").await;
+    bench.restart().await;
+    assert!(!bench.runtime.calls().iter().any(|c| c.starts_with("forget")), "kept while the owner lives");
+    maps.delete("owner", &DeleteParams::default()).await.unwrap();
+    bench.until_called(&format!("forget {owner_uid}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_fits_nowhere_is_told_so() {
+    let bench = Bench::open().await;
+    let mut spec = app();
+    spec["nodeSelector"] = json!({"gpu": "yes"});
+    bench.create("p", spec).await;
+    let pod = bench
+        .until("p", "unschedulable", |p| p.status.as_ref().and_then(|s| condition(s, "PodScheduled")).is_some())
+        .await;
+    let status = pod.status.unwrap();
+    let scheduled = condition(&status, "PodScheduled").unwrap();
+    assert_eq!((scheduled.status.as_str(), scheduled.reason.as_deref()), ("False", Some("Unschedulable")));
+    assert!(bench.until_event("FailedScheduling").await.contains("gpu=yes"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_field_without_effect_is_an_event() {
+    let bench = Bench::open().await;
+    let spec =
+        json!({"containers": [{"name": "main", "image": "app:1", "ports": [{"containerPort": 80, "hostPort": 80}]}]});
+    bench.create("p", spec).await;
+    bench.until_ready("p").await;
+    assert!(bench.until_event("UnsupportedField").await.contains("hostPort"));
+}

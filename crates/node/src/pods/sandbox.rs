@@ -1,0 +1,268 @@
+//! A Pod's shared part as the runtime wants it: names, hosts file, resolver, limits. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+
+use super::container::runtime_limits;
+use super::mounts::memory_volumes;
+use super::quantity::QuantityError;
+use super::resources::pod_limits;
+use crate::runtime::{NetworkMode, PodSandboxSpec, RuntimeHandler};
+
+/// What the node knows about names.
+#[derive(Clone, Copy, Debug)]
+pub struct Naming<'a> {
+    /// Where the node's own responder listens, if Pods have a network.
+    pub dns: Option<IpAddr>,
+    pub cluster_domain: &'a str,
+    /// The machine's own resolver file, for `dnsPolicy: Default`.
+    pub host_resolv_conf: &'a str,
+}
+
+/// The uid under which writable layers and user ids are kept: the controlling owner's, or the Pod's own.
+pub fn owner(pod: &Pod) -> String {
+    let controller = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
+    controller.map(|o| o.uid.clone()).or_else(|| pod.metadata.uid.clone()).unwrap_or_default()
+}
+
+/// The short host name: asked for, or the Pod's name, at most 63 characters and no dangling separator.
+pub fn hostname(pod: &Pod) -> String {
+    let spec = pod.spec.as_ref();
+    let asked = spec.and_then(|s| s.hostname_override.clone().or_else(|| s.hostname.clone())).filter(|h| !h.is_empty());
+    let name = asked.or_else(|| pod.metadata.name.clone()).unwrap_or_default();
+    name.chars().take(63).collect::<String>().trim_end_matches(['-', '.']).to_owned()
+}
+
+/// `/etc/hosts`; the runtime fills in the address.
+pub fn hosts(pod: &Pod, cluster_domain: &str) -> String {
+    let mut text = String::from("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
+    let host = hostname(pod);
+    let spec = pod.spec.as_ref();
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    match spec.and_then(|s| s.subdomain.as_deref()).filter(|s| !s.is_empty()) {
+        Some(subdomain) => {
+            text += &format!("{{pod_ip}}\t{host}.{subdomain}.{namespace}.svc.{cluster_domain}\t{host}\n");
+        }
+        None => text += &format!("{{pod_ip}}\t{host}\n"),
+    }
+    for alias in spec.iter().flat_map(|s| s.host_aliases.iter().flatten()) {
+        text +=
+            &format!("{}\t{}\n", alias.ip, alias.hostnames.iter().flatten().cloned().collect::<Vec<_>>().join("\t"));
+    }
+    text
+}
+
+/// `/etc/resolv.conf` by `dnsPolicy` and `dnsConfig`.
+pub fn resolv_conf(pod: &Pod, naming: Naming<'_>) -> String {
+    let spec = pod.spec.as_ref();
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    let domain = naming.cluster_domain;
+    let mut resolver = match spec.and_then(|s| s.dns_policy.as_deref()) {
+        Some("None") => Resolver::default(),
+        Some("Default") => Resolver::parse(naming.host_resolv_conf),
+        _ => Resolver {
+            nameservers: naming.dns.iter().map(IpAddr::to_string).collect(),
+            searches: vec![format!("{namespace}.svc.{domain}"), format!("svc.{domain}"), domain.to_owned()],
+            options: vec![("ndots".to_owned(), Some("5".to_owned()))],
+        },
+    };
+    if let Some(config) = spec.and_then(|s| s.dns_config.as_ref()) {
+        resolver.nameservers.extend(config.nameservers.iter().flatten().cloned());
+        resolver.searches.extend(config.searches.iter().flatten().cloned());
+        for option in config.options.iter().flatten() {
+            let name = option.name.clone().unwrap_or_default();
+            resolver.options.retain(|(n, _)| *n != name);
+            resolver.options.push((name, option.value.clone()));
+        }
+    }
+    resolver.render()
+}
+
+/// A resolver file in parts.
+#[derive(Clone, Debug, Default)]
+struct Resolver {
+    nameservers: Vec<String>,
+    searches: Vec<String>,
+    options: Vec<(String, Option<String>)>,
+}
+
+impl Resolver {
+    fn parse(text: &str) -> Self {
+        let mut out = Self::default();
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            match words.next() {
+                Some("nameserver") => out.nameservers.extend(words.next().map(str::to_owned)),
+                Some("search" | "domain") => out.searches = words.map(str::to_owned).collect(),
+                Some("options") => out.options.extend(words.map(|w| match w.split_once(':') {
+                    Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+                    None => (w.to_owned(), None),
+                })),
+                _ => {}
+            }
+        }
+        out
+    }
+
+    fn render(mut self) -> String {
+        let mut text = String::new();
+        for list in [&mut self.nameservers, &mut self.searches] {
+            let mut seen = std::collections::BTreeSet::new();
+            list.retain(|item| seen.insert(item.clone()));
+        }
+        if !self.searches.is_empty() {
+            text += &format!("search {}\n", self.searches.join(" "));
+        }
+        for server in self.nameservers.iter().take(3) {
+            text += &format!("nameserver {server}\n");
+        }
+        if !self.options.is_empty() {
+            let options = self.options.iter().map(|(name, value)| match value {
+                Some(value) => format!("{name}:{value}"),
+                None => name.clone(),
+            });
+            text += &format!("options {}\n", options.collect::<Vec<_>>().join(" "));
+        }
+        text
+    }
+}
+
+/// The whole sandbox.
+pub fn assemble(
+    pod: &Pod,
+    spec: &PodSpec,
+    handler: RuntimeHandler,
+    naming: Naming<'_>,
+) -> Result<PodSandboxSpec, QuantityError> {
+    let sysctls = spec.security_context.iter().flat_map(|s| s.sysctls.iter().flatten());
+    Ok(PodSandboxSpec {
+        uid: pod.metadata.uid.clone().unwrap_or_default(),
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        owner: owner(pod),
+        hostname: hostname(pod),
+        network: NetworkMode::Routed,
+        hosts: hosts(pod, naming.cluster_domain),
+        resolv_conf: resolv_conf(pod, naming),
+        limits: runtime_limits(&pod_limits(spec)?),
+        handler,
+        share_processes: spec.share_process_namespace == Some(true),
+        memory_volumes: memory_volumes(spec),
+        sysctls: sysctls.map(|s| (s.name.clone(), s.value.clone())).collect(),
+    })
+}
+
+/// Which program stands behind a runtime class. `handlers` is the operator's table; names of well-known runtimes need none.
+pub fn handler(
+    class: Option<&str>,
+    handler_of_class: Option<&str>,
+    handlers: &BTreeMap<String, String>,
+) -> RuntimeHandler {
+    let Some(class) = class.filter(|c| !c.is_empty()) else { return RuntimeHandler::BuiltIn };
+    let name = handler_of_class.unwrap_or(class);
+    if name == BUILT_IN {
+        return RuntimeHandler::BuiltIn;
+    }
+    let known = match name {
+        "gvisor" | "runsc" => "runsc",
+        "kata" | "kata-qemu" => "kata-runtime",
+        other => other,
+    };
+    let program = handlers.get(name).cloned().unwrap_or_else(|| known.to_owned());
+    RuntimeHandler::Oci { handler: name.to_owned(), program }
+}
+
+/// The handler name of the built-in isolation.
+pub const BUILT_IN: &str = "agent-sandbox";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(spec: Value) -> Pod {
+        let mut spec = spec;
+        spec["containers"] = json!([]);
+        serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec})).unwrap()
+    }
+
+    fn naming() -> Naming<'static> {
+        Naming {
+            dns: Some("10.9.0.1".parse().unwrap()),
+            cluster_domain: "cluster.local",
+            host_resolv_conf: "# x\nnameserver 192.0.2.53\nsearch corp\noptions edns0 ndots:2\n",
+        }
+    }
+
+    #[test]
+    fn each_dns_policy_gives_its_resolver() {
+        assert_eq!(
+            resolv_conf(&pod(json!({})), naming()),
+            "search ns.svc.cluster.local svc.cluster.local cluster.local\nnameserver 10.9.0.1\noptions ndots:5\n"
+        );
+        assert_eq!(
+            resolv_conf(&pod(json!({"dnsPolicy": "Default"})), naming()),
+            "search corp\nnameserver 192.0.2.53\noptions edns0 ndots:2\n"
+        );
+        assert_eq!(
+            resolv_conf(
+                &pod(json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["8.8.8.8", "1.1.1.1"]}})),
+                naming()
+            ),
+            "nameserver 8.8.8.8\nnameserver 1.1.1.1\n"
+        );
+        assert_eq!(
+            resolv_conf(
+                &pod(json!({"dnsConfig": {"options": [{"name": "ndots", "value": "1"}], "searches": ["x"]}})),
+                naming()
+            ),
+            "search ns.svc.cluster.local svc.cluster.local cluster.local x\nnameserver 10.9.0.1\noptions ndots:1\n"
+        );
+    }
+
+    #[test]
+    fn hosts_name_the_pod_and_its_aliases() {
+        let text = hosts(
+            &pod(
+                json!({"hostname": "h", "subdomain": "s", "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["a", "b"]}]}),
+            ),
+            "cluster.local",
+        );
+        assert!(text.contains("{pod_ip}\th.s.ns.svc.cluster.local\th\n"), "{text}");
+        assert!(text.ends_with("1.2.3.4\ta\tb\n"), "{text}");
+    }
+
+    #[test]
+    fn the_owner_is_the_controller_and_else_the_pod() {
+        let mut owned = pod(json!({}));
+        assert_eq!(owner(&owned), "u");
+        owned.metadata.owner_references = Some(
+            serde_json::from_value(json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "no"},
+                {"apiVersion": "v1", "kind": "Y", "name": "y", "uid": "yes", "controller": true}]))
+            .unwrap(),
+        );
+        assert_eq!(owner(&owned), "yes");
+    }
+
+    #[test]
+    fn runtime_classes_name_a_program() {
+        let none = BTreeMap::new();
+        assert_eq!(handler(None, None, &none), RuntimeHandler::BuiltIn);
+        assert_eq!(handler(Some("x"), Some(BUILT_IN), &none), RuntimeHandler::BuiltIn);
+        let oci =
+            |handler: &str, program: &str| RuntimeHandler::Oci { handler: handler.into(), program: program.into() };
+        assert_eq!(handler(Some("gvisor"), None, &none), oci("gvisor", "runsc"));
+        assert_eq!(handler(Some("safe"), Some("crun"), &none), oci("crun", "crun"));
+        let table = BTreeMap::from([("mine".to_owned(), "/opt/mine".to_owned())]);
+        assert_eq!(handler(Some("mine"), None, &table), oci("mine", "/opt/mine"));
+    }
+
+    #[test]
+    fn long_names_are_cut_to_a_host_name() {
+        let mut long = pod(json!({}));
+        long.metadata.name = Some(format!("{}-x", "a".repeat(62)));
+        assert_eq!(hostname(&long), "a".repeat(62));
+    }
+}

@@ -1,0 +1,156 @@
+//! Makes the volumes of a Pod: folders from the runtime, files written here, claims resolved to their folders.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, PodSpec, Volume};
+use kube::api::Api;
+use thiserror::Error;
+
+use super::downward::Addresses;
+use super::files::{self, FilesContext, FilesError};
+use super::mounts::{self, MountError, Prepared, VolumeKind};
+use super::quantity;
+use super::shared::Shared;
+use super::sources::Sources;
+use crate::runtime::{RuntimeError, VolumeKey, VolumeRequest};
+
+/// Why a Pod's volumes are not there (`FailedMount`).
+#[derive(Debug, Error)]
+pub enum VolumeError {
+    #[error("volume {0:?}: persistentvolumeclaim {1:?} not found")]
+    NoClaim(String, String),
+    #[error("volume {0:?}: persistentvolumeclaim {1:?} is not bound yet")]
+    Unbound(String, String),
+    #[error("volume {0:?}: persistentvolume {1:?} is not of this node; it must be a local volume that names it")]
+    Foreign(String, String),
+    #[error("volume {0:?}: hostPath {1} {2}")]
+    HostPath(String, String, &'static str),
+    #[error("volume {volume:?}")]
+    Files {
+        volume: String,
+        #[source]
+        source: FilesError,
+    },
+    #[error("volume {volume:?}")]
+    Runtime {
+        volume: String,
+        #[source]
+        source: RuntimeError,
+    },
+    #[error("volume {volume:?}: cannot read its persistentvolume")]
+    Read {
+        volume: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error("volume {0:?}: the task that writes its files ended early")]
+    Task(String),
+}
+
+/// Makes every volume of the spec. Idempotent: called again after a failure or a restart of the node.
+pub async fn prepare(
+    shared: &Shared,
+    pod: &Pod,
+    spec: &PodSpec,
+    sources: &Sources,
+) -> Result<BTreeMap<String, Prepared>, VolumeError> {
+    let group = spec.security_context.as_ref().and_then(|s| s.fs_group).and_then(|g| u32::try_from(g).ok());
+    let mut out = BTreeMap::new();
+    for volume in spec.volumes.iter().flatten() {
+        let prepared = match mounts::kind(volume)? {
+            VolumeKind::Memory { .. } => Prepared::Memory,
+            VolumeKind::Ephemeral { limit } => {
+                let uid = pod.metadata.uid.clone().unwrap_or_default();
+                let key = VolumeKey::PodEphemeral { pod: uid, name: volume.name.clone() };
+                let path = ensure(shared, &volume.name, VolumeRequest { key, limit_bytes: limit, group }).await?;
+                Prepared::Folder { path, read_only: false }
+            }
+            VolumeKind::Claim { claim, read_only } => {
+                let path = claimed(shared, &volume.name, &claim, sources, group).await?;
+                Prepared::Folder { path, read_only }
+            }
+            VolumeKind::Files => Prepared::Folder {
+                path: write_files(shared, pod, spec, volume, sources, group).await?,
+                read_only: true,
+            },
+            VolumeKind::Host { path, type_ } => host_path(&volume.name, path, &type_).await?,
+        };
+        out.insert(volume.name.clone(), prepared);
+    }
+    Ok(out)
+}
+
+async fn ensure(shared: &Shared, volume: &str, request: VolumeRequest) -> Result<PathBuf, VolumeError> {
+    let made = shared.runtime.ensure_volume(request).await;
+    made.map(|v| v.path).map_err(|source| VolumeError::Runtime { volume: volume.to_owned(), source })
+}
+
+/// The folder of a bound claim whose volume is ours.
+async fn claimed(
+    shared: &Shared,
+    volume: &str,
+    claim: &str,
+    sources: &Sources,
+    group: Option<u32>,
+) -> Result<PathBuf, VolumeError> {
+    let missing = || VolumeError::NoClaim(volume.to_owned(), claim.to_owned());
+    let found: &PersistentVolumeClaim = sources.claims.get(claim).ok_or_else(missing)?;
+    let bound = found.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Bound");
+    let name = found.spec.as_ref().and_then(|s| s.volume_name.clone()).filter(|n| bound && !n.is_empty());
+    let name = name.ok_or_else(|| VolumeError::Unbound(volume.to_owned(), claim.to_owned()))?;
+    let volumes: Api<PersistentVolume> = Api::all(shared.client.clone());
+    let read = volumes.get(&name).await;
+    let persistent =
+        read.map_err(|source| VolumeError::Read { volume: volume.to_owned(), source: Box::new(source) })?;
+    if !crate::storage::is_ours(&persistent, &shared.settings.node_name) {
+        return Err(VolumeError::Foreign(volume.to_owned(), name));
+    }
+    let capacity = persistent.spec.as_ref().and_then(|s| s.capacity.as_ref()).and_then(|c| c.get("storage"));
+    let limit_bytes = capacity.and_then(|q| quantity::of(q).ok()).map(quantity::Milli::units_u64).filter(|l| *l > 0);
+    ensure(shared, volume, VolumeRequest { key: VolumeKey::Persistent { name }, limit_bytes, group }).await
+}
+
+async fn write_files(
+    shared: &Shared,
+    pod: &Pod,
+    spec: &PodSpec,
+    volume: &Volume,
+    sources: &Sources,
+    group: Option<u32>,
+) -> Result<PathBuf, VolumeError> {
+    let failed = |source| VolumeError::Files { volume: volume.name.clone(), source };
+    let addresses = Addresses { pod_ips: Vec::new(), host_ips: shared.host_ips.clone() };
+    let context = FilesContext { pod, spec, sources, addresses: &addresses, node: &shared.allocatable };
+    let content = files::files_of(volume, context).map_err(failed)?.unwrap_or_default();
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let root = shared.runtime.pod_dir(uid).join("files").join(&volume.name);
+    let folder = root.clone();
+    let generation = format!("{}", jiff::Timestamp::now().as_microsecond());
+    let written = tokio::task::spawn_blocking(move || files::write(&folder, &content, &generation, group)).await;
+    written.map_err(|_| VolumeError::Task(volume.name.clone()))?.map_err(failed)?;
+    Ok(root)
+}
+
+/// Checks a host path against its declared type. Whether it is allowed at all was decided before.
+async fn host_path(volume: &str, path: PathBuf, type_: &str) -> Result<Prepared, VolumeError> {
+    let fail = |path: &Path, what| VolumeError::HostPath(volume.to_owned(), path.display().to_string(), what);
+    let mut found = tokio::fs::symlink_metadata(&path).await.ok();
+    if found.is_none() && type_ == "DirectoryOrCreate" {
+        tokio::fs::create_dir_all(&path).await.map_err(|_| fail(&path, "cannot be created"))?;
+        found = tokio::fs::symlink_metadata(&path).await.ok();
+    }
+    let Some(found) = found else { return Err(fail(&path, "does not exist")) };
+    // A link could lead out of what the operator allowed.
+    if found.is_symlink() {
+        return Err(fail(&path, "is a symbolic link, which is not followed"));
+    }
+    match type_ {
+        "Directory" | "DirectoryOrCreate" if !found.is_dir() => Err(fail(&path, "is not a directory")),
+        "File" | "FileOrCreate" if !found.is_file() => Err(fail(&path, "is not a file")),
+        "Socket" | "CharDevice" | "BlockDevice" => Err(fail(&path, "is of a type this node does not mount")),
+        _ => Ok(Prepared::Host { path }),
+    }
+}

@@ -1,0 +1,289 @@
+//! NetworkPolicy planning: policies and Pods in, the allowed flows of a Pod out. Pure.
+//!
+//! As in Kubernetes, with two differences. A Pod that no policy selects is closed both ways. And an address block, or a
+//! rule without peers, never means another Pod of this node: only selectors do, because "everybody" is meant to be the
+//! world, not the neighbours.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::runtime::{Allow, IpBlock, PodRules, PortRange, Protocol};
+
+mod selector;
+
+pub use selector::matches;
+
+type Labels = BTreeMap<String, String>;
+
+/// A Pod as policies see it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Member {
+    pub namespace: String,
+    pub labels: Labels,
+    pub ips: Vec<IpAddr>,
+    /// Named container ports.
+    pub ports: Vec<(String, Protocol, u16)>,
+}
+
+impl Member {
+    /// Reads a Pod. One that has ended is no peer of anybody.
+    pub fn of(pod: &Pod) -> Self {
+        let status = pod.status.as_ref();
+        let ended = matches!(status.and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"));
+        let ips = status.iter().flat_map(|s| s.pod_ips.iter().flatten()).filter(|_| !ended);
+        let containers = pod.spec.iter().flat_map(|s| s.containers.iter().chain(s.init_containers.iter().flatten()));
+        let ports = containers.flat_map(|c| c.ports.iter().flatten()).filter_map(|port| {
+            let number = u16::try_from(port.container_port).ok()?;
+            Some((port.name.clone()?, protocol(port.protocol.as_deref())?, number))
+        });
+        Self {
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            ips: ips.filter_map(|ip| ip.ip.parse().ok()).collect(),
+            ports: ports.collect(),
+        }
+    }
+}
+
+/// Everything the rules of a Pod may depend on.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    pub policies: BTreeMap<String, NetworkPolicy>,
+    /// Labels by namespace.
+    pub namespaces: BTreeMap<String, Labels>,
+    /// By uid.
+    pub members: BTreeMap<String, Member>,
+    /// The addresses of this node's Pods.
+    pub pod_network: Option<(IpAddr, u8)>,
+}
+
+impl World {
+    /// Whether any policy names Pods as peers, so that a Pod's labels and address matter to others.
+    pub fn has_selectors(&self) -> bool {
+        self.policies.values().any(|policy| {
+            let spec = policy.spec.as_ref();
+            let from = spec.iter().flat_map(|s| s.ingress.iter().flatten()).flat_map(|r| r.from.iter().flatten());
+            let to = spec.iter().flat_map(|s| s.egress.iter().flatten()).flat_map(|r| r.to.iter().flatten());
+            from.chain(to).any(|peer| peer.pod_selector.is_some() || peer.namespace_selector.is_some())
+        })
+    }
+
+    /// The allowed flows of a Pod.
+    pub fn rules(&self, pod: &Member) -> PodRules {
+        let mut rules = PodRules::default();
+        let (mut selected, mut ingress_ruled, mut egress_ruled) = (false, false, false);
+        for policy in self.policies.values().filter(|p| applies(p, pod)) {
+            let Some(spec) = &policy.spec else { continue };
+            selected = true;
+            let types = policy_types(policy);
+            if types.0 {
+                ingress_ruled = true;
+                for rule in spec.ingress.iter().flatten() {
+                    rules.ingress.extend(self.ingress(policy, pod, rule.from.as_deref(), rule.ports.as_deref()));
+                }
+            }
+            if types.1 {
+                egress_ruled = true;
+                for rule in spec.egress.iter().flatten() {
+                    rules.egress.extend(self.egress(policy, rule.to.as_deref(), rule.ports.as_deref()));
+                }
+            }
+        }
+        // A direction that no selecting policy speaks about is open, as in Kubernetes.
+        if selected && !ingress_ruled {
+            rules.ingress.push(Allow { peers: self.everybody(), ports: Vec::new() });
+        }
+        if selected && !egress_ruled {
+            rules.egress.push(Allow { peers: self.everybody(), ports: Vec::new() });
+        }
+        rules
+    }
+
+    fn ingress(
+        &self,
+        policy: &NetworkPolicy,
+        pod: &Member,
+        from: Option<&[NetworkPolicyPeer]>,
+        ports: Option<&[NetworkPolicyPort]>,
+    ) -> Option<Allow> {
+        let mut peers = Vec::new();
+        match from.filter(|f| !f.is_empty()) {
+            None => peers = self.everybody(),
+            Some(from) => {
+                for peer in from {
+                    peers.extend(self.block(peer));
+                    peers.extend(self.peers(policy, peer).flat_map(|m| m.ips.iter().map(|ip| host(*ip))));
+                }
+            }
+        }
+        let ports = ranges(ports, pod)?;
+        (!peers.is_empty()).then_some(Allow { peers, ports })
+    }
+
+    /// Named ports are those of the receiving Pod, so each peer Pod may need a flow of its own.
+    fn egress(
+        &self,
+        policy: &NetworkPolicy,
+        to: Option<&[NetworkPolicyPeer]>,
+        ports: Option<&[NetworkPolicyPort]>,
+    ) -> Vec<Allow> {
+        let mut allowed = Vec::new();
+        let nobody = Member::default();
+        let Some(to) = to.filter(|t| !t.is_empty()) else {
+            allowed.extend(ranges(ports, &nobody).map(|ports| Allow { peers: self.everybody(), ports }));
+            return allowed;
+        };
+        for peer in to {
+            if let Some(block) = self.block(peer) {
+                allowed.extend(ranges(ports, &nobody).map(|ports| Allow { peers: vec![block], ports }));
+            }
+            for member in self.peers(policy, peer).filter(|m| !m.ips.is_empty()) {
+                let peers = member.ips.iter().map(|ip| host(*ip)).collect();
+                allowed.extend(ranges(ports, member).map(|ports| Allow { peers, ports }));
+            }
+        }
+        allowed
+    }
+
+    fn everybody(&self) -> Vec<IpBlock> {
+        [IpAddr::from([0, 0, 0, 0]), IpAddr::from([0u16; 8])]
+            .into_iter()
+            .map(|address| self.without_pods(IpBlock { address, prefix: 0, except: Vec::new() }))
+            .collect()
+    }
+
+    /// The block of a peer, less our own Pods.
+    fn block(&self, peer: &NetworkPolicyPeer) -> Option<IpBlock> {
+        let block = peer.ip_block.as_ref()?;
+        let (address, prefix) = parse_block(&block.cidr)?;
+        let except = block.except.iter().flatten().filter_map(|e| parse_block(e)).collect();
+        Some(self.without_pods(IpBlock { address, prefix, except }))
+    }
+
+    fn without_pods(&self, mut block: IpBlock) -> IpBlock {
+        if let Some(pods) = self.pod_network.filter(|p| p.0.is_ipv4() == block.address.is_ipv4()) {
+            block.except.push(pods);
+        }
+        block
+    }
+
+    /// The Pods a peer's selectors name.
+    fn peers<'a>(&'a self, policy: &'a NetworkPolicy, peer: &'a NetworkPolicyPeer) -> impl Iterator<Item = &'a Member> {
+        let none = peer.pod_selector.is_none() && peer.namespace_selector.is_none();
+        let own = policy.metadata.namespace.as_deref().unwrap_or_default();
+        self.members.values().filter(move |member| {
+            let in_namespace = match &peer.namespace_selector {
+                None => member.namespace == own,
+                Some(selector) => {
+                    let unlabelled = Labels::new();
+                    let labels = self.namespaces.get(&member.namespace).unwrap_or(&unlabelled);
+                    is_named(selector, &member.namespace) || matches(selector, labels)
+                }
+            };
+            let chosen = peer.pod_selector.as_ref().is_none_or(|s| matches(s, &member.labels));
+            !none && in_namespace && chosen
+        })
+    }
+}
+
+/// Every namespace carries its own name as a label, even where nobody wrote it.
+fn is_named(selector: &LabelSelector, namespace: &str) -> bool {
+    let named: Labels = [("kubernetes.io/metadata.name".to_owned(), namespace.to_owned())].into();
+    matches(selector, &named)
+}
+
+fn applies(policy: &NetworkPolicy, pod: &Member) -> bool {
+    let Some(spec) = &policy.spec else { return false };
+    policy.metadata.namespace.as_deref() == Some(&pod.namespace)
+        && spec.pod_selector.as_ref().is_none_or(|s| matches(s, &pod.labels))
+}
+
+/// Whether a policy speaks about ingress and egress. Unsaid: ingress always, egress when it has such rules.
+fn policy_types(policy: &NetworkPolicy) -> (bool, bool) {
+    let spec = policy.spec.as_ref();
+    match spec.and_then(|s| s.policy_types.as_ref()).filter(|t| !t.is_empty()) {
+        Some(types) => (types.iter().any(|t| t == "Ingress"), types.iter().any(|t| t == "Egress")),
+        None => (true, spec.is_some_and(|s| s.egress.as_ref().is_some_and(|e| !e.is_empty()))),
+    }
+}
+
+/// The port ranges of a rule on the receiving Pod; `None` when ports are asked for and none of them exists.
+fn ranges(ports: Option<&[NetworkPolicyPort]>, receiver: &Member) -> Option<Vec<PortRange>> {
+    let Some(ports) = ports.filter(|p| !p.is_empty()) else { return Some(Vec::new()) };
+    let found: Vec<PortRange> = ports.iter().filter_map(|port| range(port, receiver)).collect();
+    (!found.is_empty()).then_some(found)
+}
+
+fn range(port: &NetworkPolicyPort, receiver: &Member) -> Option<PortRange> {
+    let protocol = protocol(port.protocol.as_deref())?;
+    let (first, last) = match &port.port {
+        None => (1, u16::MAX),
+        Some(IntOrString::Int(number)) => {
+            let first = u16::try_from(*number).ok()?;
+            (first, port.end_port.and_then(|e| u16::try_from(e).ok()).unwrap_or(first))
+        }
+        Some(IntOrString::String(name)) => {
+            let named = receiver.ports.iter().find(|(n, p, _)| n == name && *p == protocol)?;
+            (named.2, named.2)
+        }
+    };
+    (first <= last).then_some(PortRange { protocol, first, last })
+}
+
+fn protocol(name: Option<&str>) -> Option<Protocol> {
+    match name.unwrap_or("TCP") {
+        "TCP" => Some(Protocol::Tcp),
+        "UDP" => Some(Protocol::Udp),
+        "SCTP" => Some(Protocol::Sctp),
+        _ => None,
+    }
+}
+
+fn host(ip: IpAddr) -> IpBlock {
+    IpBlock { address: ip, prefix: if ip.is_ipv4() { 32 } else { 128 }, except: Vec::new() }
+}
+
+fn parse_block(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, prefix) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let prefix: u8 = prefix.parse().ok()?;
+    (prefix <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, prefix))
+}
+
+/// Whether the rules let a Pod ask a resolver at this address: used to decide if its names are looked up outside.
+pub fn may_resolve(rules: &PodRules, resolver: IpAddr) -> bool {
+    rules.egress.iter().any(|allow| {
+        let port = allow.ports.is_empty()
+            || allow.ports.iter().any(|p| p.protocol != Protocol::Sctp && (p.first..=p.last).contains(&53));
+        let peer = allow.peers.iter().any(|block| {
+            // The whole internet includes whatever resolver this machine uses to look at it.
+            block.prefix == 0
+                || (contains((block.address, block.prefix), resolver)
+                    && !block.except.iter().any(|e| contains(*e, resolver)))
+        });
+        port && peer
+    })
+}
+
+/// Whether a block holds an address.
+pub fn contains((network, prefix): (IpAddr, u8), address: IpAddr) -> bool {
+    match (network, address) {
+        (IpAddr::V4(network), IpAddr::V4(address)) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+            u32::from(network) & mask == u32::from(address) & mask
+        }
+        (IpAddr::V6(network), IpAddr::V6(address)) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            u128::from(network) & mask == u128::from(address) & mask
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

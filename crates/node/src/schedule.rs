@@ -1,0 +1,85 @@
+//! The scheduler's share in embedded mode: Pods without a node get this one, if they may run here.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+/// What to do with a Pod that has no node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Decision {
+    /// Not ours to decide: it has a node, is being deleted, is held by a gate, or names another scheduler.
+    Leave,
+    Bind,
+    /// It cannot run here; the message goes into its PodScheduled condition.
+    Unschedulable(String),
+}
+
+/// Decides for one Pod. `labels` are those of this node.
+pub fn decide(pod: &Pod, labels: &BTreeMap<String, String>) -> Decision {
+    let Some(spec) = &pod.spec else { return Decision::Leave };
+    let bound = spec.node_name.as_ref().is_some_and(|n| !n.is_empty());
+    let gated = spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty());
+    let other = spec.scheduler_name.as_deref().is_some_and(|s| !s.is_empty() && s != "default-scheduler");
+    if bound || gated || other || pod.metadata.deletion_timestamp.is_some() {
+        return Decision::Leave;
+    }
+    let missing: Vec<String> = spec
+        .node_selector
+        .iter()
+        .flatten()
+        .filter(|(key, value)| labels.get(*key) != Some(value))
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    if missing.is_empty() {
+        return Decision::Bind;
+    }
+    let message = format!(
+        "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector ({}).",
+        missing.join(", ")
+    );
+    Decision::Unschedulable(message)
+}
+
+/// The binding of a Pod to this node; the uid keeps it from a Pod of the same name made since.
+pub fn binding(pod: &Pod, node_name: &str) -> Binding {
+    Binding {
+        metadata: ObjectMeta {
+            name: pod.metadata.name.clone(),
+            namespace: pod.metadata.namespace.clone(),
+            uid: pod.metadata.uid.clone(),
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(node_name.to_owned()),
+            ..ObjectReference::default()
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn decided(spec: Value) -> Decision {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap();
+        decide(&pod, &BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())]))
+    }
+
+    #[test]
+    fn pods_that_fit_are_bound_and_the_others_left_or_explained() {
+        assert_eq!(decided(json!({"containers": []})), Decision::Bind);
+        assert_eq!(decided(json!({"containers": [], "nodeSelector": {"kubernetes.io/os": "linux"}})), Decision::Bind);
+        assert_eq!(decided(json!({"containers": [], "nodeName": "n"})), Decision::Leave);
+        assert_eq!(decided(json!({"containers": [], "schedulingGates": [{"name": "g"}]})), Decision::Leave);
+        assert_eq!(decided(json!({"containers": [], "schedulerName": "mine"})), Decision::Leave);
+        let Decision::Unschedulable(message) = decided(json!({"containers": [], "nodeSelector": {"gpu": "yes"}}))
+        else {
+            panic!("bound")
+        };
+        assert!(message.contains("gpu=yes"), "{message}");
+    }
+}
