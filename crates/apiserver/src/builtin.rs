@@ -1,3 +1,189 @@
 //! What Kubernetes does to its own kinds on the way in: names, defaults, validation, immutability.
 
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
+
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::{
+    registry::Resource,
+    schema::Schema,
+    status::{FieldError, Path},
+};
+
+mod crd;
+mod kinds;
+pub mod metadata;
 pub mod names;
+mod network;
+mod pod;
+mod pod_defaults;
+pub mod quantity;
+mod storage;
+
+/// Shapes of all built-in kinds, by their full name in Kubernetes.
+static DEFINITIONS: &str = include_str!("../data/kubernetes-schemas.json");
+
+/// The schema of a built-in kind; parsed on first use, because most kinds are never used.
+pub fn schema(resource: &Resource) -> Option<Arc<Schema>> {
+    static PARSED: OnceLock<Value> = OnceLock::new();
+    static COMPILED: OnceLock<Mutex<HashMap<String, Option<Arc<Schema>>>>> = OnceLock::new();
+    let mut compiled = COMPILED.get_or_init(Mutex::default).lock();
+    if let Some(found) = compiled.get(&*resource.storage) {
+        return found.clone();
+    }
+    let definitions = PARSED.get_or_init(|| serde_json::from_str(DEFINITIONS).unwrap_or_default());
+    // Stored versions are what is validated; an alias shares its original's schema.
+    let (group, version) = resource.storage_version.rsplit_once('/').unwrap_or(("", &resource.storage_version));
+    let name = definitions.as_object().into_iter().flatten().find_map(|(name, raw)| {
+        let kinds = raw["x-kubernetes-group-version-kind"].as_array()?;
+        let matches = kinds.iter().any(|k| k["group"] == group && k["version"] == version && k["kind"] == resource.kind);
+        (matches && name.ends_with(&format!(".{}", resource.kind))).then_some(name)
+    });
+    let schema = name.and_then(|name| Schema::of_builtin(definitions, name)).map(Arc::new);
+    compiled.insert(resource.storage.to_string(), schema.clone());
+    schema
+}
+
+/// How names of this resource must look.
+pub fn check_name(resource: &Resource, name: &str) -> Vec<String> {
+    match &*resource.storage {
+        "/namespaces" => names::dns1123_label(name),
+        "/services" => names::dns1035_label(name),
+        s if s.starts_with("rbac.authorization.k8s.io/") => names::path_segment(name),
+        _ => names::dns1123_subdomain(name),
+    }
+}
+
+/// Fills in what Kubernetes fills in: on every write, since an update may add things.
+pub fn apply_defaults(resource: &Resource, object: &mut Value) {
+    match &*resource.storage {
+        "/pods" => pod_defaults::pod(object),
+        "/services" => network::service_defaults(object),
+        "/persistentvolumeclaims" => storage::claim_defaults(object),
+        "/persistentvolumes" => storage::volume_defaults(object),
+        "storage.k8s.io/storageclasses" => storage::class_defaults(object),
+        "networking.k8s.io/networkpolicies" => network::policy_defaults(object),
+        "/namespaces" => kinds::namespace_defaults(object),
+        "/secrets" => kinds::secret_defaults(object),
+        "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
+            kinds::workload_defaults(&resource.plural, object);
+        }
+        "apiextensions.k8s.io/customresourcedefinitions" => crd::defaults(object),
+        _ => {}
+    }
+}
+
+/// Sets what a new object starts with, whatever the client sent: mostly its status.
+pub fn begin(resource: &Resource, object: &mut Value) {
+    match &*resource.storage {
+        "/pods" => pod_defaults::begin(object),
+        "/namespaces" => object["status"] = serde_json::json!({ "phase": "Active" }),
+        "/persistentvolumeclaims" | "/persistentvolumes" => {
+            object["status"] = serde_json::json!({ "phase": "Pending" });
+        }
+        "/services" => object["status"] = serde_json::json!({ "loadBalancer": {} }),
+        "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
+            object["status"] = serde_json::json!({});
+        }
+        "apiextensions.k8s.io/customresourcedefinitions" => crd::accept(object, None),
+        _ => {}
+    }
+}
+
+/// Everything wrong with an object of a built-in kind.
+pub fn validate(resource: &Resource, object: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    match &*resource.storage {
+        "/pods" => pod::validate(object, &Path::Root.child("spec"), &mut errors),
+        "/services" => network::validate_service(object, &mut errors),
+        "/persistentvolumeclaims" => storage::validate_claim(object, &mut errors),
+        "networking.k8s.io/networkpolicies" => network::validate_policy(object, &mut errors),
+        "node.k8s.io/runtimeclasses" => kinds::validate_runtime_class(object, &mut errors),
+        "storage.k8s.io/storageclasses" => kinds::validate_storage_class(object, &mut errors),
+        "/configmaps" | "/secrets" => kinds::validate_keys(object, &mut errors),
+        "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
+            kinds::validate_workload(object, &mut errors);
+        }
+        s if s.starts_with("rbac.authorization.k8s.io/") => kinds::validate_rbac(&resource.kind, object, &mut errors),
+        "coordination.k8s.io/leases" => kinds::validate_lease(object, &mut errors),
+        "apiextensions.k8s.io/customresourcedefinitions" => crd::validate(object, &mut errors),
+        _ => {}
+    }
+    errors
+}
+
+/// What an update may not change.
+pub fn validate_update(resource: &Resource, old: &Value, new: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    match &*resource.storage {
+        "/pods" => pod::validate_update(old, new, &mut errors),
+        "/services" => network::validate_service_update(old, new, &mut errors),
+        "/persistentvolumeclaims" => storage::validate_claim_update(old, new, &mut errors),
+        "/configmaps" | "/secrets" => kinds::validate_immutable_data(old, new, &mut errors),
+        "node.k8s.io/runtimeclasses" => kinds::immutable(old, new, "handler", &mut errors),
+        "storage.k8s.io/storageclasses" => {
+            for field in ["provisioner", "reclaimPolicy", "volumeBindingMode", "parameters"] {
+                kinds::immutable(old, new, field, &mut errors);
+            }
+        }
+        "rbac.authorization.k8s.io/rolebindings" | "rbac.authorization.k8s.io/clusterrolebindings" => {
+            if old["roleRef"] != new["roleRef"] {
+                errors.push(FieldError::invalid("roleRef", &new["roleRef"], "cannot change roleRef"));
+            }
+        }
+        "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
+            if old["spec"]["selector"] != new["spec"]["selector"] {
+                errors.push(FieldError::invalid("spec.selector", &new["spec"]["selector"], "field is immutable"));
+            }
+        }
+        "apiextensions.k8s.io/customresourcedefinitions" => crd::validate_update(old, new, &mut errors),
+        _ => {}
+    }
+    errors
+}
+
+/// Recomputes what follows from a changed spec: a CRD's accepted names and stored versions.
+pub fn settle(resource: &Resource, old: &Value, new: &mut Value) {
+    if &*resource.storage == "apiextensions.k8s.io/customresourcedefinitions" {
+        crd::accept(new, Some(old));
+    }
+}
+
+/// True for kinds whose `metadata.generation` counts changes of their spec.
+pub fn has_generation(resource: &Resource) -> bool {
+    matches!(
+        &*resource.storage,
+        "/pods"
+            | "apps/deployments"
+            | "apps/replicasets"
+            | "apps/statefulsets"
+            | "apps/daemonsets"
+            | "networking.k8s.io/networkpolicies"
+            | "apiextensions.k8s.io/customresourcedefinitions"
+            | "policy/poddisruptionbudgets"
+    )
+}
+
+/// Sets a member that is absent or null.
+fn default_to(object: &mut Value, key: &str, value: impl Into<Value>) {
+    let Some(members) = object.as_object_mut() else { return };
+    if members.get(key).is_none_or(Value::is_null) {
+        members.insert(key.to_owned(), value.into());
+    }
+}
+
+fn items_mut<'a>(object: &'a mut Value, key: &str) -> impl Iterator<Item = &'a mut Value> {
+    object.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten()
+}
+
+fn items<'a>(object: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+    object.get(key).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn text<'a>(object: &'a Value, key: &str) -> &'a str {
+    object.get(key).and_then(Value::as_str).unwrap_or_default()
+}

@@ -7,6 +7,7 @@ mod admission;
 pub mod auth;
 mod bootstrap;
 pub mod builtin;
+mod cel;
 pub mod convert;
 pub mod discovery;
 mod front;

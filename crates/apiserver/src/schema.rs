@@ -1,13 +1,164 @@
-//! Structural schemas of custom resources.
+//! Structural schemas of custom resources: parsed once from a CRD, then used to prune, default and validate every
+//! object of that version.
 
+use std::collections::BTreeMap;
+
+use regex::Regex;
 use serde_json::Value;
 
-use crate::status::{FieldError, Path};
+use crate::{
+    cel::Rule,
+    status::{FieldError, Path},
+};
 
-pub struct Schema {}
+mod compile;
+mod defaults;
+mod formats;
+mod prune;
+mod validate;
 
-impl Schema {
-    pub fn compile(_raw: &Value, _path: &Path<'_>) -> Result<Self, Vec<FieldError>> {
-        Ok(Self {})
+/// JSON types a schema can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Type {
+    /// No type given: anything goes.
+    #[default]
+    Any,
+    Object,
+    Array,
+    String,
+    Integer,
+    Number,
+    Boolean,
+}
+
+impl Type {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Object => "object",
+            Self::Array => "array",
+            Self::String => "string",
+            Self::Integer => "integer",
+            Self::Number => "number",
+            Self::Boolean => "boolean",
+        }
     }
 }
+
+/// How the items of a list are told apart, for merging and for uniqueness.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum ListType {
+    #[default]
+    Atomic,
+    Set,
+    Map(Vec<String>),
+}
+
+/// One node of a schema.
+#[derive(Default)]
+pub struct Schema {
+    pub kind: Type,
+    pub properties: BTreeMap<String, Schema>,
+    /// Schema of the members of a map. `Some` with a default schema means "anything".
+    pub additional: Option<Box<Schema>>,
+    pub items: Option<Box<Schema>>,
+    pub default: Option<Value>,
+    pub list_type: ListType,
+    pub atomic_map: bool,
+    pub nullable: bool,
+    pub int_or_string: bool,
+    pub preserve_unknown: bool,
+    pub embedded_resource: bool,
+    /// Of built-in kinds: the key and the way a strategic merge patch merges this list.
+    pub merge_key: Option<String>,
+    pub patch_strategy: String,
+    required: Vec<String>,
+    checks: Checks,
+    rules: Vec<Rule>,
+    /// Some node at or below this one has a rule / a default: subtrees without are skipped.
+    rules_below: bool,
+    defaults_below: bool,
+}
+
+/// Checks of single values, and combinations of them.
+#[derive(Default)]
+struct Checks {
+    one_of_values: Option<Vec<Value>>,
+    minimum: Option<(f64, bool)>,
+    maximum: Option<(f64, bool)>,
+    multiple_of: Option<f64>,
+    min_length: Option<usize>,
+    max_length: Option<usize>,
+    pattern: Option<Regex>,
+    format: Option<String>,
+    min_items: Option<usize>,
+    max_items: Option<usize>,
+    unique_items: bool,
+    min_properties: Option<usize>,
+    max_properties: Option<usize>,
+    all_of: Vec<Schema>,
+    any_of: Vec<Schema>,
+    one_of: Vec<Schema>,
+    not: Option<Box<Schema>>,
+}
+
+impl Schema {
+    /// Parses and checks a schema. Rules are compiled here, so a CRD with a rule that does not compile is refused.
+    pub fn compile(raw: &Value, path: &Path<'_>) -> Result<Self, Vec<FieldError>> {
+        compile::root(raw, path)
+    }
+
+    /// The schema of a built-in kind, from Kubernetes' own definitions: shapes only, no defaults and no rules.
+    pub(crate) fn of_builtin(definitions: &Value, name: &str) -> Option<Self> {
+        compile::builtin(definitions, name)
+    }
+
+    /// The schema of a member of an object: declared, or of the map's values.
+    pub fn member(&self, name: &str) -> Option<&Schema> {
+        self.properties.get(name).or(self.additional.as_deref())
+    }
+
+    /// Removes what the schema does not know from a whole object, and lists it (`spec.colour`).
+    pub fn prune(&self, object: &mut Value) -> Vec<String> {
+        prune::object(self, object)
+    }
+
+    /// Fills in defaults, top down.
+    pub fn apply_defaults(&self, object: &mut Value) {
+        defaults::apply(self, object);
+    }
+
+    /// What is wrong with the shape of an object, without its rules.
+    pub fn validate_shape(&self, object: &Value) -> Vec<FieldError> {
+        validate::object(self, object)
+    }
+
+    /// Everything wrong with an object. `old` is the stored one, for rules about changes.
+    pub fn validate(&self, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
+        let mut errors = validate::object(self, object);
+        // As in Kubernetes, rules are not asked about objects whose shape is wrong already.
+        if errors.is_empty() && self.rules_below {
+            crate::cel::check(self, object, old, &mut errors);
+        }
+        errors
+    }
+
+    pub(crate) fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    pub(crate) fn has_rules(&self) -> bool {
+        self.rules_below
+    }
+
+    pub(crate) fn format(&self) -> Option<&str> {
+        self.checks.format.as_deref()
+    }
+
+    pub(crate) fn max_items(&self) -> Option<usize> {
+        self.checks.max_items.or(self.checks.max_properties)
+    }
+}
+
+#[cfg(test)]
+mod tests;

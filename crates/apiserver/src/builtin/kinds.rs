@@ -1,0 +1,175 @@
+//! The smaller kinds: namespaces, config, workloads, RBAC, leases, classes.
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+use super::{default_to, items, names, pod, pod_defaults, text};
+use crate::status::{FieldError, Path};
+
+pub(super) fn namespace_defaults(object: &mut Value) {
+    let name = text(&object["metadata"], "name").to_owned();
+    default_to(&mut object["metadata"], "labels", json!({}));
+    object["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
+    let deleting = object["metadata"].get("deletionTimestamp").is_some();
+    if !deleting {
+        default_to(object, "spec", json!({}));
+        default_to(&mut object["spec"], "finalizers", json!(["kubernetes"]));
+    }
+}
+
+/// `stringData` is write-only: it ends up, encoded, in `data`.
+pub(super) fn secret_defaults(object: &mut Value) {
+    default_to(object, "type", "Opaque");
+    let plain = object.as_object_mut().and_then(|o| o.remove("stringData"));
+    let Some(Value::Object(plain)) = plain else { return };
+    default_to(object, "data", json!({}));
+    for (key, value) in plain {
+        let encoded = base64::engine::general_purpose::STANDARD.encode(value.as_str().unwrap_or_default());
+        object["data"][key] = encoded.into();
+    }
+}
+
+pub(super) fn workload_defaults(plural: &str, object: &mut Value) {
+    let spec = &mut object["spec"];
+    if !spec.is_object() {
+        return;
+    }
+    if plural != "daemonsets" {
+        default_to(spec, "replicas", 1);
+    }
+    match plural {
+        "deployments" => {
+            let rolling = json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "25%", "maxSurge": "25%" } });
+            default_to(spec, "strategy", rolling);
+            default_to(spec, "revisionHistoryLimit", 10);
+            default_to(spec, "progressDeadlineSeconds", 600);
+        }
+        "statefulsets" => {
+            default_to(spec, "podManagementPolicy", "OrderedReady");
+            default_to(spec, "revisionHistoryLimit", 10);
+        }
+        _ => {}
+    }
+    if let Some(template) = spec.get_mut("template").and_then(|t| t.get_mut("spec")) {
+        pod_defaults::template_spec(template);
+    }
+}
+
+pub(super) fn validate_workload(object: &Value, errors: &mut Vec<FieldError>) {
+    let spec = &object["spec"];
+    let path = Path::Root.child("spec");
+    if spec["selector"].as_object().is_none_or(serde_json::Map::is_empty) {
+        errors.push(FieldError::required(path.child("selector"), ""));
+    }
+    if let Some(count) = spec.get("replicas").filter(|r| r.as_i64().is_some_and(|n| n < 0)) {
+        errors.push(FieldError::invalid(path.child("replicas"), count, "must be greater than or equal to 0"));
+    }
+    let template = path.child("template");
+    let labels = &spec["template"]["metadata"]["labels"];
+    let selected = spec["selector"]["matchLabels"].as_object().into_iter().flatten().all(|(k, v)| labels.get(k) == Some(v));
+    if !selected {
+        let metadata = template.child("metadata");
+        errors.push(FieldError::invalid(metadata.child("labels"), labels, "`selector` does not match template `labels`"));
+    }
+    pod::validate_spec(&spec["template"]["spec"], &template.child("spec"), errors);
+}
+
+/// Keys of config maps and secrets become file names.
+pub(super) fn validate_keys(object: &Value, errors: &mut Vec<FieldError>) {
+    for field in ["data", "binaryData"] {
+        let path = Path::Root.child(field);
+        for (key, value) in object[field].as_object().into_iter().flatten() {
+            let legal = !key.is_empty()
+                && key.len() <= 253
+                && !key.starts_with("..")
+                && key != "."
+                && key.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+            if !legal {
+                errors.push(FieldError::invalid_str(
+                    path.key(key),
+                    key,
+                    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')",
+                ));
+            }
+            let encoded = field == "binaryData" || object["kind"] == "Secret";
+            let decodes = value.as_str().is_some_and(|t| base64::engine::general_purpose::STANDARD.decode(t).is_ok());
+            if encoded && !decodes {
+                errors.push(FieldError::invalid_str(path.key(key), "<omitted>", "must be base64"));
+            }
+        }
+    }
+}
+
+pub(super) fn validate_immutable_data(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
+    if old["kind"] == "Secret" && old["type"] != new["type"] {
+        errors.push(FieldError::invalid("type", &new["type"], "field is immutable"));
+    }
+    if old["immutable"] != true {
+        return;
+    }
+    if new["immutable"] != true {
+        errors.push(FieldError::forbidden("immutable", "field is immutable when `immutable` is set"));
+    }
+    for field in ["data", "binaryData"] {
+        if old.get(field) != new.get(field) {
+            errors.push(FieldError::forbidden(field, "field is immutable when `immutable` is set"));
+        }
+    }
+}
+
+pub(super) fn immutable(old: &Value, new: &Value, field: &str, errors: &mut Vec<FieldError>) {
+    if old.get(field) != new.get(field) {
+        errors.push(FieldError::invalid(field, &new[field], "field is immutable"));
+    }
+}
+
+pub(super) fn validate_runtime_class(object: &Value, errors: &mut Vec<FieldError>) {
+    let handler = text(object, "handler");
+    for why in names::dns1123_label(handler) {
+        errors.push(FieldError::invalid_str("handler", handler, why));
+    }
+}
+
+pub(super) fn validate_storage_class(object: &Value, errors: &mut Vec<FieldError>) {
+    if text(object, "provisioner").is_empty() {
+        errors.push(FieldError::required("provisioner", ""));
+    }
+    if !matches!(text(object, "volumeBindingMode"), "Immediate" | "WaitForFirstConsumer") {
+        errors.push(FieldError::not_supported(
+            "volumeBindingMode",
+            &object["volumeBindingMode"],
+            &["Immediate", "WaitForFirstConsumer"],
+        ));
+    }
+}
+
+pub(super) fn validate_rbac(kind: &str, object: &Value, errors: &mut Vec<FieldError>) {
+    if kind.ends_with("Binding") {
+        let role = &object["roleRef"];
+        if text(role, "name").is_empty() {
+            errors.push(FieldError::required("roleRef.name", ""));
+        }
+        if !matches!(text(role, "kind"), "Role" | "ClusterRole") {
+            errors.push(FieldError::not_supported("roleRef.kind", &role["kind"], &["ClusterRole", "Role"]));
+        }
+        let path = Path::Root.child("subjects");
+        for (i, subject) in items(object, "subjects").enumerate() {
+            if text(subject, "name").is_empty() {
+                errors.push(FieldError::required(path.index(i).child("name"), ""));
+            }
+        }
+        return;
+    }
+    let path = Path::Root.child("rules");
+    for (i, rule) in items(object, "rules").enumerate() {
+        if items(rule, "verbs").next().is_none() {
+            errors.push(FieldError::required(path.index(i).child("verbs"), "verbs must contain at least one value"));
+        }
+    }
+}
+
+pub(super) fn validate_lease(object: &Value, errors: &mut Vec<FieldError>) {
+    if let Some(seconds) = object["spec"].get("leaseDurationSeconds").filter(|s| s.as_i64().is_some_and(|n| n <= 0)) {
+        errors.push(FieldError::invalid("spec.leaseDurationSeconds", seconds, "must be greater than 0"));
+    }
+}

@@ -1,0 +1,185 @@
+//! CEL rules of custom resources (`x-kubernetes-validations`): compiled with the CRD, evaluated on every write.
+
+use std::collections::HashMap;
+
+use kube_cel::{
+    KubeCelExt as _,
+    cel::{Context, Program, Value as Cel},
+};
+use serde_json::Value;
+
+use crate::{
+    schema::{ListType, Schema},
+    status::{FieldError, FieldErrorKind, Path},
+};
+
+mod analyse;
+mod values;
+
+/// One compiled rule.
+pub struct Rule {
+    source: String,
+    program: Program,
+    message: String,
+    message_program: Option<Program>,
+    reason: FieldErrorKind,
+    field_path: String,
+    /// Mentions `oldSelf`: asked only about changes.
+    transition: bool,
+    /// Asked about creations too; `oldSelf` is an optional then.
+    optional_old_self: bool,
+}
+
+impl Rule {
+    /// Compiles one entry of `x-kubernetes-validations` against the schema it stands on.
+    pub fn compile(raw: &Value, schema: &Schema, path: &Path<'_>) -> Result<Self, FieldError> {
+        let source = raw["rule"].as_str().unwrap_or_default().trim().to_owned();
+        let field = path.child("rule");
+        if source.is_empty() {
+            return Err(FieldError::required(field, ""));
+        }
+        let program = compile(&source).map_err(|why| invalid_rule(&field, &source, &why))?;
+        analyse::check(&program, schema).map_err(|why| invalid_rule(&field, &source, &why))?;
+        let message_program = match raw["messageExpression"].as_str().filter(|s| !s.trim().is_empty()) {
+            None => None,
+            Some(text) => {
+                let field = path.child("messageExpression");
+                Some(compile(text).map_err(|why| invalid_rule(&field, text, &why))?)
+            }
+        };
+        let transition = program.references().has_variable("oldSelf");
+        Ok(Self {
+            message: raw["message"].as_str().unwrap_or_default().trim().to_owned(),
+            message_program,
+            reason: reason(raw["reason"].as_str()),
+            field_path: raw["fieldPath"].as_str().unwrap_or_default().to_owned(),
+            optional_old_self: raw["optionalOldSelf"] == true,
+            source,
+            program,
+            transition,
+        })
+    }
+}
+
+fn compile(text: &str) -> Result<Program, String> {
+    Program::compile(text).map_err(|e| format!("compilation failed: {e}"))
+}
+
+fn invalid_rule(field: &Path<'_>, source: &str, why: &str) -> FieldError {
+    FieldError::invalid_str(field, source, why)
+}
+
+fn reason(name: Option<&str>) -> FieldErrorKind {
+    match name {
+        Some("FieldValueForbidden") => FieldErrorKind::Forbidden,
+        Some("FieldValueRequired") => FieldErrorKind::Required,
+        Some("FieldValueDuplicate") => FieldErrorKind::Duplicate,
+        _ => FieldErrorKind::Invalid,
+    }
+}
+
+/// Evaluates every rule of `schema` on `object`.
+pub(crate) fn check(schema: &Schema, object: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    let mut functions = Context::default();
+    functions.register_all();
+    walk(&functions, schema, object, old, &Path::Root, errors);
+}
+
+fn walk(
+    functions: &Context<'_>,
+    schema: &Schema,
+    value: &Value,
+    old: Option<&Value>,
+    path: &Path<'_>,
+    errors: &mut Vec<FieldError>,
+) {
+    if !schema.has_rules() || value.is_null() {
+        return;
+    }
+    if !schema.rules().is_empty() {
+        evaluate_all(functions, schema, value, old, path, errors);
+    }
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                if let Some(child) = schema.member(name) {
+                    walk(functions, child, member, old.and_then(|o| o.get(name)), &path.child(name), errors);
+                }
+            }
+        }
+        Value::Array(items) => {
+            let Some(child) = schema.items.as_deref().filter(|c| c.has_rules()) else { return };
+            let before = correlate(&schema.list_type, old);
+            for (i, item) in items.iter().enumerate() {
+                let old = list_key(&schema.list_type, item).and_then(|k| before.get(&k).copied());
+                walk(functions, child, item, old, &path.index(i), errors);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Old items of a list by key. Only map lists can be matched item by item.
+fn correlate<'a>(list_type: &ListType, old: Option<&'a Value>) -> HashMap<String, &'a Value> {
+    let items = old.and_then(Value::as_array).into_iter().flatten();
+    items.filter_map(|item| list_key(list_type, item).map(|key| (key, item))).collect()
+}
+
+fn list_key(list_type: &ListType, item: &Value) -> Option<String> {
+    let ListType::Map(keys) = list_type else { return None };
+    Some(keys.iter().map(|k| item[k.as_str()].to_string()).collect::<Vec<_>>().join("\u{0}"))
+}
+
+fn evaluate_all(
+    functions: &Context<'_>,
+    schema: &Schema,
+    value: &Value,
+    old: Option<&Value>,
+    path: &Path<'_>,
+    errors: &mut Vec<FieldError>,
+) {
+    let this = values::to_cel(schema, value);
+    let before = old.map(|old| values::to_cel(schema, old));
+    for rule in schema.rules() {
+        let old_self = match (&before, rule.transition, rule.optional_old_self) {
+            (Some(before), true, false) => Some(before.clone()),
+            (None, true, false) => continue,
+            (before, true, true) => Some(values::optional(before.clone())),
+            (_, false, _) => None,
+        };
+        let mut context = functions.new_inner_scope();
+        context.add_variable_from_value("self", this.clone());
+        if let Some(old_self) = old_self {
+            context.add_variable_from_value("oldSelf", old_self);
+        }
+        match rule.program.execute(&context) {
+            Ok(Cel::Bool(true)) => {}
+            Ok(Cel::Bool(false)) => errors.push(violation(rule, &context, schema, path)),
+            Ok(_) => errors.push(broken(rule, schema, path, "the rule did not evaluate to a boolean")),
+            Err(e) => errors.push(broken(rule, schema, path, &e.to_string())),
+        }
+    }
+}
+
+fn violation(rule: &Rule, context: &Context<'_>, schema: &Schema, path: &Path<'_>) -> FieldError {
+    let computed = rule.message_program.as_ref().and_then(|program| match program.execute(context) {
+        Ok(Cel::String(text)) if !text.trim().is_empty() && !text.contains('\n') => Some(text.trim().to_owned()),
+        _ => None,
+    });
+    let message = computed.unwrap_or_else(|| {
+        if rule.message.is_empty() { format!("failed rule: {}", rule.source) } else { rule.message.clone() }
+    });
+    let field = format!("{path}{}", rule.field_path);
+    let shown = match rule.reason {
+        FieldErrorKind::Forbidden | FieldErrorKind::Required => None,
+        _ => Some(format!("{:?}", schema.kind.name())),
+    };
+    FieldError { kind: rule.reason, field: field.trim_start_matches('.').to_owned(), shown, detail: message }
+}
+
+fn broken(rule: &Rule, schema: &Schema, path: &Path<'_>, why: &str) -> FieldError {
+    FieldError::invalid_str(path, schema.kind.name(), format!("rule evaluation error: {:?}: {why}", rule.source))
+}
+
+#[cfg(test)]
+mod tests;
