@@ -1,45 +1,231 @@
-//! Between a decoded object and a storable one: defaults, pruning, validation, generation, per kind.
+//! Between a decoded object and a storable one: unknown fields, defaults, validation, generation, ownership of fields.
 
 use serde_json::Value;
 
 use crate::{
-    builtin::names,
-    request::WriteOptions,
+    builtin,
+    patch::managed::{self, Manager},
+    registry::{Endpoint, Resource},
+    request::{FieldValidation, WriteOptions},
+    schema::Schema,
     status::{ApiError, FieldError},
     verbs::Context,
 };
 
 /// Prepares a new object (in the request's version).
-pub(crate) async fn create(
-    context: &mut Context<'_>,
-    mut object: Value,
-    _options: &WriteOptions,
-) -> Result<Value, ApiError> {
-    let resource = context.endpoint.resource.clone();
+pub(crate) fn create(context: &mut Context<'_>, mut object: Value, options: &WriteOptions) -> Result<Value, ApiError> {
+    let endpoint = context.endpoint.clone();
+    let resource = endpoint.resource.clone();
+    check_shape(context, &mut object, options)?;
     let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    let mut errors = Vec::new();
-    if name.is_empty() {
-        errors.push(FieldError::required("metadata.name", "name or generateName is required"));
+    let mut errors = check_names(&resource, &name);
+    if resource.is_custom() {
+        if endpoint.version().subresources.status
+            && let Some(members) = object.as_object_mut()
+        {
+            members.remove("status");
+        }
+        default_custom(&endpoint, &mut object);
+        set_generation(&mut object, 1);
     } else {
-        for why in names::dns1123_subdomain(&name) {
-            errors.push(FieldError::invalid_str("metadata.name", &name, why));
+        builtin::apply_defaults(&resource, &mut object);
+        builtin::begin(&resource, &mut object);
+        if builtin::has_generation(&resource) {
+            set_generation(&mut object, 1);
         }
     }
-    if !errors.is_empty() {
-        return Err(ApiError::invalid(&resource.group, &resource.kind, &name, &errors));
-    }
-    if let Some(meta) = object["metadata"].as_object_mut() {
-        meta.insert("generation".into(), 1.into());
-    }
+    errors.extend(builtin::metadata::validate(&object));
+    errors.extend(validate(&endpoint, &object, None));
+    refuse(&resource, &name, &errors)?;
+    managed::created(&mut object, &manager(context, options, "Update"), schema_of(&endpoint).as_deref());
     Ok(object)
 }
 
 /// Prepares a changed object; `old` and `new` are in the request's version.
-pub(crate) async fn update(
-    _context: &mut Context<'_>,
-    _old: &Value,
-    new: Value,
-    _options: &WriteOptions,
+pub(crate) fn update(
+    context: &mut Context<'_>,
+    old: &Value,
+    mut new: Value,
+    options: &WriteOptions,
 ) -> Result<Value, ApiError> {
+    let endpoint = context.endpoint.clone();
+    let resource = endpoint.resource.clone();
+    let name = context.request.name.clone();
+    check_shape(context, &mut new, options)?;
+    if resource.is_custom() {
+        default_custom(&endpoint, &mut new);
+    } else {
+        builtin::apply_defaults(&resource, &mut new);
+    }
+    match context.request.subresource.as_str() {
+        "status" => keep_all_but_status(&resource, old, &mut new),
+        _ if endpoint.version().subresources.status => copy_member(old, &mut new, "status"),
+        _ => {}
+    }
+    if context.request.subresource != "status" && !resource.is_custom() {
+        builtin::settle(&resource, old, &mut new);
+    }
+    bump_generation(&endpoint, old, &mut new);
+    let mut errors = Vec::new();
+    if old["metadata"] != new["metadata"] {
+        errors.extend(builtin::metadata::validate(&new));
+    }
+    errors.extend(validate(&endpoint, &new, Some(old)));
+    if !resource.is_custom() && !matches!(context.request.subresource.as_str(), "status" | "binding") {
+        errors.extend(builtin::validate_update(&resource, old, &new));
+    }
+    refuse(&resource, &name, &errors)?;
+    if !context.applied {
+        managed::updated(old, &mut new, &manager(context, options, "Update"), schema_of(&endpoint).as_deref());
+    }
     Ok(new)
+}
+
+/// Who writes, for `metadata.managedFields`.
+pub(crate) fn manager(context: &Context<'_>, options: &WriteOptions, operation: &'static str) -> Manager {
+    Manager {
+        name: options.field_manager.clone(),
+        operation,
+        api_version: context.endpoint.api_version().to_owned(),
+        subresource: match context.request.subresource.as_str() {
+            "status" | "scale" => context.request.subresource.clone(),
+            _ => String::new(),
+        },
+    }
+}
+
+/// The schema that says which lists are maps, and what is known at all.
+pub(crate) fn schema_of(endpoint: &Endpoint) -> Option<std::sync::Arc<Schema>> {
+    if endpoint.resource.is_custom() { endpoint.version().schema.clone() } else { builtin::schema(&endpoint.resource) }
+}
+
+fn refuse(resource: &Resource, name: &str, errors: &[FieldError]) -> Result<(), ApiError> {
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(&resource.group, &resource.kind, name, errors)) }
+}
+
+fn check_names(resource: &Resource, name: &str) -> Vec<FieldError> {
+    if name.is_empty() {
+        return vec![FieldError::required("metadata.name", "name or generateName is required")];
+    }
+    builtin::check_name(resource, name)
+        .into_iter()
+        .map(|why| FieldError::invalid_str("metadata.name", name, why))
+        .collect()
+}
+
+fn default_custom(endpoint: &Endpoint, object: &mut Value) {
+    if let Some(schema) = &endpoint.version().schema {
+        schema.apply_defaults(object);
+    }
+}
+
+fn validate(endpoint: &Endpoint, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    match &endpoint.version().schema {
+        Some(schema) => schema.validate(object, old),
+        None => builtin::validate(&endpoint.resource, object),
+    }
+}
+
+/// Drops unknown fields (or complains about them) and refuses values of the wrong type.
+fn check_shape(context: &mut Context<'_>, object: &mut Value, options: &WriteOptions) -> Result<(), ApiError> {
+    let endpoint = &context.endpoint;
+    if let Some(meta) = object.get_mut("metadata") {
+        strip_nulls(meta);
+    }
+    // The second face of a shared collection is checked in its stored form only.
+    if endpoint.resource.is_alias() {
+        return Ok(());
+    }
+    let Some(schema) = schema_of(endpoint) else { return Ok(()) };
+    let kind = endpoint.resource.kind.clone();
+    let version = endpoint.version().name.clone();
+    let custom = endpoint.resource.is_custom();
+    if !custom {
+        strip_nulls(object);
+    }
+    let unknown = schema.prune(object);
+    let problems: Vec<String> = unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
+    match options.field_validation {
+        FieldValidation::Strict if !problems.is_empty() => {
+            return Err(ApiError::bad_request(format!(
+                "{kind} in version {version:?} cannot be handled as a {kind}: strict decoding error: {}",
+                problems.join(", ")
+            )));
+        }
+        FieldValidation::Warn => context.warnings.extend(problems),
+        _ => {}
+    }
+    if custom {
+        return Ok(());
+    }
+    let wrong =
+        schema.validate_shape(object).into_iter().find(|e| e.kind == crate::status::FieldErrorKind::TypeInvalid);
+    match wrong {
+        None => Ok(()),
+        Some(error) => Err(ApiError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {kind}: json: cannot unmarshal into field: {error}"
+        ))),
+    }
+}
+
+/// Built-in kinds have no nulls: a null is an absent field.
+fn strip_nulls(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, v| !v.is_null());
+            members.values_mut().for_each(strip_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip_nulls),
+        _ => {}
+    }
+}
+
+fn set_generation(object: &mut Value, generation: i64) {
+    if let Some(meta) = object["metadata"].as_object_mut() {
+        meta.insert("generation".into(), generation.into());
+    }
+}
+
+fn copy_member(from: &Value, to: &mut Value, key: &str) {
+    let Some(members) = to.as_object_mut() else { return };
+    match from.get(key) {
+        Some(value) => members.insert(key.to_owned(), value.clone()),
+        None => members.remove(key),
+    };
+}
+
+/// A status write changes the status; of the metadata, built-in kinds let labels, annotations and finalizers through.
+fn keep_all_but_status(resource: &Resource, old: &Value, new: &mut Value) {
+    let status = new.get("status").cloned();
+    let metadata = new.get("metadata").cloned().unwrap_or_default();
+    *new = old.clone();
+    if let Some(members) = new.as_object_mut() {
+        match status {
+            Some(status) => members.insert("status".into(), status),
+            None => members.remove("status"),
+        };
+    }
+    if !resource.is_custom() {
+        for key in ["labels", "annotations", "finalizers"] {
+            copy_member(&metadata, &mut new["metadata"], key);
+        }
+    }
+}
+
+/// The generation counts changes of what the user asked for: everything but metadata and a separate status.
+fn bump_generation(endpoint: &Endpoint, old: &Value, new: &mut Value) {
+    let counts = endpoint.resource.is_custom() || builtin::has_generation(&endpoint.resource);
+    if !counts {
+        return;
+    }
+    let separate = endpoint.version().subresources.status;
+    let ignored = |key: &str| key == "metadata" || (separate && key == "status");
+    let differs = |a: &Value, b: &Value| {
+        let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else { return false };
+        a.iter().any(|(k, v)| !ignored(k) && b.get(k) != Some(v)) || b.keys().any(|k| !ignored(k) && !a.contains_key(k))
+    };
+    if differs(old, new) {
+        let generation = old["metadata"]["generation"].as_i64().unwrap_or(0);
+        set_generation(new, generation + 1);
+    }
 }

@@ -40,7 +40,8 @@ pub fn schema(resource: &Resource) -> Option<Arc<Schema>> {
     let (group, version) = resource.storage_version.rsplit_once('/').unwrap_or(("", &resource.storage_version));
     let name = definitions.as_object().into_iter().flatten().find_map(|(name, raw)| {
         let kinds = raw["x-kubernetes-group-version-kind"].as_array()?;
-        let matches = kinds.iter().any(|k| k["group"] == group && k["version"] == version && k["kind"] == resource.kind);
+        let matches =
+            kinds.iter().any(|k| k["group"] == group && k["version"] == version && k["kind"] == resource.kind);
         (matches && name.ends_with(&format!(".{}", resource.kind))).then_some(name)
     });
     let schema = name.and_then(|name| Schema::of_builtin(definitions, name)).map(Arc::new);

@@ -1,10 +1,17 @@
 //! The four kinds of patch, as pure functions from an object to an object.
 
+mod apply;
+mod fields;
 mod json;
+pub mod managed;
 mod merge;
+mod strategic;
 
+pub use apply::apply;
+pub use fields::FieldSet;
 pub use json::JsonPatch;
 pub use merge::merge;
+pub use strategic::strategic;
 
 #[cfg(test)]
 mod tests {

@@ -24,6 +24,7 @@ mod delete;
 mod metadata;
 mod patch;
 mod read;
+mod subresources;
 mod update;
 
 pub use body::MAX_BODY;
@@ -72,6 +73,8 @@ pub(crate) struct Context<'a> {
     pub(crate) request: &'a ResourceRequest,
     pub(crate) parts: &'a Parts,
     pub(crate) warnings: Vec<String>,
+    /// The write is a server-side apply, which keeps its own record of who owns what.
+    pub(crate) applied: bool,
 }
 
 impl Context<'_> {
@@ -108,7 +111,7 @@ pub(crate) async fn dispatch(
         .ok_or_else(ApiError::no_such_path)?;
     check_scope(&endpoint, request)?;
     let warnings = endpoint.version().deprecation_warning.iter().cloned().collect();
-    let mut context = Context { core, user, endpoint, request, parts, warnings };
+    let mut context = Context { core, user, endpoint, request, parts, warnings, applied: false };
     let reply = perform(&mut context, body).await;
     let warnings = context.warnings;
     reply.map(|mut reply| {
@@ -149,6 +152,12 @@ async fn perform(context: &mut Context<'_>, body: Bytes) -> Result<Reply, ApiErr
         (Verb::Create, "binding") => binding::bind(context, &body).await,
         (Verb::Update, "" | "status") => update::update(context, &body).await,
         (Verb::Patch, "" | "status") => patch::patch(context, &body).await,
+        (Verb::Get | Verb::Update | Verb::Patch, "scale") => subresources::scale(context, &body).await,
+        (Verb::Create, "binding") => subresources::bind(context, &body).await,
+        (Verb::Create, "eviction") => subresources::evict(context, &body).await,
+        (Verb::Update, "finalize") => subresources::finalize(context, &body).await,
+        (Verb::Update, "ephemeralcontainers" | "resize") => update::update(context, &body).await,
+        (Verb::Patch, "ephemeralcontainers" | "resize") => patch::patch(context, &body).await,
         (Verb::Delete, "") => delete::delete(context, &body).await,
         (Verb::DeleteCollection, "") => delete::delete_collection(context, &body).await,
         _ => Err(refused()),

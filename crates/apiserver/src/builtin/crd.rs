@@ -28,7 +28,8 @@ pub(super) fn accept(object: &mut Value, old: Option<&Value>) {
         .and_then(|o| o["status"]["conditions"].get(0))
         .and_then(|c| c["lastTransitionTime"].as_str())
         .map_or_else(now, str::to_owned);
-    let mut stored: Vec<Value> = old.map(|o| items(&o["status"], "storedVersions").cloned().collect()).unwrap_or_default();
+    let mut stored: Vec<Value> =
+        old.map(|o| items(&o["status"], "storedVersions").cloned().collect()).unwrap_or_default();
     let storage = items(&object["spec"], "versions").find(|v| v["storage"] == true).map(|v| v["name"].clone());
     if let Some(name) = storage.filter(|n| !stored.contains(n)) {
         stored.push(name);
@@ -66,7 +67,11 @@ pub(super) fn validate(object: &Value, errors: &mut Vec<FieldError>) {
     let wanted = format!("{plural}.{group}");
     let name = text(&object["metadata"], "name");
     if name != wanted {
-        errors.push(FieldError::invalid_str("metadata.name", name, format!("must be spec.names.plural+\".\"+spec.group ({wanted:?})")));
+        errors.push(FieldError::invalid_str(
+            "metadata.name",
+            name,
+            format!("must be spec.names.plural+\".\"+spec.group ({wanted:?})"),
+        ));
     }
     for key in ["plural", "singular", "kind", "listKind"] {
         let value = text(&spec["names"], key);
@@ -98,7 +103,11 @@ fn versions(spec: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
             errors.push(FieldError::invalid_str(at.child("name"), name, why));
         }
         if seen.contains(&name) {
-            errors.push(FieldError::invalid(path, &Value::Array(seen.iter().map(|s| Value::from(*s)).collect()), "must contain unique version names"));
+            errors.push(FieldError::invalid(
+                path,
+                &Value::Array(seen.iter().map(|s| Value::from(*s)).collect()),
+                "must contain unique version names",
+            ));
         }
         seen.push(name);
         if !version["schema"]["openAPIV3Schema"].is_object() {
@@ -108,12 +117,21 @@ fn versions(spec: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     }
     let stored = items(spec, "versions").filter(|v| v["storage"] == true).count();
     if stored != 1 {
-        errors.push(FieldError::invalid(path, &spec["versions"].as_array().map_or(0, Vec::len).into(), "must have exactly one version marked as storage version"));
+        errors.push(FieldError::invalid(
+            path,
+            &spec["versions"].as_array().map_or(0, Vec::len).into(),
+            "must have exactly one version marked as storage version",
+        ));
     }
 }
 
 pub(super) fn validate_update(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
-    for (pointer, field) in [("/spec/group", "spec.group"), ("/spec/scope", "spec.scope"), ("/spec/names/plural", "spec.names.plural"), ("/spec/names/kind", "spec.names.kind")] {
+    for (pointer, field) in [
+        ("/spec/group", "spec.group"),
+        ("/spec/scope", "spec.scope"),
+        ("/spec/names/plural", "spec.names.plural"),
+        ("/spec/names/kind", "spec.names.kind"),
+    ] {
         if old.pointer(pointer) != new.pointer(pointer) {
             errors.push(FieldError::invalid(field, new.pointer(pointer).unwrap_or(&Value::Null), "field is immutable"));
         }

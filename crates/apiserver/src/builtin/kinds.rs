@@ -39,7 +39,8 @@ pub(super) fn workload_defaults(plural: &str, object: &mut Value) {
     }
     match plural {
         "deployments" => {
-            let rolling = json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "25%", "maxSurge": "25%" } });
+            let rolling =
+                json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "25%", "maxSurge": "25%" } });
             default_to(spec, "strategy", rolling);
             default_to(spec, "revisionHistoryLimit", 10);
             default_to(spec, "progressDeadlineSeconds", 600);
@@ -66,10 +67,15 @@ pub(super) fn validate_workload(object: &Value, errors: &mut Vec<FieldError>) {
     }
     let template = path.child("template");
     let labels = &spec["template"]["metadata"]["labels"];
-    let selected = spec["selector"]["matchLabels"].as_object().into_iter().flatten().all(|(k, v)| labels.get(k) == Some(v));
+    let selected =
+        spec["selector"]["matchLabels"].as_object().into_iter().flatten().all(|(k, v)| labels.get(k) == Some(v));
     if !selected {
         let metadata = template.child("metadata");
-        errors.push(FieldError::invalid(metadata.child("labels"), labels, "`selector` does not match template `labels`"));
+        errors.push(FieldError::invalid(
+            metadata.child("labels"),
+            labels,
+            "`selector` does not match template `labels`",
+        ));
     }
     pod::validate_spec(&spec["template"]["spec"], &template.child("spec"), errors);
 }

@@ -89,11 +89,19 @@ fn finalizers(value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
         }
         let own = matches!(name, "orphan" | "foregroundDeletion" | "kubernetes");
         if !own && !name.contains('/') {
-            errors.push(FieldError::invalid_str(path.index(i), name, "name is neither a standard finalizer name nor is it fully qualified"));
+            errors.push(FieldError::invalid_str(
+                path.index(i),
+                name,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            ));
         }
     }
     let all: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if all.contains(&"orphan") && all.contains(&"foregroundDeletion") {
-        errors.push(FieldError::invalid(path, value, "finalizer orphan and finalizer foregroundDeletion cannot be both set"));
+        errors.push(FieldError::invalid(
+            path,
+            value,
+            "finalizer orphan and finalizer foregroundDeletion cannot be both set",
+        ));
     }
 }

@@ -58,7 +58,11 @@ pub(super) fn validate_service(object: &Value, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::required(path.child("externalName"), ""));
     }
     if !matches!(text(spec, "sessionAffinity"), "None" | "ClientIP") {
-        errors.push(FieldError::not_supported(path.child("sessionAffinity"), &spec["sessionAffinity"], &["ClientIP", "None"]));
+        errors.push(FieldError::not_supported(
+            path.child("sessionAffinity"),
+            &spec["sessionAffinity"],
+            &["ClientIP", "None"],
+        ));
     }
     metadata::labels(&spec["selector"], &path.child("selector"), errors);
     let ports = path.child("ports");
@@ -171,12 +175,20 @@ fn validate_peer(peer: &Value, at: &Path<'_>, errors: &mut Vec<FieldError>) {
     let path = at.child("ipBlock");
     let cidr = text(block, "cidr");
     if !is_cidr(cidr) {
-        errors.push(FieldError::invalid_str(path.child("cidr"), cidr, "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"));
+        errors.push(FieldError::invalid_str(
+            path.child("cidr"),
+            cidr,
+            "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+        ));
     }
     let except = path.child("except");
     for (i, item) in items(block, "except").enumerate() {
         if !item.as_str().is_some_and(is_cidr) {
-            errors.push(FieldError::invalid(except.index(i), item, "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"));
+            errors.push(FieldError::invalid(
+                except.index(i),
+                item,
+                "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+            ));
         }
     }
 }

@@ -8,10 +8,36 @@ use super::{items, metadata, names, quantity, text};
 use crate::status::{FieldError, Path};
 
 const VOLUME_SOURCES: &[&str] = &[
-    "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "configMap", "csi", "downwardAPI", "emptyDir",
-    "ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs", "hostPath", "image", "iscsi",
-    "nfs", "persistentVolumeClaim", "photonPersistentDisk", "portworxVolume", "projected", "quobyte", "rbd", "scaleIO",
-    "secret", "storageos", "vsphereVolume",
+    "awsElasticBlockStore",
+    "azureDisk",
+    "azureFile",
+    "cephfs",
+    "cinder",
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "fc",
+    "flexVolume",
+    "flocker",
+    "gcePersistentDisk",
+    "gitRepo",
+    "glusterfs",
+    "hostPath",
+    "image",
+    "iscsi",
+    "nfs",
+    "persistentVolumeClaim",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "projected",
+    "quobyte",
+    "rbd",
+    "scaleIO",
+    "secret",
+    "storageos",
+    "vsphereVolume",
 ];
 
 /// Checks a whole Pod; `path` is where its spec stands.
@@ -118,7 +144,11 @@ fn validate_container(container: &Value, volumes: &HashSet<&str>, path: &Path<'_
     if image.is_empty() {
         errors.push(FieldError::required(path.child("image"), ""));
     } else if image.trim() != image {
-        errors.push(FieldError::invalid_str(path.child("image"), image, "must not have leading or trailing whitespace"));
+        errors.push(FieldError::invalid_str(
+            path.child("image"),
+            image,
+            "must not have leading or trailing whitespace",
+        ));
     }
     one_of(container, "imagePullPolicy", &["Always", "IfNotPresent", "Never"], path, errors);
     one_of(container, "terminationMessagePolicy", &["File", "FallbackToLogsOnError"], path, errors);
@@ -209,7 +239,11 @@ fn env(container: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::invalid_str(at.child("valueFrom"), "", why));
             }
             if !text(variable, "value").is_empty() {
-                errors.push(FieldError::invalid_str(at.child("valueFrom"), "", "may not be specified when `value` is not empty"));
+                errors.push(FieldError::invalid_str(
+                    at.child("valueFrom"),
+                    "",
+                    "may not be specified when `value` is not empty",
+                ));
             }
         }
     }
@@ -265,14 +299,20 @@ pub(super) fn resources(resources: &Value, path: &Path<'_>, errors: &mut Vec<Fie
             && request > bound
         {
             let limit = limit.as_str().map_or_else(|| limit.to_string(), str::to_owned);
-            errors.push(FieldError::invalid(&requests, amount, format!("must be less than or equal to {name} limit of {limit}")));
+            errors.push(FieldError::invalid(
+                &requests,
+                amount,
+                format!("must be less than or equal to {name} limit of {limit}"),
+            ));
         }
     }
 }
 
 fn probe(probe: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
-    let handlers: Vec<&str> =
-        ["exec", "httpGet", "tcpSocket", "grpc"].into_iter().filter(|h| probe.get(*h).is_some_and(Value::is_object)).collect();
+    let handlers: Vec<&str> = ["exec", "httpGet", "tcpSocket", "grpc"]
+        .into_iter()
+        .filter(|h| probe.get(*h).is_some_and(Value::is_object))
+        .collect();
     match handlers.as_slice() {
         [] => errors.push(FieldError::required(path, "must specify a handler type")),
         [_] => {}
@@ -304,7 +344,10 @@ pub(super) fn validate_update(old: &Value, new: &Value, errors: &mut Vec<FieldEr
     let tolerations = |pod: &Value| items(&pod["spec"], "tolerations").cloned().collect::<Vec<_>>();
     let after = tolerations(new);
     if tolerations(old).iter().any(|t| !after.contains(t)) {
-        errors.push(FieldError::forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds"));
+        errors.push(FieldError::forbidden(
+            "spec.tolerations",
+            "existing toleration can not be modified except its tolerationSeconds",
+        ));
     }
 }
 

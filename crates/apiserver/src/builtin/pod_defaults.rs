@@ -79,7 +79,9 @@ fn container(container: &mut Value) {
         }
     }
     for hook in ["postStart", "preStop"] {
-        if let Some(get) = container.get_mut("lifecycle").and_then(|l| l.get_mut(hook)).and_then(|h| h.get_mut("httpGet")) {
+        if let Some(get) =
+            container.get_mut("lifecycle").and_then(|l| l.get_mut(hook)).and_then(|h| h.get_mut("httpGet"))
+        {
             http_get(get);
         }
     }

@@ -45,7 +45,9 @@ mod tests {
 
     #[test]
     fn suffixes_scale() {
-        for (text, value) in [("1", 1.0), ("100m", 0.1), ("1.5Gi", 1.5 * 1073741824.0), ("1e3", 1000.0), ("2E", 2e18), ("-1k", -1000.0)] {
+        for (text, value) in
+            [("1", 1.0), ("100m", 0.1), ("1.5Gi", 1.5 * 1073741824.0), ("1e3", 1000.0), ("2E", 2e18), ("-1k", -1000.0)]
+        {
             assert_eq!(parse(text), Some(value), "{text}");
         }
         for bad in ["", "Gi", "1 Gi", "1gi", "abc", "1e", "--1"] {

@@ -74,6 +74,9 @@ pub(super) fn validate_claim_update(old: &Value, new: &Value, errors: &mut Vec<F
     }
     let asked = |object: &Value| quantity::of(&object["spec"]["resources"]["requests"]["storage"]).unwrap_or(0.0);
     if asked(new) < asked(old) {
-        errors.push(FieldError::forbidden("spec.resources.requests.storage", "field can not be less than status.capacity"));
+        errors.push(FieldError::forbidden(
+            "spec.resources.requests.storage",
+            "field can not be less than status.capacity",
+        ));
     }
 }

@@ -60,7 +60,10 @@ fn kubernetes_functions_and_computed_messages() {
     let errors = |spec: Value| {
         schema.validate(&json!({ "spec": spec }), None).iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    assert_eq!(errors(json!({"memory": "1Gi", "names": ["x1"], "namespace": "a", "at": "2021-01-01T00:00:00Z"})), [""; 0]);
+    assert_eq!(
+        errors(json!({"memory": "1Gi", "names": ["x1"], "namespace": "a", "at": "2021-01-01T00:00:00Z"})),
+        [""; 0]
+    );
     assert_eq!(errors(json!({"memory": "3Gi"})), ["spec: Invalid value: \"object\": too much memory: 3Gi"]);
     assert_eq!(
         errors(json!({"names": ["y"]})),
@@ -99,7 +102,9 @@ fn items_of_map_lists_are_compared_by_key() {
             "x-kubernetes-validations": [{"rule": "self.n >= oldSelf.n", "message": "only up"}]}}}}))
     .unwrap_or_else(|e| panic!("{e:?}"));
     let old = json!({"ports": [{"name": "a", "n": 1}, {"name": "b", "n": 5}]});
-    assert!(schema.validate(&json!({"ports": [{"name": "b", "n": 6}, {"name": "new", "n": 0}]}), Some(&old)).is_empty());
+    assert!(
+        schema.validate(&json!({"ports": [{"name": "b", "n": 6}, {"name": "new", "n": 0}]}), Some(&old)).is_empty()
+    );
     let errors = schema.validate(&json!({"ports": [{"name": "b", "n": 4}]}), Some(&old));
     assert_eq!(errors[0].to_string(), "ports[0]: Invalid value: \"object\": only up");
 }

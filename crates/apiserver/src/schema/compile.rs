@@ -61,8 +61,7 @@ fn reference(definitions: &Value, raw: &Value, trail: &mut Vec<String>) -> Schem
         schema.properties.insert(name.clone(), reference(definitions, child, trail));
     }
     schema.items = raw.get("items").map(|child| Box::new(reference(definitions, child, trail)));
-    schema.additional =
-        raw.get("additionalProperties").map(|child| Box::new(reference(definitions, child, trail)));
+    schema.additional = raw.get("additionalProperties").map(|child| Box::new(reference(definitions, child, trail)));
     schema
 }
 
@@ -202,7 +201,13 @@ fn checks(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldErro
     });
     let mut branches = |key: &'static str| -> Vec<Schema> {
         let path = path.child(key);
-        raw[key].as_array().into_iter().flatten().enumerate().map(|(i, b)| branch(b, &path.index(i), depth, errors)).collect()
+        raw[key]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .enumerate()
+            .map(|(i, b)| branch(b, &path.index(i), depth, errors))
+            .collect()
     };
     let all_of = branches("allOf");
     let any_of = branches("anyOf");
@@ -233,7 +238,9 @@ fn checks(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldErro
 fn branch(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldError>) -> Schema {
     let mut own = Vec::new();
     let schema = node(raw, path, depth + 1, &mut own);
-    errors.extend(own.into_iter().filter(|e| !(e.field.ends_with(".type") && e.shown.is_none()) && !e.field.ends_with(".items")));
+    errors.extend(
+        own.into_iter().filter(|e| !(e.field.ends_with(".type") && e.shown.is_none()) && !e.field.ends_with(".items")),
+    );
     schema
 }
 

@@ -16,7 +16,9 @@ pub(super) fn holds(format: &str, text: &str) -> bool {
         "ipv6" => text.parse::<Ipv6Addr>().is_ok(),
         "cidr" => is_cidr(text),
         "uri" => http::Uri::try_from(text).is_ok() && text.contains(':'),
-        "hostname" => text.len() <= 253 && crate::builtin::names::dns1123_subdomain(&text.to_ascii_lowercase()).is_empty(),
+        "hostname" => {
+            text.len() <= 253 && crate::builtin::names::dns1123_subdomain(&text.to_ascii_lowercase()).is_empty()
+        }
         _ => true,
     }
 }
@@ -48,7 +50,8 @@ fn is_duration(text: &str) -> bool {
             return false;
         }
         rest = &rest[number..];
-        let Some(unit) = ["ns", "us", "µs", "ms", "s", "m", "h", "d", "w"].iter().find(|u| rest.starts_with(**u)) else {
+        let Some(unit) = ["ns", "us", "µs", "ms", "s", "m", "h", "d", "w"].iter().find(|u| rest.starts_with(**u))
+        else {
             return false;
         };
         rest = &rest[unit.len()..];

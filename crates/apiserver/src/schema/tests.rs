@@ -65,19 +65,40 @@ fn messages_are_those_of_kubernetes_s_005() {
     for (got, wanted) in [
         (errors(json!({})), "spec: Required value"),
         (errors(json!({"spec": {}})), "spec.template: Required value"),
-        (with("mode", json!("Paused")), "spec.mode: Unsupported value: \"Paused\": supported values: \"Running\", \"Suspended\""),
-        (with("replicas", json!(2)), "spec.replicas: Invalid value: 2: spec.replicas in body should be less than or equal to 1"),
-        (with("replicas", json!("x")), "spec.replicas: Invalid value: \"string\": spec.replicas in body must be of type integer: \"string\""),
-        (with("when", json!("soon")), "spec.when: Invalid value: \"soon\": spec.when in body must be of type date-time: \"soon\""),
+        (
+            with("mode", json!("Paused")),
+            "spec.mode: Unsupported value: \"Paused\": supported values: \"Running\", \"Suspended\"",
+        ),
+        (
+            with("replicas", json!(2)),
+            "spec.replicas: Invalid value: 2: spec.replicas in body should be less than or equal to 1",
+        ),
+        (
+            with("replicas", json!("x")),
+            "spec.replicas: Invalid value: \"string\": spec.replicas in body must be of type integer: \"string\"",
+        ),
+        (
+            with("when", json!("soon")),
+            "spec.when: Invalid value: \"soon\": spec.when in body must be of type date-time: \"soon\"",
+        ),
         (with("name", json!("abcd")), "spec.name: Too long: may not be more than 3 bytes"),
         (with("name", json!("A")), "spec.name: Invalid value: \"A\": spec.name in body should match '^[a-z]+$'"),
-        (with("labels", json!({"a": 1})), "spec.labels.a: Invalid value: \"integer\": spec.labels.a in body must be of type string: \"integer\""),
+        (
+            with("labels", json!({"a": 1})),
+            "spec.labels.a: Invalid value: \"integer\": spec.labels.a in body must be of type string: \"integer\"",
+        ),
         (
             with("template", json!({"ports": [{"port": 1, "protocol": "TCP"}, {"port": 1, "protocol": "TCP"}]})),
             "spec.template.ports[1]: Duplicate value: {\"port\":1,\"protocol\":\"TCP\"}",
         ),
-        (with("template", json!({"ports": [{"port": 1}, {"port": 2}, {"port": 3}]})), "spec.template.ports: Too many: 3: must have at most 2 items"),
-        (with("mode", Value::Null), "spec.mode: Invalid value: \"null\": spec.mode in body must be of type string: \"null\""),
+        (
+            with("template", json!({"ports": [{"port": 1}, {"port": 2}, {"port": 3}]})),
+            "spec.template.ports: Too many: 3: must have at most 2 items",
+        ),
+        (
+            with("mode", Value::Null),
+            "spec.mode: Invalid value: \"null\": spec.mode in body must be of type string: \"null\"",
+        ),
     ] {
         assert_eq!(got, [wanted]);
     }
@@ -90,10 +111,22 @@ fn messages_are_those_of_kubernetes_s_005() {
 #[test]
 fn broken_schemas_are_refused() {
     for (raw, wanted) in [
-        (json!({"type": "array", "items": {"type": "string"}}), "type: Invalid value: \"array\": must be object at the root"),
-        (json!({"type": "object", "properties": {"a": {}}}), "properties[a].type: Required value: must not be empty for specified object fields"),
-        (json!({"type": "object", "properties": {"a": {"type": "array"}}}), "properties[a].items: Required value: must be specified"),
-        (json!({"type": "object", "properties": {"a": {"type": "text"}}}), "properties[a].type: Unsupported value: \"text\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\""),
+        (
+            json!({"type": "array", "items": {"type": "string"}}),
+            "type: Invalid value: \"array\": must be object at the root",
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {}}}),
+            "properties[a].type: Required value: must not be empty for specified object fields",
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "array"}}}),
+            "properties[a].items: Required value: must be specified",
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "text"}}}),
+            "properties[a].type: Unsupported value: \"text\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\"",
+        ),
     ] {
         let errors = Schema::compile(&raw, &Path::Root).err().expect("must be refused");
         assert_eq!(errors[0].to_string(), wanted);

@@ -239,8 +239,13 @@ fn branches(schema: &Schema, value: &Value, path: &Path<'_>, errors: &mut Vec<Fi
     if !checks.one_of.is_empty() {
         let valid = checks.one_of.iter().filter(|b| passes(b, value)).count();
         if valid != 1 {
-            let found = if valid == 0 { "Found none valid".to_owned() } else { format!("Found {valid} valid alternatives") };
-            errors.push(in_body(&shown(value), path, &format!("must validate one and only one schema (oneOf). {found}")));
+            let found =
+                if valid == 0 { "Found none valid".to_owned() } else { format!("Found {valid} valid alternatives") };
+            errors.push(in_body(
+                &shown(value),
+                path,
+                &format!("must validate one and only one schema (oneOf). {found}"),
+            ));
         }
     }
     if checks.not.as_ref().is_some_and(|b| passes(b, value)) {
@@ -249,12 +254,7 @@ fn branches(schema: &Schema, value: &Value, path: &Path<'_>, errors: &mut Vec<Fi
 }
 
 /// Checks of the root object, whose members alone are passed on.
-fn combinations(
-    schema: &Schema,
-    members: &Map<String, Value>,
-    path: &Path<'_>,
-    errors: &mut Vec<FieldError>,
-) {
+fn combinations(schema: &Schema, members: &Map<String, Value>, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     let checks = &schema.checks;
     if checks.all_of.is_empty() && checks.any_of.is_empty() && checks.one_of.is_empty() && checks.not.is_none() {
         return;

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     admission,
     convert::View,
+    patch::{self, managed::Manager},
     request::WriteOptions,
     status::ApiError,
     store::{Change, CommitError, Draft, Expect, ObjectKey, Write},
@@ -33,7 +34,7 @@ pub(super) async fn create_object(
     check_type(context, &mut object)?;
     set_namespace(context, &mut object)?;
     let prefix = begin_metadata(&mut object)?;
-    let admitted = admission::create(context, object, options).await?;
+    let admitted = admission::create(context, object, options)?;
     for attempt in 1.. {
         let mut object = admitted.clone();
         if let Some(prefix) = &prefix {
@@ -47,6 +48,31 @@ pub(super) async fn create_object(
         }
     }
     unreachable!("the loop returns on its last attempt")
+}
+
+/// Creates an object that was applied: its fields belong to the applier, defaults to nobody.
+pub(super) async fn create_applied(
+    context: &mut Context<'_>,
+    mut object: Value,
+    manager: &Manager,
+    options: &WriteOptions,
+) -> Result<Reply, ApiError> {
+    set_namespace(context, &mut object)?;
+    meta_mut(&mut object)?.insert("name".into(), context.request.name.as_str().into());
+    let applied = object.clone();
+    let schema = admission::schema_of(&context.endpoint);
+    begin_metadata(&mut object)?;
+    let mut admitted = admission::create(context, object, options)?;
+    meta_mut(&mut admitted)?.remove("managedFields");
+    let owned = patch::apply(admitted, &applied, manager, true, schema.as_deref())?;
+    match store_new(context, owned, options).await {
+        // Somebody created it meanwhile: the client tries again and finds it.
+        Err(error) if error.reason == "AlreadyExists" => {
+            let resource = &context.endpoint.resource;
+            Err(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
+        }
+        other => other,
+    }
 }
 
 async fn store_new(context: &mut Context<'_>, object: Value, options: &WriteOptions) -> Result<Reply, ApiError> {

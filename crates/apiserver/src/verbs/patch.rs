@@ -2,8 +2,12 @@
 
 use serde_json::Value;
 
-use super::{Context, Reply, body, update::modify};
-use crate::{patch, request::WriteOptions, status::ApiError};
+use super::{Context, Reply, body, create::create_applied, update::modify};
+use crate::{
+    admission, patch,
+    request::{WriteOptions, query_value},
+    status::{ApiError, FieldError},
+};
 
 const ACCEPTED: &[&str] = &[
     "application/json-patch+json",
@@ -24,10 +28,62 @@ pub(super) async fn patch(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
             let operations = patch::JsonPatch::parse(raw)?;
             modify(context, &options, |old| ready(operations.apply(old))).await
         }
+        "application/strategic-merge-patch+json" if !context.endpoint.resource.is_custom() => {
+            let patch = body::from_json(raw)?;
+            let schema = admission::schema_of(&context.endpoint);
+            modify(context, &options, |old| ready(patch::strategic(old, &patch, schema.as_deref()))).await
+        }
+        "application/apply-patch+yaml" | "application/apply-patch" => apply(context, raw, options).await,
         other => Err(ApiError::unsupported_media_type(other, ACCEPTED)),
     }
 }
 
 async fn ready(result: Result<Value, ApiError>) -> Result<Value, ApiError> {
     result
+}
+
+async fn apply(context: &mut Context<'_>, raw: &[u8], options: WriteOptions) -> Result<Reply, ApiError> {
+    let resource = context.endpoint.resource.clone();
+    if query_value(&context.parts.uri, "fieldManager").is_none_or(|m| m.is_empty()) {
+        let error = FieldError::required("fieldManager", "is required for apply patch");
+        return Err(ApiError::invalid("meta.k8s.io", "PatchOptions", "", &[error]));
+    }
+    let mut applied = body::from_yaml(raw)?;
+    if !applied.is_object() {
+        return Err(ApiError::bad_request("an applied configuration must be an object"));
+    }
+    for (field, wanted) in [("apiVersion", context.endpoint.api_version()), ("kind", resource.kind.as_str())] {
+        if applied[field].as_str().unwrap_or_default() != wanted {
+            return Err(ApiError::bad_request(format!(
+                "Incorrect version specified in apply patch. Specified patch {field}: {}, expected: {wanted}",
+                applied[field]
+            )));
+        }
+    }
+    let name = applied["metadata"]["name"].as_str().unwrap_or_default();
+    if !name.is_empty() && name != context.request.name {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            context.request.name
+        )));
+    }
+    if applied["metadata"].get("managedFields").is_some_and(|m| m.as_array().is_some_and(|m| !m.is_empty())) {
+        return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+    }
+    if let Some(members) = applied.as_object_mut()
+        && resource.is_custom()
+        && context.endpoint.version().subresources.status
+        && context.request.subresource.is_empty()
+    {
+        members.remove("status");
+    }
+    context.applied = true;
+    let manager = admission::manager(context, &options, "Apply");
+    let schema = admission::schema_of(&context.endpoint);
+    let exists = context.core.store.latest(&resource.storage, &context.key()).is_some();
+    if !exists && context.request.subresource.is_empty() {
+        return create_applied(context, applied, &manager, &options).await;
+    }
+    let force = options.force;
+    modify(context, &options, |old| ready(patch::apply(old, &applied, &manager, force, schema.as_deref()))).await
 }

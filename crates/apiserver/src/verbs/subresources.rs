@@ -1,0 +1,236 @@
+//! scale, binding, eviction and finalize.
+
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Context, Payload, Reply, body,
+    delete::{Outcome, delete_object},
+    metadata::{meta_mut, meta_text, now},
+    update::{modify, modify_object},
+};
+use crate::{
+    patch,
+    registry::ScaleSubresource,
+    request::{DeleteOptions, Verb, WriteOptions},
+    status::{ApiError, FieldError},
+};
+
+/// Where a resource keeps its scale.
+fn scale_of(context: &Context<'_>) -> ScaleSubresource {
+    let path = |text: &str| text.split('.').map(str::to_owned).collect::<Vec<_>>();
+    context.endpoint.version().subresources.scale.clone().unwrap_or_else(|| ScaleSubresource {
+        spec_replicas: path("spec.replicas"),
+        status_replicas: path("status.replicas"),
+        label_selector: None,
+    })
+}
+
+fn read_path<'a>(object: &'a Value, path: &[String]) -> Option<&'a Value> {
+    path.iter().try_fold(object, |at, step| at.get(step))
+}
+
+fn write_path(object: &mut Value, path: &[String], value: Value) {
+    let Some((last, parents)) = path.split_last() else { return };
+    let mut at = object;
+    for step in parents {
+        if !at[step.as_str()].is_object() {
+            at[step.as_str()] = Value::Object(Map::new());
+        }
+        at = &mut at[step.as_str()];
+    }
+    at[last.as_str()] = value;
+}
+
+/// The object seen as `autoscaling/v1` Scale.
+fn to_scale(scale: &ScaleSubresource, object: &Value) -> Value {
+    let mut metadata = Map::new();
+    for key in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
+        if let Some(value) = object["metadata"].get(key) {
+            metadata.insert(key.into(), value.clone());
+        }
+    }
+    let number = |path: &[String]| read_path(object, path).and_then(Value::as_i64).unwrap_or(0);
+    let mut out = json!({
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": {},
+        "status": { "replicas": number(&scale.status_replicas) },
+    });
+    if let Some(wanted) = read_path(object, &scale.spec_replicas).and_then(Value::as_i64) {
+        out["spec"]["replicas"] = wanted.into();
+    }
+    let selector = match &scale.label_selector {
+        Some(path) => read_path(object, path).and_then(Value::as_str).map(str::to_owned),
+        None => object["spec"]["selector"]["matchLabels"].as_object().map(|labels| {
+            labels.iter().map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or_default())).collect::<Vec<_>>().join(",")
+        }),
+    };
+    if let Some(selector) = selector.filter(|s| !s.is_empty()) {
+        out["status"]["selector"] = selector.into();
+    }
+    out
+}
+
+pub(super) async fn scale(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
+    let scale = scale_of(context);
+    if context.request.verb == Verb::Get {
+        let object = context
+            .core
+            .store
+            .get(&context.endpoint.resource.storage, &context.key())
+            .ok_or_else(|| context.not_found())?;
+        let value = context.core.conversions.view(&context.endpoint, &object).await?.to_value();
+        return Ok(Reply::ok(Payload::Value(to_scale(&scale, &value))));
+    }
+    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let edit = ScaleEdit::read(context, raw)?;
+    let paths = scale.clone();
+    let reply = modify(context, &options, move |mut object| {
+        let result = edit.apply(to_scale(&paths, &object)).and_then(|edited| {
+            let given = edited["metadata"]["resourceVersion"].clone();
+            let replicas = edited["spec"].get("replicas").cloned().unwrap_or_else(|| 0.into());
+            if replicas.as_i64().is_none_or(|n| n < 0) {
+                let error = FieldError::invalid("spec.replicas", &replicas, "must be greater than or equal to 0");
+                return Err(ApiError::invalid("autoscaling", "Scale", meta_text(&object, "name"), &[error]));
+            }
+            write_path(&mut object, &paths.spec_replicas, replicas);
+            meta_mut(&mut object)?.insert("resourceVersion".into(), given);
+            Ok(object)
+        });
+        std::future::ready(result)
+    })
+    .await?;
+    match &reply.payload {
+        Payload::Object(view) => Ok(Reply { payload: Payload::Value(to_scale(&scale, &view.to_value())), ..reply }),
+        _ => Ok(reply),
+    }
+}
+
+/// A write to a scale: a new one, or a patch of the present one.
+enum ScaleEdit {
+    Replace(Value),
+    Merge(Value),
+    Json(patch::JsonPatch),
+}
+
+impl ScaleEdit {
+    fn read(context: &Context<'_>, raw: &[u8]) -> Result<Self, ApiError> {
+        if context.request.verb == Verb::Update {
+            return body::decode(context.content_type(), raw).map(Self::Replace);
+        }
+        match context.content_type().split(';').next().unwrap_or_default().trim() {
+            "application/json-patch+json" => patch::JsonPatch::parse(raw).map(Self::Json),
+            "application/merge-patch+json" | "application/strategic-merge-patch+json" => {
+                body::from_json(raw).map(Self::Merge)
+            }
+            "application/apply-patch+yaml" => body::from_yaml(raw).map(Self::Merge),
+            other => Err(ApiError::unsupported_media_type(other, &["application/merge-patch+json"])),
+        }
+    }
+
+    fn apply(&self, scale: Value) -> Result<Value, ApiError> {
+        match self {
+            Self::Replace(new) => Ok(new.clone()),
+            Self::Merge(patch) => patch::merge(scale, patch),
+            Self::Json(patch) => patch.apply(scale),
+        }
+    }
+}
+
+/// Assigns a Pod to a node: once, and together with the condition that says so.
+pub(super) async fn bind(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
+    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let binding = body::decode(context.content_type(), raw)?;
+    let node = binding["target"]["name"].as_str().unwrap_or_default().to_owned();
+    if node.is_empty() {
+        let error = FieldError::required("target.name", "");
+        return Err(ApiError::invalid("", "Binding", &context.request.name, &[error]));
+    }
+    let uid = meta_text(&binding, "uid").to_owned();
+    let name = context.request.name.clone();
+    modify_object(context, &options, |pod| {
+        if !uid.is_empty() && meta_text(pod, "uid") != uid {
+            let why = format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                meta_text(pod, "uid")
+            );
+            return Err(ApiError::conflict("", "pods/binding", &name, &why));
+        }
+        if pod["metadata"].get("deletionTimestamp").is_some() {
+            let why = format!("pod {name} is being deleted, cannot be assigned to a host");
+            return Err(ApiError::conflict("", "pods/binding", &name, &why));
+        }
+        let current = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+        if !current.is_empty() {
+            let why = format!("pod {name} is already assigned to node {current:?}");
+            return Err(ApiError::conflict("", "pods/binding", &name, &why));
+        }
+        pod["spec"]["nodeName"] = node.as_str().into();
+        for (key, value) in binding["metadata"]["annotations"].as_object().into_iter().flatten() {
+            pod["metadata"]["annotations"][key] = value.clone();
+        }
+        set_scheduled(pod);
+        Ok(())
+    })
+    .await?;
+    Ok(Reply {
+        code: StatusCode::CREATED,
+        warnings: Vec::new(),
+        payload: Payload::Value(
+            json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 }),
+        ),
+    })
+}
+
+fn set_scheduled(pod: &mut Value) {
+    let condition =
+        json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": now(), "lastProbeTime": null });
+    let status = &mut pod["status"];
+    if !status["conditions"].is_array() {
+        status["conditions"] = json!([]);
+    }
+    if let Some(list) = status["conditions"].as_array_mut() {
+        list.retain(|c| c["type"] != "PodScheduled");
+        list.push(condition);
+    }
+}
+
+/// Evicts a Pod: a delete that may be asked for by those who may not delete.
+pub(super) async fn evict(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
+    let eviction = body::decode(context.content_type(), raw)?;
+    let options = match eviction.get("deleteOptions") {
+        Some(given) => DeleteOptions::parse(&context.parts.uri, given.to_string().as_bytes())?,
+        None => DeleteOptions::parse(&context.parts.uri, b"")?,
+    };
+    let resource = context.endpoint.resource.clone();
+    match delete_object(context.core, &resource, &context.key(), &options).await? {
+        Outcome::Removed(_) | Outcome::Marked(_) => {}
+    }
+    Ok(Reply {
+        code: StatusCode::CREATED,
+        warnings: Vec::new(),
+        payload: Payload::Value(
+            json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 }),
+        ),
+    })
+}
+
+/// Replaces the finalizers of a namespace's spec.
+pub(super) async fn finalize(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
+    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let given = body::decode(context.content_type(), raw)?;
+    let finalizers = given["spec"]["finalizers"].clone();
+    modify_object(context, &options, |namespace| {
+        if finalizers.as_array().is_none_or(Vec::is_empty) {
+            if let Some(spec) = namespace["spec"].as_object_mut() {
+                spec.remove("finalizers");
+            }
+        } else {
+            namespace["spec"]["finalizers"] = finalizers.clone();
+        }
+        Ok(())
+    })
+    .await
+}
