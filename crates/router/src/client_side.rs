@@ -18,11 +18,22 @@ use crate::forward::Inbound;
 /// First bytes of an HTTP/2 connection.
 const HTTP2_PREFACE: &[u8] = b"PRI ";
 
+/// How far a connection's other end is known already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Like any client: the configured authorisation applies.
+    None,
+    /// Somebody else has authenticated the caller (the API did, for a port-forward): no token is asked for, and the
+    /// name under which the router was reached does not matter.
+    Authenticated,
+}
+
 /// What is known about one client connection.
 #[derive(Debug)]
 pub(crate) struct ClientSide {
     pub(crate) peer: Option<IpAddr>,
     pub(crate) inbound: Inbound,
+    pub(crate) trust: Trust,
     opened: Instant,
     /// Requests under way.
     active: AtomicUsize,
@@ -35,10 +46,11 @@ pub(crate) struct ClientSide {
 }
 
 impl ClientSide {
-    pub(crate) fn new(peer: Option<IpAddr>, tls: bool) -> Arc<Self> {
+    pub(crate) fn new(peer: Option<IpAddr>, tls: bool, trust: Trust) -> Arc<Self> {
         Arc::new(Self {
             peer,
             inbound: Inbound::new(peer, tls),
+            trust,
             opened: Instant::now(),
             active: AtomicUsize::new(0),
             last_io: AtomicU64::new(0),

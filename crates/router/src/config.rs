@@ -1,5 +1,7 @@
 //! What a router needs to know, validated. Flags, file and environment are turned into this in [`settings`].
 
+pub mod settings;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,6 +25,9 @@ pub struct RouterConfig {
     pub access_log: bool,
     /// Proxies in front of the router whose `X-Forwarded-For` names the client (for per-client limits only).
     pub trusted_proxies: Vec<Cidr>,
+    /// Refuse requests on listeners whose `Host` is no loopback name: a web page must not reach a local router through a
+    /// name of its own that resolves to loopback.
+    pub loopback_hosts_only: bool,
     /// Threads of their own for connections; 0 serves on the caller's runtime.
     pub workers: usize,
 }
@@ -40,6 +45,7 @@ impl Default for RouterConfig {
             authz: AuthzConfig::AllowAll,
             access_log: true,
             trusted_proxies: Vec::new(),
+            loopback_hosts_only: false,
             workers: 0,
         }
     }

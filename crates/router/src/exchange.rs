@@ -33,6 +33,8 @@ pub(crate) struct Exchange {
     bytes_out: u64,
     /// Namespace label: only namespaces that exist, so that callers cannot invent series.
     namespace: Option<Arc<str>>,
+    path: Option<PathAndQuery>,
+    target: Option<SandboxRequest>,
     log: Option<LogFacts>,
     pub(crate) trace: TraceContext,
     held: Option<Arc<LivePod>>,
@@ -40,10 +42,7 @@ pub(crate) struct Exchange {
 
 struct LogFacts {
     method: Method,
-    path: Option<PathAndQuery>,
-    client: HeaderValue,
     user_agent: Option<HeaderValue>,
-    target: Option<SandboxRequest>,
 }
 
 impl Exchange {
@@ -55,10 +54,7 @@ impl Exchange {
         let limit = shared.config.limits.in_flight_requests;
         let log = worker.log.is_some().then(|| LogFacts {
             method: request.method().clone(),
-            path: request.uri().path_and_query().cloned(),
-            client: client.inbound.peer.clone(),
             user_agent: request.headers().get(USER_AGENT).cloned(),
-            target: None,
         });
         Box::new(Self {
             worker: Arc::clone(worker),
@@ -70,8 +66,10 @@ impl Exchange {
             status: CLIENT_CLOSED,
             bytes_out: 0,
             namespace: None,
+            path: request.uri().path_and_query().cloned(),
+            target: None,
             log,
-            trace: TraceContext::begin(request.headers(), false),
+            trace: TraceContext::begin(request.headers(), shared.traces.is_some()),
             held: None,
         })
     }
@@ -83,9 +81,7 @@ impl Exchange {
     /// Remembers what the request asks for, once it is known to be well-formed.
     pub(crate) fn names(&mut self, target: &SandboxRequest) {
         self.namespace = self.worker.shared.namespace_label(target.namespace.as_str());
-        if let Some(log) = &mut self.log {
-            log.target = Some(target.clone());
-        }
+        self.target = Some(target.clone());
     }
 
     /// Counts the request against its sandbox; `false` when the sandbox has enough.
@@ -139,15 +135,19 @@ impl Drop for Exchange {
         }
         let duration = self.started.elapsed();
         shared.metrics.request(self.method, self.status, self.namespace.as_ref(), duration);
+        let path = self.path.as_ref().map_or("", PathAndQuery::path);
+        if let Some(traces) = &shared.traces {
+            traces.finish(&self.trace, self.method, path, self.status, duration, self.target.as_ref());
+        }
         if let (Some(log), Some(sink)) = (&self.log, &self.worker.log) {
             sink.write(&Line {
                 method: log.method.as_str(),
-                path: log.path.as_ref().map_or("", PathAndQuery::path),
+                path,
                 status: self.status,
                 duration,
-                client_ip: log.client.to_str().unwrap_or(""),
-                sandbox_id: log.target.as_ref().map_or("", |target| target.id.as_str()),
-                sandbox_namespace: log.target.as_ref().map_or("", |target| target.namespace.as_str()),
+                client_ip: self.client.inbound.peer.to_str().unwrap_or(""),
+                sandbox_id: self.target.as_ref().map_or("", |target| target.id.as_str()),
+                sandbox_namespace: self.target.as_ref().map_or("", |target| target.namespace.as_str()),
                 bytes_out: self.bytes_out,
                 user_agent: log.user_agent.as_ref().map_or(&[], HeaderValue::as_bytes),
                 trace: &self.trace,

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use agent_sandbox_protocol::address::{self, AddressClass};
 use http::header::{
     AUTHORIZATION, CONNECTION, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
@@ -30,6 +31,16 @@ impl Inbound {
         };
         Self { peer, scheme: HeaderValue::from_static(if tls { "https" } else { "http" }) }
     }
+}
+
+/// Whether a `Host` value names this machine itself.
+pub(crate) fn is_loopback_host(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(bracketed) => bracketed.split_once(']').map_or(bracketed, |(address, _)| address),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse().is_ok_and(|ip| address::classify(ip) == AddressClass::Loopback)
 }
 
 /// The protocol a request wants to switch to, if it is a well-formed upgrade.

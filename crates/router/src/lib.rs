@@ -18,6 +18,7 @@
 //! ```
 
 mod access_log;
+mod args;
 mod authz;
 mod body;
 mod client_side;
@@ -26,14 +27,18 @@ mod connect;
 mod dns;
 mod error;
 mod exchange;
+mod file_watch;
 mod forward;
 mod index;
 mod metrics;
+mod mint;
+mod otlp;
 mod pool;
 mod probes;
 mod proxy;
 mod resolve;
 mod router;
+mod run;
 mod server;
 mod tls;
 mod trace;
@@ -44,16 +49,22 @@ mod wake;
 mod websocket;
 mod worker;
 
+pub use args::RouterArgs;
 pub use authz::{
     AuthzConfig, AuthzSetupError, KubeTokenReview, Modes, ReviewOutcome, StaticToken, TokenReview, TokenReviewConfig,
 };
+pub use client_side::Trust;
+pub use config::settings;
 pub use config::{
     Cidr, ClientAuth, HttpsConfig, Limits, ProcessConfig, Retries, RouterConfig, Timeouts, TlsConfig, UpgradeLimits,
 };
 pub use connect::{ByteStream, Connect, Stream, Target, TcpConnect};
 pub use dns::{Lookup, SystemDns};
 pub use index::{LivePod, PodFacts, PodIndex};
+pub use mint::{TokenMintArgs, TokenMintError, mint_token};
+pub use otlp::OtlpError;
 pub use resolve::Verification;
 pub use router::{Deps, Router, RouterSetupError};
+pub use run::{RunError, run_router};
 pub use tls::{Acceptor, TlsError};
 pub use wake::{Wake, WakeOutcome};

@@ -29,7 +29,7 @@ pub(crate) fn answer(shared: &Shared, path: &str) -> Response<Bytes> {
     match path {
         "/healthz" => reply(StatusCode::OK, "application/json", "{\"status\":\"ok\"}".into()),
         "/readyz" if shared.draining.load(Ordering::Relaxed) => unready("draining"),
-        "/readyz" if !shared.ready.load(Ordering::Relaxed) => unready("starting"),
+        "/readyz" if !shared.is_ready() => unready("starting"),
         "/readyz" => reply(StatusCode::OK, "text/plain", "ok".into()),
         _ => reply(StatusCode::NOT_FOUND, "text/plain", "not found".into()),
     }

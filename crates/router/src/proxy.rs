@@ -7,13 +7,14 @@ use std::sync::atomic::Ordering;
 
 use agent_sandbox_protocol::router_headers::{Loopback, SANDBOX_ID, SandboxRequest};
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HeaderMap, HeaderValue};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
+use crate::authz::Identity;
 use crate::body::{DownBody, UploadBody};
-use crate::client_side::ClientSide;
+use crate::client_side::{ClientSide, Trust};
 use crate::error::RouterError;
 use crate::exchange::Exchange;
 use crate::forward;
@@ -74,7 +75,11 @@ async fn serve(
     if exchange.overload {
         return Err(RouterError::Overloaded);
     }
-    let wanted = admit(exchange, request.headers()).await?;
+    let untrusted = client.trust == Trust::None;
+    if untrusted && shared.config.loopback_hosts_only && !names_loopback(&request) {
+        return Err(RouterError::Forbidden);
+    }
+    let wanted = admit(exchange, request.headers(), client.trust).await?;
     if request.method() == Method::CONNECT {
         return Err(RouterError::Method);
     }
@@ -108,17 +113,28 @@ async fn serve(
 }
 
 /// Authenticates, then validates, then authorises: callers nobody knows learn nothing about what is valid.
-async fn admit(exchange: &mut Exchange, headers: &HeaderMap) -> Result<SandboxRequest, RouterError> {
+async fn admit(exchange: &mut Exchange, headers: &HeaderMap, trust: Trust) -> Result<SandboxRequest, RouterError> {
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
-    let identity =
-        shared.authorizer.authenticate(headers).await.inspect_err(|_| shared.metrics.decision(None, false))?;
+    let identity = match trust {
+        Trust::Authenticated => Identity::Unrestricted,
+        Trust::None => {
+            let known = shared.authorizer.authenticate(headers).await;
+            known.inspect_err(|_| shared.metrics.decision(None, false))?
+        }
+    };
     let loopback = if shared.config.verification.allow_loopback { Loopback::Allowed } else { Loopback::Refused };
     let wanted = SandboxRequest::parse(headers, loopback)?;
     exchange.names(&wanted);
     let allowed = identity.authorize(&wanted, &shared.index);
     shared.metrics.decision(exchange.namespace(), allowed.is_ok());
     allowed.map(|()| wanted)
+}
+
+/// Whether the name under which the router was reached is this machine's own.
+fn names_loopback(request: &Request<Incoming>) -> bool {
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+    request.uri().authority().map(|authority| authority.as_str()).or(host).is_some_and(forward::is_loopback_host)
 }
 
 fn is_grpc(request: &Request<Incoming>) -> bool {

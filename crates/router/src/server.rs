@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::client_side::{ClientSide, QuietGuard, Watched};
+use crate::client_side::{ClientSide, QuietGuard, Trust, Watched};
 use crate::proxy;
 use crate::tls::Acceptor;
 use crate::worker::{Shared, Worker};
@@ -127,8 +127,7 @@ pub(crate) async fn serve(
     tls: Option<Acceptor>,
     shutdown: CancellationToken,
 ) {
-    // Connections finish what they are doing when this is cancelled.
-    let stop = CancellationToken::new();
+    let stop = shared.stop.clone();
     accept_until(shared, crew, &listener, tls.as_ref(), &stop, shutdown.cancelled()).await;
     shared.draining.store(true, Ordering::Relaxed);
     let delay = shared.config.timeouts.drain_delay;
@@ -225,7 +224,7 @@ async fn serve_accepted(
 ) {
     let _counted = Counted::new(&worker.shared);
     let peer = agent_sandbox_protocol::address::canonical(peer.ip());
-    let client = ClientSide::new(Some(peer), tls.is_some());
+    let client = ClientSide::new(Some(peer), tls.is_some(), Trust::None);
     match tls {
         None => serve_connection(worker, Watched::new(stream, Arc::clone(&client)), client, stop).await,
         Some(acceptor) => match timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
@@ -236,6 +235,17 @@ async fn serve_accepted(
             Err(_) => tracing::debug!("TLS handshake timed out"),
         },
     }
+}
+
+/// Serves one connection that somebody else has opened.
+pub(crate) async fn serve_stream<S>(worker: &Arc<Worker>, stream: S, trust: Trust)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let _counted = Counted::new(&worker.shared);
+    let client = ClientSide::new(None, false, trust);
+    let stop = worker.shared.stop.clone();
+    serve_connection(Arc::clone(worker), Watched::new(stream, Arc::clone(&client)), client, stop).await;
 }
 
 /// Serves HTTP/1.1 or HTTP/2, whichever the client speaks, until it leaves, falls quiet or is drained.

@@ -97,9 +97,9 @@ async fn attempt(
                 }
                 address_request(&mut request, &target, wire);
                 match send_once(&worker, &target, request, wire).await {
-                    Sent::Answer(answer) => return Ok(answer),
-                    Sent::Failed(error) => return Err(upstream_error(wanted, &error)),
-                    Sent::NotSent(error, unsent) => {
+                    Outcome::Answer(answer) => return Ok(answer),
+                    Outcome::Failed(error) => return Err(upstream_error(wanted, &error)),
+                    Outcome::Unsent(error, unsent) => {
                         request = unsent;
                         note_dead_host(&worker, exchange, &target, &error);
                         error
@@ -175,64 +175,64 @@ fn address_request(request: &mut Request<UploadBody>, target: &Target, wire: Wir
     }
 }
 
-enum Sent {
+enum Outcome {
     Answer(Answer),
     /// Something was sent; what became of it is unknown.
     Failed(hyper::Error),
-    NotSent(DialError, Request<UploadBody>),
+    Unsent(DialError, Request<UploadBody>),
 }
 
-async fn send_once(worker: &Worker, target: &Target, request: Request<UploadBody>, wire: Wire) -> Sent {
+async fn send_once(worker: &Worker, target: &Target, request: Request<UploadBody>, wire: Wire) -> Outcome {
     match wire {
         Wire::Http1 => send_http1(worker, target, request).await,
         Wire::Http2 => send_http2(worker, target, request).await,
     }
 }
 
-async fn send_http1(worker: &Worker, target: &Target, mut request: Request<UploadBody>) -> Sent {
+async fn send_http1(worker: &Worker, target: &Target, mut request: Request<UploadBody>) -> Outcome {
     let key = PoolKey::from(target);
     // Kept connections that turn out to be dead before a byte was sent cost nothing but the next try.
     while let Some(lease) = worker.pool.take(&key).await {
         match lease.send(request).await {
-            Ok((response, lease)) => return Sent::Answer(Answer::Leased(response, lease)),
+            Ok((response, lease)) => return Outcome::Answer(Answer::Leased(response, lease)),
             Err(SendError { unsent: Some(unsent), .. }) => request = unsent,
-            Err(SendError { error, unsent: None }) => return Sent::Failed(error),
+            Err(SendError { error, unsent: None }) => return Outcome::Failed(error),
         }
     }
     let lease = match dial(worker, target).await {
         Ok(stream) => match Lease::open(key, stream).await {
             Ok(lease) => lease,
-            Err(error) => return Sent::Failed(error),
+            Err(error) => return Outcome::Failed(error),
         },
-        Err(error) => return Sent::NotSent(error, request),
+        Err(error) => return Outcome::Unsent(error, request),
     };
     match lease.send(request).await {
-        Ok((response, lease)) => Sent::Answer(Answer::Leased(response, lease)),
-        Err(SendError { error, .. }) => Sent::Failed(error),
+        Ok((response, lease)) => Outcome::Answer(Answer::Leased(response, lease)),
+        Err(SendError { error, .. }) => Outcome::Failed(error),
     }
 }
 
-async fn send_http2(worker: &Worker, target: &Target, mut request: Request<UploadBody>) -> Sent {
+async fn send_http2(worker: &Worker, target: &Target, mut request: Request<UploadBody>) -> Outcome {
     let key = PoolKey::from(target);
     if let Some(mut sender) = worker.pool.http2(&key) {
         match sender.try_send_request(request).await {
-            Ok(response) => return Sent::Answer(Answer::Shared(response)),
+            Ok(response) => return Outcome::Answer(Answer::Shared(response)),
             Err(mut error) => match error.take_message() {
                 Some(unsent) => request = unsent,
-                None => return Sent::Failed(error.into_error()),
+                None => return Outcome::Failed(error.into_error()),
             },
         }
     }
     let stream = match dial(worker, target).await {
         Ok(stream) => stream,
-        Err(error) => return Sent::NotSent(error, request),
+        Err(error) => return Outcome::Unsent(error, request),
     };
     match worker.pool.open_http2(key, stream).await {
         Ok(mut sender) => match sender.send_request(request).await {
-            Ok(response) => Sent::Answer(Answer::Shared(response)),
-            Err(error) => Sent::Failed(error),
+            Ok(response) => Outcome::Answer(Answer::Shared(response)),
+            Err(error) => Outcome::Failed(error),
         },
-        Err(error) => Sent::Failed(error),
+        Err(error) => Outcome::Failed(error),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +16,7 @@ use crate::connect::Connect;
 use crate::dns::Lookup;
 use crate::index::PodIndex;
 use crate::metrics::Metrics;
+use crate::otlp::Traces;
 use crate::pool::Pool;
 use crate::wake::Wake;
 
@@ -28,6 +29,10 @@ pub(crate) struct Shared {
     pub(crate) wake: Option<Arc<dyn Wake>>,
     pub(crate) authorizer: Authorizer,
     pub(crate) metrics: Metrics,
+    /// Takes spans, when tracing is on.
+    pub(crate) traces: Option<Traces>,
+    /// Requests need the index to be complete before they can be judged ready for.
+    pub(crate) needs_index: bool,
     pub(crate) access_log: Option<Arc<AccessLog>>,
     /// Requests being served, for the overload limit.
     pub(crate) in_flight: AtomicUsize,
@@ -35,15 +40,28 @@ pub(crate) struct Shared {
     /// Upgraded connections by client address.
     pub(crate) upgrades: Mutex<HashMap<IpAddr, usize>>,
     pub(crate) draining: AtomicBool,
-    /// Ports are bound and the index is complete.
+    /// Ports are bound.
     pub(crate) ready: AtomicBool,
     /// Everything that serves somebody; draining waits for it.
     pub(crate) tasks: TaskTracker,
+    /// Connections finish what they are doing when this is cancelled.
+    pub(crate) stop: CancellationToken,
     /// Cuts what is still running when the drain's time is over.
     pub(crate) abort: CancellationToken,
 }
 
+impl AsRef<Metrics> for Shared {
+    fn as_ref(&self) -> &Metrics {
+        &self.metrics
+    }
+}
+
 impl Shared {
+    /// Whether requests can be served: ports are bound and the index is complete.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) && (!self.needs_index || self.index.is_synced())
+    }
+
     /// The metric label of a namespace: only namespaces that exist get one.
     pub(crate) fn namespace_label(&self, namespace: &str) -> Option<Arc<str>> {
         if self.config.verification.verify_targets {
