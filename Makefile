@@ -53,7 +53,7 @@ bench: setup ## Benchmarks: tables, side by side with peers
 
 .PHONY: generate
 generate: ## Everything that is generated and committed
-	cargo xtask conformance --write
+	@scripts/generate
 
 .PHONY: manifests
 manifests: ## Render the CRDs into deploy/crds

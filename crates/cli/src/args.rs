@@ -52,6 +52,14 @@ pub(crate) struct GlobalArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run one command in a fresh sandbox and remove it afterwards
+    Run(RunArgs),
+    /// Start the engine on this machine: API, controller, node and router
+    Up(UpArgs),
+    /// Stop the local engine and its sandboxes; state is kept
+    Down(DownArgs),
+    /// Show the local engine and its sandboxes
+    Status(StatusArgs),
     /// Create a sandbox with a name of your choice
     Create(CreateArgs),
     /// Claim a sandbox from a warm pool or a template

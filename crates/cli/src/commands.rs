@@ -8,8 +8,10 @@ mod names;
 mod objects;
 mod pools;
 mod portforward;
+mod run;
 mod small;
 mod templates;
+mod up;
 
 use crate::{
     args::{Cli, Command},
@@ -21,7 +23,7 @@ use std::process::ExitCode;
 impl Command {
     /// Whether this command stays and serves until it is stopped.
     pub(crate) fn runs_a_service(&self) -> bool {
-        false
+        matches!(self, Self::Up(_))
     }
 }
 
@@ -30,6 +32,10 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
     let global = cli.global;
     let done = ExitCode::SUCCESS;
     match cli.command {
+        Command::Run(args) => return run::run(args).await,
+        Command::Up(args) => up::up(&global, args).await?,
+        Command::Down(args) => up::down(&global, &args).await?,
+        Command::Status(args) => up::status(&global, &args).await?,
         Command::Create(args) => objects::create(&Target::find(&global).await?, args).await?,
         Command::Claim(args) => objects::claim(&Target::find(&global).await?, args).await?,
         Command::List(args) => objects::list(&Target::find(&global).await?, args).await?,

@@ -114,7 +114,7 @@ pub(crate) fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// Field 22 of /proc/PID/stat; the program's name may hold spaces, so counting starts behind its closing bracket.
-fn start_ticks(pid: u32) -> Option<u64> {
+pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }

@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod data;
+mod engine;
 mod output;
 mod target;
 mod terminal;
@@ -11,6 +12,8 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // A Pod's supervisor and the helpers that enter sandboxes are this same program, started anew.
+    agent_sandbox_node::helper_main();
     let cli = args::Cli::parse();
     start_logging(cli.global.verbose, &cli.command);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

@@ -15,6 +15,6 @@ pub use error::ClientError;
 pub use exec::{ExecOptions, ExecStreams, exec};
 pub use lifecycle::{Deleted, delete, resume, suspend};
 pub use lookup::{Found, find, running_pod};
-pub use manifest::{ClaimOptions, ContainerOptions, claim, pool, sandbox, template};
+pub use manifest::{ClaimOptions, ContainerOptions, claim, pod, pool, sandbox, template};
 pub use tunnel::dial;
-pub use wait::{claim_ready, gone, sandbox_ready, sandbox_suspended};
+pub use wait::{claim_ready, gone, pod_started, sandbox_ready, sandbox_suspended};

@@ -1,15 +1,20 @@
 //! The objects that the SDK creates, built from a few options.
 
 use agent_sandbox_api::{
-    Opaque,
+    Opaque, keys,
     template::{ClaimEnvVar, ClaimShutdownPolicy, NameRef, PodTemplate, ShutdownPolicy},
     v1beta1::{ClaimLifecycle, Sandbox, SandboxClaim, SandboxClaimSpec, SandboxSpec, SandboxTemplate, SandboxWarmPool},
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::{
+    api::core::v1::Pod,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
 use serde_json::{Value, json};
 
 /// The name of the one container of a sandbox made here.
 const CONTAINER: &str = "sandbox";
+/// Where the embedded node shows our daemon in a container.
+const SANDBOXD: &str = "/.agent-sandbox/sandboxd";
 /// Where sandboxd listens.
 const PORT: u16 = 8888;
 
@@ -77,6 +82,19 @@ pub fn claim(options: &ClaimOptions) -> SandboxClaim {
         },
         status: None,
     }
+}
+
+/// A bare Pod whose one container runs nothing but our daemon, for a single command.
+pub fn pod(name: &str, container: &ContainerOptions) -> serde_json::Result<Pod> {
+    let mut spec = pod_spec(container);
+    spec["containers"][0]["command"] = json!([SANDBOXD]);
+    // The command itself is run beside the daemon; nobody waits for the daemon's port.
+    if let Some(first) = spec["containers"][0].as_object_mut() {
+        first.remove("readinessProbe");
+    }
+    spec["restartPolicy"] = json!("Never");
+    let annotations = json!({keys::annotations::INJECT_SANDBOXD: "true"});
+    serde_json::from_value(json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}))
 }
 
 /// A template with one container.

@@ -5,6 +5,7 @@ use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::{
     Metadata, NamespaceResourceScope, Resource,
+    api::core::v1::Pod,
     apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta},
 };
 use kube::{Api, Client, ResourceExt, runtime::watcher};
@@ -73,6 +74,29 @@ pub async fn sandbox_suspended(
             _ => Look::NotYet(describe(sandbox.conditions())),
         })
         .await
+}
+
+/// Waits until every container of a Pod has been started.
+pub async fn pod_started(client: &Client, namespace: &str, name: &str, limit: Duration) -> Result<Pod, ClientError> {
+    let waiting = Waiting { client, namespace, name, kind: "Pod", wanted: "started", limit };
+    waiting.until(started).await
+}
+
+fn started(pod: &Pod) -> Look {
+    let Some(status) = &pod.status else { return Look::NotYet("no node has taken it up yet".to_owned()) };
+    let said = |text: &Option<String>| text.clone().unwrap_or_default();
+    match status.phase.as_deref() {
+        Some("Running") => Look::Done,
+        Some("Failed") => Look::Never { reason: said(&status.reason), message: said(&status.message) },
+        _ => {
+            let containers = status.container_statuses.iter().flatten();
+            let mut waiting = containers.filter_map(|container| container.state.as_ref()?.waiting.as_ref());
+            match waiting.find(|waiting| waiting.message.is_some()) {
+                Some(why) => Look::NotYet(format!("{}: {}", said(&why.reason), said(&why.message))),
+                None => Look::NotYet(said(&status.phase)),
+            }
+        }
+    }
 }
 
 /// Waits until an object is gone, or has been replaced by another of the same name.

@@ -1,8 +1,8 @@
 //! Arguments of commands about the engine on this machine.
 
 use super::OutputArgs;
-use clap::{Args, Subcommand, ValueEnum};
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use clap::{Args, ValueEnum};
+use std::{net::SocketAddr, time::Duration};
 
 /// What a sandbox may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -97,49 +97,10 @@ pub(crate) struct StatusArgs {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct DoctorArgs {
-    #[command(flatten)]
-    pub(crate) output: OutputArgs,
-}
-
-#[derive(Args, Debug)]
 pub(crate) struct KubeconfigArgs {
     /// Add the local engine to ~/.kube/config instead of printing
     #[arg(long)]
     pub(crate) merge: bool,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct ImageArgs {
-    #[command(subcommand)]
-    pub(crate) command: ImageCommand,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum ImageCommand {
-    /// Fetch an image from a registry
-    Pull {
-        /// Image reference
-        image: String,
-    },
-    /// Import an OCI layout folder or an image archive
-    Import {
-        /// Folder or archive
-        path: PathBuf,
-        /// Name to give it, when the archive names none
-        #[arg(long, value_name = "IMAGE")]
-        name: Option<String>,
-    },
-    /// List images
-    #[command(visible_alias = "ls")]
-    List(OutputArgs),
-    /// Remove images
-    #[command(visible_alias = "rm")]
-    Remove {
-        /// Image references
-        #[arg(required = true)]
-        images: Vec<String>,
-    },
 }
 
 /// Parses `30`, `30s`, `5m`, `2h`, `1d`, `500ms`.

@@ -109,14 +109,6 @@ pub(crate) struct ShellArgs {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct CpArgs {
-    /// From: a local path, or SANDBOX:PATH
-    pub(crate) source: String,
-    /// To: a local path, or SANDBOX:PATH
-    pub(crate) destination: String,
-}
-
-#[derive(Args, Debug)]
 pub(crate) struct LogsArgs {
     /// Name of the sandbox, or of a claim
     pub(crate) name: String,

@@ -1,0 +1,63 @@
+//! `up --detach`: the same program in a session of its own, with its output in a file.
+
+use crate::{
+    args::{RouterAuth, UpArgs},
+    data::{DataDir, Running},
+};
+use anyhow::{Context as _, Result, bail};
+use std::{
+    fs,
+    os::unix::fs::OpenOptionsExt as _,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// Opening an engine with many thousand objects takes seconds, not a minute.
+const READY: Duration = Duration::from_secs(60);
+
+/// Starts the engine in the background and returns once it is ready.
+pub(crate) async fn start(data: &DataDir, args: &UpArgs) -> Result<Running> {
+    let path = data.log();
+    let log = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+    let log = log.with_context(|| format!("cannot write {}", path.display()))?;
+    let from = log.metadata()?.len();
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+    command
+        .args(["--data-dir".as_ref(), data.path().as_os_str(), "up".as_ref()])
+        .args(["--api-listen", &args.api_listen.to_string(), "--router-listen", &args.router_listen.to_string()])
+        .args(["--warm", &args.warm.to_string()])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    if args.router_auth == RouterAuth::None {
+        command.args(["--router-auth", "none"]);
+    }
+    // Ctrl-C in this terminal must not reach the engine.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command.spawn().context("cannot start the engine")?;
+    wait_ready(data, &mut child, from).await
+}
+
+async fn wait_ready(data: &DataDir, child: &mut Child, log_from: u64) -> Result<Running> {
+    let deadline = Instant::now() + READY;
+    loop {
+        if let Some(running) = data.running().filter(|running| running.pid == child.id()) {
+            return Ok(running);
+        }
+        if let Some(status) = child.try_wait()? {
+            bail!("the engine stopped at once ({status}):\n{}", said_since(data, log_from));
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            bail!("the engine was not ready after {} s:\n{}", READY.as_secs(), said_since(data, log_from));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What the engine wrote into its log since it was started, indented.
+fn said_since(data: &DataDir, from: u64) -> String {
+    let text = fs::read(data.log()).unwrap_or_default();
+    let new = text.get(usize::try_from(from).unwrap_or_default()..).unwrap_or_default();
+    String::from_utf8_lossy(new).lines().map(|line| format!("  {line}\n")).collect()
+}

@@ -1,0 +1,75 @@
+//! What the engine puts into its API: the CRDs always, the ready-made template and pool once.
+
+use agent_sandbox_api::{
+    crd, keys,
+    template::{NetworkPolicyManagement, PodMetadata},
+    v1beta1::{SandboxTemplate, SandboxWarmPool},
+};
+use agent_sandbox_client::{self as sdk, ContainerOptions};
+use anyhow::{Context as _, Result};
+use k8s_openapi::{
+    api::core::v1::ConfigMap, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// The name that examples everywhere use; clients of every version find it as a template or as a pool.
+pub(crate) const READY_MADE: &str = "python-sandbox-template";
+/// Remembers that the ready-made objects were created, so that a user who deletes them is not given them again.
+const MARKER: &str = "agent-sandbox-ready-made";
+
+/// Installs the CRDs of this version, over those of an older one. The embedded API serves them from that moment on.
+pub(crate) async fn definitions(client: &Client) -> Result<()> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in crd::crds() {
+        let name = definition["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        put(&api, &name, &definition).await.with_context(|| format!("cannot install {name}"))?;
+    }
+    Ok(())
+}
+
+async fn put(api: &Api<CustomResourceDefinition>, name: &str, definition: &Value) -> Result<()> {
+    match api.create(&PostParams::default(), &serde_json::from_value(definition.clone())?).await {
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
+        other => return Ok(other.map(drop)?),
+    }
+    let spec = json!({"spec": definition["spec"]});
+    api.patch(name, &PatchParams::default(), &Patch::Merge(spec)).await?;
+    Ok(())
+}
+
+/// Creates the ready-made template and its warm pool, the first time only and never over anything of the user's.
+pub(crate) async fn ready_made(client: &Client, warm: u32) -> Result<()> {
+    let markers: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
+    if markers.get_opt(MARKER).await?.is_some() {
+        return Ok(());
+    }
+    let templates: Api<SandboxTemplate> = Api::namespaced(client.clone(), "default");
+    let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), "default");
+    let container = ContainerOptions { image: "host".to_owned(), ..ContainerOptions::default() };
+    let mut template = sdk::template(READY_MADE, &container);
+    let inject = BTreeMap::from([(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned())]);
+    template.spec.pod_template.metadata = Some(PodMetadata { annotations: Some(inject), labels: None });
+    // No policy at all closes a Pod of the embedded node both ways; the default policy would open the way out.
+    template.spec.network_policy_management = Some(NetworkPolicyManagement::Unmanaged);
+    create_if_absent(&templates, template).await?;
+    create_if_absent(&pools, sdk::pool(READY_MADE, READY_MADE, warm)).await?;
+    let mut marker = ConfigMap::default();
+    marker.metadata.name = Some(MARKER.to_owned());
+    create_if_absent(&markers, marker).await
+}
+
+/// Creates an object unless one of its name is there.
+pub(crate) async fn create_if_absent<K>(api: &Api<K>, object: K) -> Result<()>
+where
+    K: kube::Resource + Clone + serde::Serialize + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    match api.create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => Ok(()),
+        other => Ok(other.map(drop)?),
+    }
+}

@@ -1,0 +1,77 @@
+"""One engine for all tests of a run: `agent-sandbox up` in a folder of its own, on ports of its own."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.environ.get("AGENT_SANDBOX_BIN", str(ROOT / "target" / "debug" / "agent-sandbox"))
+READY = 60
+
+
+class Engine:
+    def __init__(self, folder, process):
+        self.folder = pathlib.Path(folder)
+        self.process = process
+        self.kubeconfig = self.folder / "kubeconfig"
+        state = json.loads((self.folder / "up.json").read_text())
+        self.api = state["api"]
+        self.router = state["router"]
+
+    def cli(self, *words, **options):
+        """Runs the CLI against this engine and returns the finished process."""
+        command = [BINARY, "--data-dir", str(self.folder), *words]
+        environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
+
+    def kubectl(self, *words, **options):
+        command = ["kubectl", "--kubeconfig", str(self.kubeconfig), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def start_engine(folder, *extra):
+    command = [BINARY, "--data-dir", str(folder), "up", "--api-listen", "127.0.0.1:0", "--router-listen", "127.0.0.1:0", *extra]
+    log = open(pathlib.Path(folder) / "test.log", "ab")
+    process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    deadline = time.monotonic() + READY
+    while not (pathlib.Path(folder) / "up.json").exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            text = (pathlib.Path(folder) / "test.log").read_text()
+            raise RuntimeError(f"`agent-sandbox up` did not become ready:\n{text}")
+        time.sleep(0.02)
+    return Engine(folder, process)
+
+
+@pytest.fixture(scope="session")
+def engine():
+    folder = tempfile.mkdtemp(prefix="agent-sandbox-test-")
+    engine = start_engine(folder, "--router-auth", "none")
+    os.environ["KUBECONFIG"] = str(engine.kubeconfig)
+    yield engine
+    engine.process.send_signal(signal.SIGINT)
+    try:
+        engine.process.wait(30)
+    except subprocess.TimeoutExpired:
+        engine.process.kill()
+        raise
+    subprocess.run([BINARY, "--data-dir", folder, "down", "--purge"], check=True, timeout=60)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with the local files that the snippets read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local_data.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "input.csv").write_text("x,y\n3,4\n5,6\n")
+    (tmp_path / "my_project").mkdir()
+    (tmp_path / "my_project" / "main.py").write_text("print('hi')\n")
+    return tmp_path
