@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use crate::{claim::ClaimSettings, lease::LeaseConfig, pool::PoolSettings, sandbox};
+use crate::{claim::ClaimSettings, lease::LeaseConfig, pool::PoolSettings, sandbox, webhook::WebhookConfig};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -20,6 +20,8 @@ pub struct Config {
     pub leader_election: Option<LeaseConfig>,
     pub metrics_address: Option<SocketAddr>,
     pub health_address: Option<SocketAddr>,
+    /// `None`: conversion is somebody else's, as with an embedded API.
+    pub webhook: Option<WebhookConfig>,
     /// Store a trace context on objects that carry none.
     pub tracing: bool,
     /// Who reports events.
@@ -38,8 +40,9 @@ pub struct Workers {
 }
 
 impl Default for Workers {
+    /// Pools are independent of one another: several refill at the same time.
     fn default() -> Self {
-        Self { sandbox: 100, claim: 50, pool: 1, template: 1 }
+        Self { sandbox: 100, claim: 50, pool: 10, template: 2 }
     }
 }
 
@@ -57,6 +60,7 @@ impl Default for Config {
             leader_election: None,
             metrics_address: None,
             health_address: None,
+            webhook: None,
             tracing: false,
             instance: "agent-sandbox".to_owned(),
             grace: Duration::from_secs(30),

@@ -23,12 +23,14 @@ use crate::{
     object::{Kind, Pod, Pvc, Service},
     pool::{self, PoolReconciler},
     ports::Ports,
+    probes::{Readiness, health_pages, metrics_page, serve},
     reconcile::{self, Reconciler},
     reflector::{self, Scope, reflect},
     sandbox::{self, SandboxReconciler},
     store::{Route, Store},
     template::{self, TemplateReconciler},
     tracing_context::Tracing,
+    webhook::Webhook,
     world::{Known, News},
 };
 
@@ -39,6 +41,8 @@ const FIRST_LIST_RETRY: Duration = Duration::from_secs(1);
 pub enum ControllerError {
     #[error("leadership was lost; restart to stand for election again")]
     LeadershipLost,
+    #[error("{0}")]
+    CannotStart(String),
     #[error("a part of the controller ended unexpectedly: {0}")]
     Died(String),
 }
@@ -85,6 +89,7 @@ async fn run(
     let stop = shutdown.child_token();
     let _stop_on_exit = stop.clone().drop_guard();
     let mut tasks = JoinSet::new();
+    start_servers(&clients, &config, &metrics, &stop).await?;
     let kinds = start_reflectors(&clients, &config, &store, &stop, &mut tasks);
 
     let gate = if config.leader_election.is_some() { Gate::closed() } else { Gate::open() };
@@ -108,6 +113,9 @@ async fn run(
             () = catch_up(&clients, &config, &store) => {}
             () = stop.cancelled() => return release(leadership.take()).await,
         }
+    }
+    if let Some(lease) = &config.leader_election {
+        metrics.leading(&lease.name, true);
     }
     info!("Controller runs");
     let ports: Arc<dyn Ports> = Arc::new(KubePorts::new(clients, gate, metrics.clone()));
@@ -138,6 +146,44 @@ async fn run(
     }
     info!("Controller stopped");
     outcome
+}
+
+/// Opens every listener. The webhook comes before the first list: on an upgraded cluster that list needs it.
+async fn start_servers(
+    clients: &Clients,
+    config: &Config,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> Result<(), ControllerError> {
+    let failed =
+        |what| move |error: std::io::Error| ControllerError::CannotStart(format!("cannot serve {what}: {error}"));
+    if let Some(address) = config.metrics_address {
+        serve("metrics", address, metrics_page(metrics.clone()), stop.clone()).await.map_err(failed("metrics"))?;
+    }
+    let readiness = Readiness::default();
+    if let Some(address) = config.health_address {
+        serve("health", address, health_pages(readiness.clone()), stop.clone())
+            .await
+            .map_err(failed("health probes"))?;
+    }
+    if let Some(webhook) = &config.webhook {
+        Webhook::start(clients.core.clone(), webhook.clone(), metrics.clone(), stop.clone())
+            .await
+            .map_err(|error| ControllerError::CannotStart(with_causes(&error)))?;
+    }
+    readiness.set();
+    Ok(())
+}
+
+/// The error with what caused it, for a person to read.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
 }
 
 /// Gives the lease up, if we have or seek it.

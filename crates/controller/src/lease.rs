@@ -233,3 +233,6 @@ fn from_lease(lease: &Lease) -> (Record, String) {
     };
     (record, lease.metadata.resource_version.clone().unwrap_or_default())
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,7 +106,7 @@ impl Queue {
             let mut state = self.state.lock();
             state.retries += 1;
             let failures = state.failures.entry(key.clone()).or_default();
-            let delay = BASE_BACKOFF.saturating_mul(2_u32.saturating_pow(*failures)).min(MAX_BACKOFF);
+            let delay = backoff(*failures);
             *failures = failures.saturating_add(1);
             delay
         };
@@ -183,6 +183,11 @@ impl Queue {
     }
 }
 
+/// The delay after so many earlier failures.
+fn backoff(failures: u32) -> Duration {
+    BASE_BACKOFF.saturating_mul(2_u32.saturating_pow(failures)).min(MAX_BACKOFF)
+}
+
 impl State {
     fn fire_timers(&mut self, now: Instant) {
         while self.timers.first().is_some_and(|(at, _)| *at <= now) {
@@ -197,3 +202,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -190,3 +190,6 @@ pub fn merge_diff(old: &Value, new: &Value) -> Option<Value> {
     }
     Some(Value::Object(patch))
 }
+
+#[cfg(test)]
+mod tests;

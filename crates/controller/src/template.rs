@@ -149,3 +149,6 @@ pub fn route(_: &World, change: &Change, wakes: &mut Vec<Wake>) {
         _ => {}
     }
 }
+
+#[cfg(test)]
+mod tests;
