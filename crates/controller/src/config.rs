@@ -24,6 +24,8 @@ pub struct Config {
     pub webhook: Option<WebhookConfig>,
     /// Store a trace context on objects that carry none.
     pub tracing: bool,
+    /// Requests per second to the API, negative for no limit, and how many may exceed it at once.
+    pub api_rate: (f64, usize),
     /// Who reports events.
     pub instance: String,
     /// How long passes under way may take to end after a stop was asked for.
@@ -62,6 +64,7 @@ impl Default for Config {
             health_address: None,
             webhook: None,
             tracing: false,
+            api_rate: (-1.0, 10),
             instance: "agent-sandbox".to_owned(),
             grace: Duration::from_secs(30),
         }

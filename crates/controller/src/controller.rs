@@ -21,6 +21,7 @@ use crate::{
     lease::{self, Gate},
     metrics::Metrics,
     object::{Kind, Pod, Pvc, Service},
+    pace::Pace,
     pool::{self, PoolReconciler},
     ports::Ports,
     probes::{Readiness, health_pages, metrics_page, serve},
@@ -118,7 +119,8 @@ async fn run(
         metrics.leading(&lease.name, true);
     }
     info!("Controller runs");
-    let ports: Arc<dyn Ports> = Arc::new(KubePorts::new(clients, gate, metrics.clone()));
+    let ports: Arc<dyn Ports> =
+        Arc::new(KubePorts::new(clients, gate, metrics.clone(), Pace::new(config.api_rate.0, config.api_rate.1)));
     let mut workers = start_workers(&config, &store, &metrics, ports);
 
     let outcome = match &mut leadership {

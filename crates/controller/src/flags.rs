@@ -198,7 +198,7 @@ impl Flags {
             template: positive("sandbox-template-concurrent-workers", self.sandbox_template_concurrent_workers),
         };
         let batch = positive("sandbox-warm-pool-max-batch-size", self.sandbox_warm_pool_max_batch_size);
-        positive("kube-api-burst", self.kube_api_burst);
+        let burst = positive("kube-api-burst", self.kube_api_burst);
         positive("api-connections", self.api_connections);
         self.check_ranges(&mut errors);
         let mut address = |flag: &str, value: &str| {
@@ -248,6 +248,7 @@ impl Flags {
             health_address,
             webhook: self.enable_webhook.then(|| self.webhook()),
             tracing: self.enable_tracing,
+            api_rate: (self.kube_api_qps, burst),
             instance: identity.to_owned(),
             ..Config::default()
         })

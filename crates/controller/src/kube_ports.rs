@@ -14,6 +14,7 @@ use crate::{
     lease::Gate,
     metrics::Metrics,
     object::{Key, Kind, Object},
+    pace::Pace,
     ports::{ApiError, Lane, Ports},
     request::Request,
 };
@@ -49,11 +50,12 @@ pub struct KubePorts {
     clients: Clients,
     gate: Arc<Gate>,
     metrics: Arc<Metrics>,
+    pace: Option<Pace>,
 }
 
 impl KubePorts {
-    pub fn new(clients: Clients, gate: Arc<Gate>, metrics: Arc<Metrics>) -> Self {
-        Self { clients, gate, metrics }
+    pub fn new(clients: Clients, gate: Arc<Gate>, metrics: Arc<Metrics>, pace: Option<Pace>) -> Self {
+        Self { clients, gate, metrics, pace }
     }
 
     async fn exchange(
@@ -65,6 +67,9 @@ impl KubePorts {
         let unknown = |message: String| ApiError::Unknown { message };
         let method = request.method().clone();
         let exchange = async {
+            if let Some(pace) = &self.pace {
+                pace.turn().await;
+            }
             let response = self.clients.of(lane).send(request).await.map_err(|error| unknown(error.to_string()))?;
             let status = response.status();
             let retry_after = response

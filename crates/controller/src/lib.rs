@@ -7,6 +7,7 @@ pub mod blueprint;
 pub mod claim;
 pub mod clock;
 pub mod config;
+pub mod connections;
 pub mod controller;
 pub mod events;
 pub mod flags;
@@ -16,14 +17,17 @@ pub mod metrics;
 #[cfg(test)]
 mod model;
 pub mod object;
+pub mod pace;
 pub mod pool;
 pub mod ports;
 pub mod probes;
+pub mod process;
 pub mod queue;
 pub mod reconcile;
 pub mod reflector;
 pub mod request;
 #[cfg(test)]
+#[allow(dead_code, reason = "a kit: not every test needs every tool")]
 mod rig;
 pub mod sandbox;
 pub mod store;
@@ -34,4 +38,6 @@ pub mod world;
 
 pub use config::{Config, Workers};
 pub use controller::{Controller, ControllerError};
+pub use flags::Flags;
 pub use kube_ports::Clients;
+pub use process::{ProcessError, run_process, version_text};

@@ -9,13 +9,7 @@ use agent_sandbox_api::{
 use serde_json::Value;
 
 use super::*;
-use crate::{
-    model::Fault,
-    object::Kind,
-    ports::ApiError,
-    reconcile::Next,
-    request::{Request, Verb},
-};
+use crate::{model::Fault, object::Kind, ports::ApiError, reconcile::Next, request::Verb};
 
 fn empty_pool(rig: &Rig) {
     rig.template("t", json!({}));
