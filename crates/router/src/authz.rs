@@ -234,3 +234,6 @@ fn digest(token: &str) -> [u8; 32] {
 fn unix_seconds() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
 }
+
+#[cfg(test)]
+mod tests;

@@ -130,3 +130,6 @@ fn strip_forwarding(headers: &mut HeaderMap) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -253,3 +253,6 @@ impl Tables {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

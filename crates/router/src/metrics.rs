@@ -178,6 +178,7 @@ impl Default for Metrics {
         );
         registry.register("authz_decisions", "Authorisation decisions", this.decisions.clone());
         registry.register("cert_reloads", "Reloads of the TLS certificate", this.cert_reloads.clone());
+        this.announce();
         let build = Family::<BuildLabels, Gauge>::default();
         build.get_or_create(&BuildLabels::current()).set(1);
         registry.register("build_info", "What is running", build);
@@ -200,6 +201,19 @@ impl BuildLabels {
 }
 
 impl Metrics {
+    /// Series that exist before anything has happened, so that their absence never hides a zero.
+    fn announce(&self) {
+        self.retries.get_or_create(&NamespaceLabels { sandbox_namespace: label(None) }).inc_by(0);
+        self.invalidations.get_or_create(&NamespaceLabels { sandbox_namespace: label(None) }).inc_by(0);
+        for outcome in ["success", "failure"] {
+            self.cert_reloads.get_or_create(&OutcomeLabels { outcome }).inc_by(0);
+        }
+        for reason in [UpstreamReason::Dial, UpstreamReason::Timeout, UpstreamReason::Eof, UpstreamReason::Other] {
+            let labels = ErrorLabels { sandbox_namespace: label(None), reason: reason.as_str() };
+            self.upstream_errors.get_or_create(&labels).inc_by(0);
+        }
+    }
+
     pub(crate) fn request(&self, method: MethodLabel, code: u16, namespace: Option<&Arc<str>>, duration: Duration) {
         let labels = RequestLabels { method, code, sandbox_namespace: label(namespace) };
         self.requests.get_or_create(&labels).inc();

@@ -30,6 +30,8 @@ pub(crate) async fn handle(
     request: Request<Incoming>,
 ) -> Result<Response<DownBody>, Infallible> {
     if let Some(response) = own_endpoint(&worker, &request) {
+        client.request_begins();
+        client.request_ends();
         return Ok(response);
     }
     let closing = request.version() < Version::HTTP_2 && worker.shared.draining.load(Ordering::Relaxed);

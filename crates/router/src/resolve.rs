@@ -114,3 +114,6 @@ fn dial(pod: Arc<LivePod>, port: u16, verification: Verification) -> Decision {
         None => Decision::Forbidden,
     }
 }
+
+#[cfg(test)]
+mod tests;

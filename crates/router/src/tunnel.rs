@@ -179,7 +179,8 @@ where
         if up.too_big || down.too_big {
             return Poll::Ready(End::TooBig);
         }
-        if up.ended && down.ended {
+        // WebSockets know no half-open state; other protocols may.
+        if (up.ended && down.ended) || (websocket && (up.ended || down.ended)) {
             return Poll::Ready(End::Closed);
         }
         if aborted.as_mut().poll(cx).is_ready() {

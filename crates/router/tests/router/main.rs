@@ -2,5 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on should stop")]
 
+mod admission;
 mod contract;
+mod dialling;
+mod drain;
+mod grpc;
+mod ssrf;
+mod streams;
 mod support;
+mod timeouts;
+mod upgrades;
+mod watching;

@@ -289,3 +289,10 @@ pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) 
 pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
+
+/// The current value of one metric series; 0 when it does not exist.
+pub(crate) fn metric(rig: &Rig, series: &str) -> f64 {
+    let text = rig.router.render_metrics();
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ').map(str::to_owned));
+    line.map_or(0.0, |value| value.parse().unwrap())
+}

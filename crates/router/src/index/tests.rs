@@ -1,0 +1,171 @@
+//! What the index knows after which events.
+
+use serde_json::json;
+
+use super::pod::{SlimPod, facts};
+use super::*;
+
+/// A Pod object as the API would send it.
+fn object(change: impl FnOnce(&mut serde_json::Value)) -> SlimPod {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": "box-pod", "namespace": "team-a", "uid": "pod-1",
+            "labels": {"agents.x-k8s.io/sandbox-name-hash": "abc"},
+            "ownerReferences": [{
+                "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "box", "uid": "u1", "controller": true
+            }],
+        },
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+        "status": {
+            "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}, {"ip": "2001:db8::7"}],
+            "conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": "True"}],
+        },
+    });
+    change(&mut pod);
+    serde_json::from_value(pod).unwrap()
+}
+
+fn index_with(pods: &[SlimPod]) -> PodIndex {
+    let index = PodIndex::default();
+    index.replace_all(pods.iter().filter_map(facts).collect());
+    index
+}
+
+fn ip_of(pod: Option<Arc<LivePod>>) -> Option<String> {
+    pod.map(|pod| pod.ips[0].to_string())
+}
+
+/// D-157
+#[test]
+fn a_ready_labelled_pod_of_a_sandbox_is_found_by_uid_and_by_name() {
+    let index = index_with(&[object(|_| {})]);
+    assert_eq!(ip_of(index.by_uid("u1")).as_deref(), Some("10.0.0.7"));
+    let pod = index.by_name("team-a", "box").unwrap();
+    assert!(pod.name_routable && pod.has_ip("2001:db8::7".parse().unwrap()));
+    assert!(index.by_name("default", "box").is_none() && index.by_name("team-a", "box-pod").is_none());
+    assert!(index.is_synced());
+}
+
+/// D-157
+#[test]
+fn owners_count_in_any_version_of_our_group_and_no_other() {
+    let owner = |key: &str, value: serde_json::Value| {
+        let key = key.to_owned();
+        facts(&object(|pod| pod["metadata"]["ownerReferences"][0][key] = value)).is_some()
+    };
+    assert!(owner("apiVersion", json!("agents.x-k8s.io/v1alpha1")));
+    assert!(!owner("apiVersion", json!("extensions.agents.x-k8s.io/v1beta1")));
+    assert!(!owner("apiVersion", json!("evil.agents.x-k8s.io/v1")));
+    assert!(!owner("apiVersion", json!("v1")));
+    assert!(!owner("kind", json!("Deployment")));
+    assert!(!owner("controller", json!(false)));
+}
+
+/// D-157, D-158
+#[test]
+fn pods_that_cannot_serve_are_not_live() {
+    let live = |change: &dyn Fn(&mut serde_json::Value)| facts(&object(change)).is_some();
+    assert!(live(&|_| {}));
+    assert!(!live(&|pod| pod["status"]["conditions"][1]["status"] = json!("False")));
+    assert!(!live(&|pod| pod["status"] = json!({})));
+    assert!(!live(&|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")));
+    assert!(!live(&|pod| pod["metadata"]["labels"] = json!({})));
+    assert!(!live(&|pod| {
+        pod["status"]["podIP"] = json!("");
+        pod["status"]["podIPs"] = json!([]);
+    }));
+    assert!(!live(&|pod| {
+        pod["status"]["podIP"] = json!("169.254.169.254");
+        pod["status"]["podIPs"] = json!([{"ip": "::"}, {"ip": "nonsense"}]);
+    }));
+}
+
+/// D-158
+#[test]
+fn entries_follow_their_pod() {
+    let index = index_with(&[object(|_| {})]);
+    let before = index.by_uid("u1").unwrap();
+    index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
+    let after = index.by_uid("u1").unwrap();
+    assert_eq!(after.ips[0].to_string(), "10.0.0.8");
+    assert_ne!(before.incarnation, after.incarnation, "connections to the old address are not used again");
+    index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
+    assert_eq!(index.by_uid("u1").unwrap().incarnation, after.incarnation, "an unchanged Pod keeps its connections");
+    index.remove("team-a", "box-pod");
+    assert!(index.by_uid("u1").is_none() && index.by_name("team-a", "box").is_none() && index.is_empty());
+    assert_eq!(index.known_namespace("team-a"), None);
+}
+
+/// D-159
+#[test]
+fn pool_members_become_reachable_by_name_when_adopted() {
+    let pooled = |pod: &mut serde_json::Value| {
+        pod["metadata"]["labels"]["agents.x-k8s.io/warm-pool-sandbox"] = json!("hash");
+    };
+    let index = index_with(&[object(pooled)]);
+    assert!(!index.by_name("team-a", "box").unwrap().name_routable);
+    assert!(index.by_uid("u1").is_some());
+    index.apply(facts(&object(|_| {})).unwrap());
+    assert!(index.by_name("team-a", "box").unwrap().name_routable);
+}
+
+/// D-160
+#[test]
+fn deleting_an_old_sandbox_of_the_same_name_keeps_the_new_one() {
+    let index = index_with(&[object(|_| {})]);
+    index.apply(
+        facts(&object(|pod| {
+            pod["metadata"]["name"] = json!("box-pod-2");
+            pod["metadata"]["uid"] = json!("pod-2");
+            pod["metadata"]["ownerReferences"][0]["uid"] = json!("u2");
+            pod["status"]["podIP"] = json!("10.0.0.9");
+        }))
+        .unwrap(),
+    );
+    index.remove("team-a", "box-pod");
+    assert!(index.by_uid("u1").is_none());
+    assert_eq!(ip_of(index.by_name("team-a", "box")).as_deref(), Some("10.0.0.9"));
+}
+
+/// D-160: the same when a Pod is recreated under its own name before the old one's deletion is seen.
+#[test]
+fn a_recreated_pod_of_one_sandbox_replaces_the_old_one() {
+    let index = index_with(&[object(|_| {})]);
+    let mut second = facts(&object(|_| {})).unwrap();
+    second.pod = "box-pod-2".into();
+    second.pod_uid = "pod-2".into();
+    index.apply(second);
+    index.remove("team-a", "box-pod");
+    assert_eq!(index.by_uid("u1").unwrap().pod_uid.as_ref(), "pod-2");
+    assert!(index.by_name("team-a", "box").is_some());
+}
+
+/// D-161, D-162
+#[test]
+fn only_the_pod_that_looked_dead_is_taken_out_of_use() {
+    let index = index_with(&[object(|_| {})]);
+    let dead = index.by_uid("u1").unwrap();
+    index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
+    assert!(!index.evict(&dead), "the address has changed meanwhile");
+    assert!(index.by_uid("u1").is_some());
+    let dead = index.by_uid("u1").unwrap();
+    assert!(index.evict(&dead));
+    assert!(index.by_uid("u1").is_none() && index.by_name("team-a", "box").is_none());
+    index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
+    assert!(index.by_uid("u1").is_some(), "news about the Pod bring it back");
+}
+
+#[test]
+fn a_new_list_drops_what_it_does_not_contain() {
+    let second = |pod: &mut serde_json::Value| {
+        pod["metadata"]["name"] = json!("other-pod");
+        pod["metadata"]["ownerReferences"][0] = json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "other", "uid": "u2", "controller": true
+        });
+    };
+    let index = index_with(&[object(|_| {}), object(second)]);
+    assert_eq!(index.len(), 2);
+    index.replace_all(vec![facts(&object(second)).unwrap()]);
+    assert!(index.by_uid("u1").is_none() && index.by_uid("u2").is_some());
+}

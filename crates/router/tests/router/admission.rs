@@ -1,0 +1,240 @@
+//! Who is let in, as callers see it; and what is counted and logged about it.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use agent_sandbox_protocol::scoped_token::Secret;
+use agent_sandbox_router::{
+    AuthzConfig, Deps, Modes, ReviewOutcome, RouterConfig, StaticToken, TokenReview, TokenReviewConfig, Trust,
+};
+use async_trait::async_trait;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::TokioIo;
+
+use crate::support::*;
+
+struct Down;
+
+#[async_trait]
+impl TokenReview for Down {
+    async fn review(&self, _: &str, _: &[String]) -> Result<ReviewOutcome, kube::Error> {
+        Err(kube::Error::LinesCodecMaxLineLengthExceeded)
+    }
+}
+
+fn any_of(change: impl FnOnce(&mut Modes)) -> RouterConfig {
+    let mut modes = Modes::default();
+    change(&mut modes);
+    RouterConfig { authz: AuthzConfig::AnyOf(modes), ..quiet() }
+}
+
+fn secret_file() -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"0123456789abcdef0123456789abcdef\n").unwrap();
+    file
+}
+
+fn token(name: &str) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let secret = Secret::from_file_bytes(b"0123456789abcdef0123456789abcdef").unwrap();
+    format!("Bearer {}", secret.mint("default", name, Duration::from_secs(60), now).unwrap())
+}
+
+/// D-145
+#[tokio::test]
+async fn refusals_are_401_403_and_500_and_never_reach_the_sandbox() {
+    let backend = Backend::echo().await;
+    let file = secret_file();
+    let config = any_of(|modes| {
+        modes.scoped_token_secrets = vec![file.path().to_owned()];
+        modes.token_review = Some(TokenReviewConfig::default());
+    });
+    let deps = Deps { token_review: Some(Arc::new(Down)), ..Deps::detached() };
+    let rig = Rig::with_deps(config, backend.addr, deps).await;
+    let reply = rig.get("/").await;
+    assert_eq!((reply.status, reply.detail().as_str()), (StatusCode::UNAUTHORIZED, "unauthenticated"));
+    assert_eq!(reply.headers["www-authenticate"], "Bearer");
+    let reply = rig.get_with("/", &[("authorization", &token("other"))]).await;
+    assert_eq!((reply.status, reply.detail().as_str()), (StatusCode::FORBIDDEN, "forbidden"));
+    let reply = rig.get_with("/", &[("authorization", "Bearer opaque")]).await;
+    assert_eq!(reply.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(reply.detail().starts_with("tokenreview: "));
+    assert!(rig.dialled().is_empty());
+    assert_eq!(rig.get_with("/", &[("authorization", &token("box"))]).await.status, StatusCode::OK);
+    let decisions = |decision| {
+        metric(
+            &rig,
+            &format!("sandbox_router_authz_decisions_total{{sandbox_namespace=\"default\",decision=\"{decision}\"}}"),
+        )
+    };
+    assert_eq!((decisions("allow"), decisions("deny")), (1.0, 1.0));
+}
+
+/// D-144
+#[tokio::test]
+async fn allow_all_counts_what_it_lets_in() {
+    let backend = Backend::echo().await;
+    let rig = Rig::before(backend.addr).await;
+    rig.get("/").await;
+    let allowed = "sandbox_router_authz_decisions_total{sandbox_namespace=\"default\",decision=\"allow\"}";
+    assert_eq!(metric(&rig, allowed), 1.0);
+}
+
+/// Callers nobody knows learn nothing about which headers are valid.
+#[tokio::test]
+async fn authentication_comes_before_validation() {
+    let backend = Backend::echo().await;
+    let rig = Rig::with(any_of(|modes| modes.static_token = Some(StaticToken("s3cret".into()))), backend.addr).await;
+    let bad = Request::get("/").header("x-sandbox-id", "NOT VALID").body(Default::default()).unwrap();
+    assert_eq!(rig.send(bad).await.status, StatusCode::UNAUTHORIZED);
+    let bad = Request::get("/").header("authorization", "Bearer s3cret").body(Default::default()).unwrap();
+    assert_eq!(rig.send(bad).await.status, StatusCode::BAD_REQUEST);
+}
+
+/// D-168
+#[tokio::test]
+async fn static_tokens_are_refused_in_the_old_routers_words() {
+    let backend = Backend::echo().await;
+    let rig = Rig::with(any_of(|modes| modes.static_token = Some(StaticToken(" s3cret\n".into()))), backend.addr).await;
+    let reply = rig.get("/").await;
+    assert_eq!(
+        (reply.status, reply.detail().as_str()),
+        (StatusCode::UNAUTHORIZED, "Missing or invalid Authorization header.")
+    );
+    let reply = rig.get_with("/", &[("authorization", "Bearer wrong")]).await;
+    assert_eq!((reply.status, reply.detail().as_str()), (StatusCode::UNAUTHORIZED, "Invalid token."));
+    assert_eq!(rig.get_with("/", &[("authorization", "bearer s3cret")]).await.status, StatusCode::OK);
+}
+
+/// D-155, D-156: stock clients always send the address they know.
+#[tokio::test]
+async fn scoped_callers_may_name_their_own_address_and_no_other() {
+    let backend = Backend::echo().await;
+    let file = secret_file();
+    let rig = Rig::with(any_of(|modes| modes.scoped_token_secrets = vec![file.path().to_owned()]), backend.addr).await;
+    rig.router.index().apply(pod("other", "10.0.0.8"));
+    let authorization = ("authorization", token("box"));
+    let authorization = (authorization.0, authorization.1.as_str());
+    for (extra, status) in [
+        (("x-sandbox-pod-ip", POD_IP), StatusCode::OK),
+        (("x-sandbox-uid", "uid-box"), StatusCode::OK),
+        (("x-sandbox-pod-ip", "10.0.0.8"), StatusCode::FORBIDDEN),
+        (("x-sandbox-uid", "uid-other"), StatusCode::FORBIDDEN),
+        (("x-sandbox-namespace", "team-a"), StatusCode::FORBIDDEN),
+    ] {
+        assert_eq!(rig.get_with("/", &[authorization, extra]).await.status, status, "{extra:?}");
+    }
+    assert!(rig.dialled().iter().all(|addr| addr.ip() == ip(POD_IP)));
+}
+
+#[tokio::test]
+async fn a_connection_somebody_else_vouches_for_needs_no_token() {
+    let backend = Backend::echo().await;
+    let config = RouterConfig {
+        loopback_hosts_only: true,
+        ..any_of(|modes| modes.static_token = Some(StaticToken("s3cret".into())))
+    };
+    let rig = Rig::with(config, backend.addr).await;
+    for (trust, expected) in [(Trust::Authenticated, StatusCode::OK), (Trust::None, StatusCode::FORBIDDEN)] {
+        let (ours, theirs) = tokio::io::duplex(4096);
+        let router = Arc::clone(&rig.router);
+        let serving = tokio::spawn(async move { router.serve_connection(theirs, trust).await });
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::get("/").header("host", "sandbox-router-svc").header("x-sandbox-id", "box");
+        let response = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), expected);
+        response.into_body().collect().await.unwrap();
+        drop(sender);
+        tokio::time::timeout(PATIENCE, serving).await.expect("it ends with its connection").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_local_router_is_reached_by_local_names_only() {
+    let backend = Backend::echo().await;
+    let rig = Rig::with(RouterConfig { loopback_hosts_only: true, ..quiet() }, backend.addr).await;
+    for host in ["localhost:1", "127.0.0.1", "[::1]:8080"] {
+        assert_eq!(rig.get_with("/", &[("host", host)]).await.status, StatusCode::OK, "{host}");
+    }
+    for host in ["evil.example", "127.0.0.1.nip.io", "10.0.0.1"] {
+        assert_eq!(rig.get_with("/", &[("host", host)]).await.status, StatusCode::FORBIDDEN, "{host}");
+    }
+    let foreign_target =
+        "GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-ID: box\r\nConnection: close\r\n\r\n";
+    let answer = raw(rig.addr, foreign_target.as_bytes(), PATIENCE).await;
+    assert!(answer.starts_with(b"HTTP/1.1 403"), "{}", String::from_utf8_lossy(&answer));
+}
+
+/// D-167; and callers cannot invent label values.
+#[tokio::test]
+async fn metrics_have_the_contracts_names_and_bounded_labels() {
+    let backend = Backend::echo().await;
+    let rig = Rig::before(backend.addr).await;
+    rig.get("/").await;
+    for number in 0..50 {
+        let request = Request::builder()
+            .method(format!("M{number}").as_str())
+            .uri("/")
+            .header("x-sandbox-id", "box")
+            .header("x-sandbox-namespace", format!("invented-{number}"));
+        let request = request.header("x-sandbox-port", "bad").body(Default::default()).unwrap();
+        rig.send(request).await;
+    }
+    let text = rig.router.render_metrics();
+    for name in [
+        "sandbox_router_requests_total{method=\"GET\",code=\"200\",sandbox_namespace=\"default\"} 1",
+        "sandbox_router_request_duration_seconds_bucket{le=\"0.005\",method=\"GET\"",
+        "sandbox_router_inflight_requests 0",
+        "sandbox_router_authz_decisions_total{",
+        "sandbox_router_build_info{git_version=",
+        "# TYPE sandbox_router_upstream_errors counter",
+        "# TYPE sandbox_router_upstream_retries counter",
+        "# TYPE sandbox_router_cache_invalidations counter",
+        "# TYPE sandbox_router_cert_reloads counter",
+    ] {
+        assert!(text.contains(name), "{name} is missing in\n{text}");
+    }
+    assert!(!text.contains("invented") && !text.contains("M1"), "{text}");
+    assert_eq!(
+        metric(&rig, "sandbox_router_requests_total{method=\"OTHER\",code=\"400\",sandbox_namespace=\"-\"}"),
+        50.0
+    );
+}
+
+#[tokio::test]
+async fn every_request_leaves_one_line_in_the_access_log() {
+    let backend = Backend::echo().await;
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let deps = Deps { access_log: Some(Box::new(writer)), ..Deps::detached() };
+    let rig = Rig::with_deps(RouterConfig { access_log: true, ..quiet() }, backend.addr, deps).await;
+    let headers =
+        [("user-agent", "test/1"), ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")];
+    rig.get_with("/a%2Fb?secret=1", &headers).await;
+    rig.send(Request::get("/healthz").body(Default::default()).unwrap()).await;
+    assert_eq!(backend.only().header("traceparent"), Some(headers[1].1), "the caller's trace reaches the sandbox");
+    let text = tokio::task::spawn_blocking(move || {
+        let mut text = vec![0; 4096];
+        let count = reader.read(&mut text).unwrap();
+        String::from_utf8(text[..count].to_vec()).unwrap()
+    });
+    let text = tokio::time::timeout(PATIENCE, text).await.unwrap().unwrap();
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 1, "health checks are not logged: {text}");
+    for (key, value) in [
+        ("msg", "request"),
+        ("method", "GET"),
+        ("path", "/a%2Fb"),
+        ("client_ip", "127.0.0.1"),
+        ("sandbox_id", "box"),
+        ("sandbox_namespace", "default"),
+        ("user_agent", "test/1"),
+        ("trace_id", "0af7651916cd43dd8448eb211c80319c"),
+    ] {
+        assert_eq!(lines[0][key], value);
+    }
+    assert_eq!((&lines[0]["status"], &lines[0]["bytes_out"]), (&200.into(), &0.into()));
+    assert!(lines[0]["duration_ms"].as_f64().unwrap() > 0.0);
+}

@@ -1,0 +1,212 @@
+//! One budget for the wait, and none for what lives.
+
+use std::time::{Duration, Instant};
+
+use agent_sandbox_router::{RouterConfig, Timeouts};
+use http::StatusCode;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::support::*;
+
+fn timeouts(change: impl FnOnce(&mut Timeouts)) -> RouterConfig {
+    let mut timeouts = Timeouts::default();
+    change(&mut timeouts);
+    RouterConfig { timeouts, ..quiet() }
+}
+
+/// Accepts connections, reads the request, and reports when the router hangs up.
+struct Mute {
+    addr: std::net::SocketAddr,
+    hung_up: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Mute {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let hung_up = std::sync::Arc::<std::sync::atomic::AtomicUsize>::default();
+        let count = std::sync::Arc::clone(&hung_up);
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let count = std::sync::Arc::clone(&count);
+                tokio::spawn(async move {
+                    let mut buffer = [0; 4096];
+                    while matches!(stream.read(&mut buffer).await, Ok(read) if read > 0) {}
+                    count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                });
+            }
+        });
+        Self { addr, hung_up }
+    }
+}
+
+/// D-133
+#[tokio::test]
+async fn a_slow_backend_is_answered_504_in_time_and_hung_up_on() {
+    let backend = Mute::start().await;
+    let rig = Rig::with(timeouts(|t| t.proxy = Duration::from_millis(300)), backend.addr).await;
+    let start = Instant::now();
+    let reply = rig.get("/").await;
+    let took = start.elapsed();
+    assert_eq!(reply.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(reply.detail(), "Timed out waiting for the backend sandbox: box");
+    assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(5), "{took:?}");
+    eventually("the router hangs up, so that the command can stop", || {
+        backend.hung_up.load(std::sync::atomic::Ordering::Relaxed) == 1
+    })
+    .await;
+}
+
+/// D-134
+#[tokio::test]
+async fn clients_may_ask_for_less_and_not_for_more() {
+    let backend = Mute::start().await;
+    let rig = Rig::with(timeouts(|t| t.proxy = Duration::from_millis(800)), backend.addr).await;
+    let wait = |value: &'static str| {
+        let rig = &rig;
+        async move {
+            let start = Instant::now();
+            let reply = rig.get_with("/", &[("x-sandbox-timeout", value)]).await;
+            assert_eq!(reply.status, StatusCode::GATEWAY_TIMEOUT);
+            start.elapsed()
+        }
+    };
+    assert!(wait("0.2").await < Duration::from_millis(750));
+    for unusable in ["60", "abc", "-1", "inf", "nan"] {
+        let took = wait(unusable).await;
+        assert!(took >= Duration::from_millis(800) && took < Duration::from_secs(5), "{unusable}: {took:?}");
+    }
+}
+
+/// D-135: with defaults, a 90 s command of a client that waits 120 s is within the budget.
+#[test]
+fn the_default_budget_covers_long_commands() {
+    let timeouts = Timeouts::default();
+    let granted = timeouts.response_header.map_or(timeouts.proxy, |stricter| stricter.min(timeouts.proxy));
+    assert!(granted.min(Duration::from_secs(120)) > Duration::from_secs(90));
+}
+
+/// D-135, in real time; run with `--ignored`. Also a 200 s command under a longer proxy timeout.
+#[tokio::test]
+#[ignore = "takes 200 s"]
+async fn long_commands_finish() {
+    let command = |seconds| async move {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = if seconds > 180 { timeouts(|t| t.proxy = Duration::from_secs(300)) } else { quiet() };
+        let rig = Rig::with(config, listener.local_addr().unwrap()).await;
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone").await.unwrap();
+        });
+        let request = http::Request::post("/execute")
+            .header("x-sandbox-id", "box")
+            .header("x-sandbox-timeout", (seconds + 30).to_string())
+            .body(http_body_util::Full::default())
+            .unwrap();
+        let reply = send(rig.addr, request).await;
+        assert_eq!((reply.status, reply.text()), (StatusCode::OK, "done"), "{seconds} s");
+    };
+    futures::future::join(command(90), command(200)).await;
+}
+
+/// A stream outlives the budget as long as it moves; the length is what a CI run can afford.
+#[tokio::test]
+async fn a_live_stream_is_not_cut_by_the_proxy_timeout() {
+    stream_for(Duration::from_secs(20), Duration::from_secs(2)).await;
+}
+
+/// The same for ten minutes; run with `--ignored`.
+#[tokio::test]
+#[ignore = "takes 600 s"]
+async fn a_ten_minute_stream_is_not_cut() {
+    stream_for(Duration::from_secs(600), Duration::from_secs(180)).await;
+}
+
+async fn stream_for(length: Duration, proxy_timeout: Duration) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let rig = Rig::with(timeouts(|t| t.proxy = proxy_timeout), listener.local_addr().unwrap()).await;
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let _ = stream.read(&mut [0; 4096]).await.unwrap();
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            .await
+            .unwrap();
+        let end = Instant::now() + length;
+        while Instant::now() < end {
+            stream.write_all(b"6\r\ndata\n\n\r\n").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        stream.write_all(b"0\r\n\r\n").await.unwrap();
+    });
+    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    client.write_all(b"GET /events HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\n\r\n").await.unwrap();
+    let (start, mut received, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
+    while !received.ends_with(b"0\r\n\r\n") {
+        let count =
+            tokio::time::timeout(PATIENCE, client.read(&mut buffer)).await.expect("events arrive at once").unwrap();
+        assert!(count > 0, "cut after {:?}", start.elapsed());
+        received.extend_from_slice(&buffer[..count]);
+    }
+    assert!(start.elapsed() >= length);
+    let events = received.windows(6).filter(|window| window == b"data\n\n").count();
+    assert!(events as u128 >= length.as_millis() / 500 / 2, "{events} events");
+}
+
+/// An upload that moves is alive, however slow its client.
+#[tokio::test]
+async fn a_slow_upload_is_not_cut_while_it_moves() {
+    let backend = Backend::echo().await;
+    let rig = Rig::with(timeouts(|t| t.proxy = Duration::from_millis(400)), backend.addr).await;
+    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    client
+        .write_all(
+            b"POST / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nContent-Length: 10\r\nConnection: close\r\n\r\n",
+        )
+        .await
+        .unwrap();
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        client.write_all(b"x").await.unwrap();
+    }
+    let mut answer = String::new();
+    tokio::time::timeout(PATIENCE, client.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("xxxxxxxxxx"), "{answer}");
+}
+
+#[tokio::test]
+async fn streams_and_clients_that_move_nothing_are_closed() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = timeouts(|t| {
+        t.stream_idle = Some(Duration::from_millis(300));
+        t.head_read = Duration::from_millis(300);
+        t.client_idle = Duration::from_millis(600);
+    });
+    let rig = Rig::with(config, listener.local_addr().unwrap()).await;
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let _ = stream.read(&mut [0; 4096]).await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nxx").await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let closes = |bytes: &'static [u8]| {
+        let addr = rig.addr;
+        async move {
+            let start = Instant::now();
+            let answer = raw(addr, bytes, PATIENCE).await;
+            (answer, start.elapsed())
+        }
+    };
+    let (answer, took) = closes(b"GET / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\n\r\n").await;
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.ends_with("\r\n\r\nxx") && took >= Duration::from_millis(300) && took < PATIENCE, "{took:?} {text:?}");
+    for silent in [b"".as_slice(), b"GET / HTTP/1.1\r\nHost:".as_slice()] {
+        let (_, took) = closes(silent).await;
+        assert!(took >= Duration::from_millis(300) && took < PATIENCE, "{took:?}");
+    }
+    let (answer, took) = closes(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n").await;
+    assert!(answer.starts_with(b"HTTP/1.1 200") && took >= Duration::from_millis(600) && took < PATIENCE, "{took:?}");
+}

@@ -1,0 +1,267 @@
+//! WebSockets and other upgrades: a real WebSocket application behind the router, and its limits.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_sandbox_router::{Cidr, RouterConfig, Timeouts, UpgradeLimits};
+use futures::{SinkExt, StreamExt};
+use http::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::handshake::server::{Request as Handshake, Response as Agreement};
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, accept_hdr_async, connect_async};
+
+use crate::support::*;
+
+/// A WebSocket application: echoes messages, speaks sub-protocol `chat`, records what it saw.
+struct Chat {
+    addr: SocketAddr,
+    handshakes: Arc<Mutex<Vec<HeaderMap>>>,
+    closes: Arc<Mutex<Vec<u16>>>,
+}
+
+impl Chat {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (handshakes, closes) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<Mutex<Vec<_>>>::default());
+        let (record, record_close) = (Arc::clone(&handshakes), Arc::clone(&closes));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(converse(stream, Arc::clone(&record), Arc::clone(&record_close)));
+            }
+        });
+        Self { addr, handshakes, closes }
+    }
+}
+
+#[allow(clippy::result_large_err, reason = "the signature is tungstenite's")]
+async fn converse(stream: TcpStream, record: Arc<Mutex<Vec<HeaderMap>>>, closes: Arc<Mutex<Vec<u16>>>) {
+    let agree = |request: &Handshake, mut response: Agreement| {
+        record.lock().push(request.headers().clone());
+        if request.headers().contains_key("sec-websocket-protocol") {
+            response.headers_mut().insert("sec-websocket-protocol", "chat".parse().unwrap());
+        }
+        Ok(response)
+    };
+    let Ok(mut socket) = accept_hdr_async(stream, agree).await else { return };
+    while let Some(Ok(message)) = socket.next().await {
+        match message {
+            Message::Text(_) | Message::Binary(_) => {
+                // A failure shows at the next read.
+                let _ = socket.send(message).await;
+            }
+            Message::Close(frame) => closes.lock().push(frame.map_or(0, |frame| frame.code.into())),
+            _ => {}
+        }
+    }
+}
+
+type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+async fn open(rig: &Rig, headers: &[(&'static str, &str)]) -> Result<Socket, Error> {
+    let mut request = format!("ws://{}/chat?room=1", rig.addr).into_client_request().unwrap();
+    for (name, value) in headers {
+        request.headers_mut().insert(*name, value.parse().unwrap());
+    }
+    tokio::time::timeout(PATIENCE, connect_async(request))
+        .await
+        .expect("handshakes do not hang")
+        .map(|(socket, _)| socket)
+}
+
+const TO_BOX: &[(&str, &str)] = &[("x-sandbox-id", "box")];
+
+async fn next(socket: &mut Socket) -> Option<Result<Message, Error>> {
+    tokio::time::timeout(PATIENCE, socket.next()).await.expect("a message or an end comes")
+}
+
+/// The close code the router or the application ends a socket with.
+async fn close_code(socket: &mut Socket) -> u16 {
+    loop {
+        match next(socket).await {
+            Some(Ok(Message::Close(Some(CloseFrame { code, .. })))) => return code.into(),
+            Some(Ok(_)) => {}
+            other => panic!("no close frame but {other:?}"),
+        }
+    }
+}
+
+fn limited(change: impl FnOnce(&mut UpgradeLimits)) -> RouterConfig {
+    let mut upgrades = UpgradeLimits::default();
+    change(&mut upgrades);
+    RouterConfig { upgrades, ..quiet() }
+}
+
+/// D-136
+#[tokio::test]
+async fn messages_of_all_sizes_round_trip() {
+    let chat = Chat::start().await;
+    let rig = Rig::before(chat.addr).await;
+    let mut socket = open(&rig, &[TO_BOX[0], ("sec-websocket-protocol", "chat, other")]).await.unwrap();
+    for size in [0, 1, 125, 126, 65_535, 65_536, 1_000_000] {
+        let message = Message::binary(vec![7_u8; size]);
+        socket.send(message.clone()).await.unwrap();
+        assert_eq!(next(&mut socket).await.unwrap().unwrap(), message, "{size}");
+    }
+    socket.send(Message::text("héllo")).await.unwrap();
+    assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("héllo"));
+    socket.close(Some(CloseFrame { code: 4321.into(), reason: "bye".into() })).await.unwrap();
+    assert_eq!(close_code(&mut socket).await, 4321, "close codes pass both ways");
+    eventually("the application hears the code", || chat.closes.lock().contains(&4321)).await;
+    eventually("the end is accounted for", || {
+        metric(&rig, "sandbox_router_requests_total{method=\"GET\",code=\"101\",sandbox_namespace=\"default\"}") == 1.0
+    })
+    .await;
+}
+
+/// D-137
+#[tokio::test]
+async fn an_idle_socket_outlives_the_proxy_timeout() {
+    let chat = Chat::start().await;
+    let timeouts = Timeouts {
+        proxy: Duration::from_millis(500),
+        client_idle: Duration::from_millis(500),
+        head_read: Duration::from_millis(500),
+        ..Timeouts::default()
+    };
+    let rig = Rig::with(RouterConfig { timeouts, ..quiet() }, chat.addr).await;
+    let mut socket = open(&rig, TO_BOX).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    socket.send(Message::text("still here")).await.unwrap();
+    assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("still here"));
+}
+
+/// D-138
+#[tokio::test]
+async fn the_origin_is_dropped_on_upgrades_and_kept_on_requests() {
+    let chat = Chat::start().await;
+    let rig = Rig::before(chat.addr).await;
+    open(&rig, &[TO_BOX[0], ("origin", "https://app.example")]).await.unwrap();
+    let seen = chat.handshakes.lock()[0].clone();
+    assert!(!seen.contains_key("origin"));
+    assert_eq!(seen["x-forwarded-for"], "127.0.0.1");
+    let backend = Backend::echo().await;
+    let rig = Rig::before(backend.addr).await;
+    rig.get_with("/", &[("origin", "https://app.example")]).await;
+    assert_eq!(backend.only().header("origin"), Some("https://app.example"));
+}
+
+/// D-139
+#[tokio::test]
+async fn a_socket_without_a_sandbox_is_refused() {
+    let chat = Chat::start().await;
+    let rig = Rig::before(chat.addr).await;
+    let Err(Error::Http(response)) = open(&rig, &[]).await else { panic!("the handshake must fail") };
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert!(chat.handshakes.lock().is_empty());
+}
+
+/// D-140
+#[tokio::test]
+async fn idle_and_old_sockets_end_with_1001() {
+    let chat = Chat::start().await;
+    let short = Some(Duration::from_millis(300));
+    let rig = Rig::with(limited(|limits| limits.idle = short), chat.addr).await;
+    let mut socket = open(&rig, TO_BOX).await.unwrap();
+    socket.send(Message::text("x")).await.unwrap();
+    assert_eq!(close_code(&mut socket).await, 1001);
+    let rig = Rig::with(limited(|limits| limits.lifetime = short), chat.addr).await;
+    let mut socket = open(&rig, TO_BOX).await.unwrap();
+    assert_eq!(close_code(&mut socket).await, 1001);
+    eventually("the application is told too", || *chat.closes.lock() == [1001, 1001]).await;
+}
+
+/// D-140
+#[tokio::test]
+async fn oversized_messages_end_with_1009() {
+    let chat = Chat::start().await;
+    let rig = Rig::with(limited(|limits| limits.max_message_bytes = 1000), chat.addr).await;
+    let mut socket = open(&rig, TO_BOX).await.unwrap();
+    socket.send(Message::binary(vec![0_u8; 1000])).await.unwrap();
+    assert!(next(&mut socket).await.unwrap().is_ok());
+    socket.send(Message::binary(vec![0_u8; 1001])).await.unwrap();
+    assert_eq!(close_code(&mut socket).await, 1009);
+}
+
+/// D-140
+#[tokio::test]
+async fn too_many_sockets_of_one_client_end_with_1008() {
+    let chat = Chat::start().await;
+    let config = RouterConfig {
+        trusted_proxies: vec!["127.0.0.0/8".parse::<Cidr>().unwrap()],
+        ..limited(|limits| limits.per_client = 1)
+    };
+    let rig = Rig::with(config, chat.addr).await;
+    let first = open(&rig, TO_BOX).await.unwrap();
+    let mut second = open(&rig, TO_BOX).await.unwrap();
+    assert_eq!(close_code(&mut second).await, 1008);
+    // A trusted proxy in front speaks for its clients.
+    let mut other = open(&rig, &[TO_BOX[0], ("x-forwarded-for", "6.6.6.6, 192.0.2.1, 127.0.0.9")]).await.unwrap();
+    other.send(Message::text("x")).await.unwrap();
+    assert_eq!(next(&mut other).await.unwrap().unwrap(), Message::text("x"));
+    drop(first);
+    eventually("the place is free again", || chat.handshakes.lock().len() == 2).await;
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let mut third = open(&rig, TO_BOX).await.unwrap();
+        let _ = third.send(Message::text("x")).await;
+        if matches!(next(&mut third).await, Some(Ok(Message::Text(_)))) {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "a closed socket gives its place back");
+    }
+}
+
+/// Other protocols upgrade too, and half-closing works through the tunnel.
+#[tokio::test]
+async fn any_protocol_can_be_upgraded_to() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let rig = Rig::before(listener.local_addr().unwrap()).await;
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = vec![0; 4096];
+        let count = stream.read(&mut head).await.unwrap();
+        assert!(String::from_utf8_lossy(&head[..count]).to_lowercase().contains("upgrade: tcp"));
+        stream.write_all(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: tcp\r\n\r\nearly ").await.unwrap();
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).await.unwrap();
+        stream.write_all(format!("got {rest}").as_bytes()).await.unwrap();
+    });
+    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    let head = b"POST /attach HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n";
+    client.write_all(head).await.unwrap();
+    client.write_all(b"ping").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut answer = String::new();
+    tokio::time::timeout(PATIENCE, client.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 101 ") && answer.ends_with("\r\n\r\nearly got ping"), "{answer}");
+}
+
+/// A sandbox that switches protocols unasked is not followed.
+#[tokio::test]
+async fn an_upgrade_nobody_asked_for_is_a_bad_gateway() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let rig = Rig::before(listener.local_addr().unwrap()).await;
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let _ = stream.read(&mut [0; 4096]).await.unwrap();
+        stream.write_all(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: evil\r\n\r\n").await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    assert_eq!(rig.get("/").await.status, StatusCode::BAD_GATEWAY);
+}
+
+/// A refusal by the application passes as it is.
+#[tokio::test]
+async fn a_refused_handshake_passes_through() {
+    let backend = Backend::answering(|_| http::Response::builder().status(403).body("no".into()).unwrap()).await;
+    let rig = Rig::before(backend.addr).await;
+    let Err(Error::Http(response)) = open(&rig, TO_BOX).await else { panic!("the handshake must fail") };
+    assert_eq!(response.status(), StatusCode::FORBIDDEN);
+}
