@@ -1,0 +1,232 @@
+//! The controller as a process: flags, TLS to the API, election, probes, metrics and an orderly end.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use agent_sandbox_api::{conditions::ConditionType, v1beta1::Sandbox};
+use agent_sandbox_apiserver::serve::{Listener, ListenerConfig};
+use agent_sandbox_controller::{Flags, connections, run_process};
+use agent_sandbox_testkit::{Cluster, Kubelet, KubeletConfig, eventually};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
+use kube::{Api, api::PostParams};
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+const LEASE: &str = "a3317529.agent-sandbox.x-k8s.io";
+
+struct Served {
+    cluster: Cluster,
+    kubeconfig: std::path::PathBuf,
+    _listener: Listener,
+    _kubelet: Kubelet,
+    _folder: tempfile::TempDir,
+}
+
+async fn serve() -> Served {
+    let cluster = Cluster::start().await.expect("a cluster");
+    let folder = tempfile::tempdir().expect("a folder");
+    let kubeconfig = folder.path().join("kubeconfig");
+    let config = ListenerConfig { kubeconfig: Some(kubeconfig.clone()), ..ListenerConfig::default() };
+    let listener = cluster.api.listen(config).await.expect("listens");
+    let kubelet = Kubelet::start(cluster.client(), KubeletConfig::default());
+    Served { cluster, kubeconfig, _listener: listener, _kubelet: kubelet, _folder: folder }
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("bound").port()
+}
+
+async fn get(port: u16, path: &str) -> Option<String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    Some(answer)
+}
+
+/// S-215, S-225: started from flags it leads, works over TLS, shows itself, and gives the lease back.
+#[tokio::test]
+async fn s_215_s_225_a_process_from_start_to_end() {
+    let served = serve().await;
+    let (metrics, health) = (free_port(), free_port());
+    let arguments = [
+        "controller".to_owned(),
+        format!("--kubeconfig={}", served.kubeconfig.display()),
+        "--leader-election-namespace=default".to_owned(),
+        "--enable-webhook=false".to_owned(),
+        format!("--metrics-bind-address=127.0.0.1:{metrics}"),
+        format!("-health-probe-bind-address=127.0.0.1:{health}"),
+        "--extensions".to_owned(),
+    ];
+    let flags = Flags::parse_from_go(arguments).expect("parses");
+    let shutdown = CancellationToken::new();
+    let process = tokio::spawn(run_process(flags, shutdown.clone()));
+
+    let sandboxes: Api<Sandbox> = Api::namespaced(served.cluster.client(), "default");
+    let sandbox = json!({ "metadata": { "name": "over-tls" }, "spec": { "podTemplate": { "spec": { "containers": [{ "name": "c", "image": "i" }] } } } });
+    sandboxes.create(&PostParams::default(), &serde_json::from_value(sandbox).expect("valid")).await.expect("created");
+    eventually("the Sandbox is Ready", || async {
+        let sandbox = sandboxes.get("over-tls").await.expect("there");
+        match sandbox.condition(ConditionType::Ready) {
+            Some(ready) if ready.status == "True" => Ok(()),
+            _ => Err(sandbox.status),
+        }
+    })
+    .await;
+    let leases: Api<Lease> = Api::namespaced(served.cluster.client(), "default");
+    let holder = || async {
+        leases.get(LEASE).await.expect("there").spec.and_then(|spec| spec.holder_identity).unwrap_or_default()
+    };
+    assert!(holder().await.contains('_'));
+    let page = get(metrics, "/metrics").await.expect("served");
+    assert!(page.contains("controller_runtime_reconcile_total{controller=\"sandbox\",result=\"success\"}"), "{page}");
+    assert!(page.contains("agent_sandboxes{namespace=\"default\",ready_condition=\"true\""), "{page}");
+    assert!(page.contains(&format!("leader_election_master_status{{name=\"{LEASE}\"}} 1")), "{page}");
+    for path in ["/healthz", "/readyz", "/healthz/healthz", "/readyz/readyz"] {
+        assert!(get(health, path).await.expect("served").starts_with("HTTP/1.1 200"), "{path}");
+    }
+    shutdown.cancel();
+    tokio::time::timeout(Duration::from_secs(10), process)
+        .await
+        .expect("in time")
+        .expect("no panic")
+        .expect("in order");
+    assert_eq!(holder().await, "", "released");
+    assert!(get(health, "/healthz").await.is_none(), "nothing listens any more");
+}
+
+/// Two replicas: only one writes; when it goes, the other continues.
+#[tokio::test]
+async fn a_second_replica_takes_over() {
+    let served = serve().await;
+    let start = || {
+        let shutdown = CancellationToken::new();
+        let arguments = [
+            "controller".to_owned(),
+            format!("--kubeconfig={}", served.kubeconfig.display()),
+            "--leader-election-namespace=default".to_owned(),
+            "--enable-webhook=false".to_owned(),
+            "--metrics-bind-address=0".to_owned(),
+            "--health-probe-bind-address=0".to_owned(),
+        ];
+        let flags = Flags::parse_from_go(arguments).expect("parses");
+        (tokio::spawn(run_process(flags, shutdown.clone())), shutdown)
+    };
+    let sandboxes: Api<Sandbox> = Api::namespaced(served.cluster.client(), "default");
+    let make_ready = async |name: &str| {
+        let sandbox = json!({ "metadata": { "name": name }, "spec": { "podTemplate": { "spec": { "containers": [{ "name": "c", "image": "i" }] } } } });
+        sandboxes
+            .create(&PostParams::default(), &serde_json::from_value(sandbox).expect("valid"))
+            .await
+            .expect("created");
+        eventually(name, || async {
+            let sandbox = sandboxes.get(name).await.expect("there");
+            match sandbox.condition(ConditionType::Ready) {
+                Some(ready) if ready.status == "True" => Ok(()),
+                _ => Err(sandbox.status),
+            }
+        })
+        .await;
+    };
+    let (first, stop_first) = start();
+    make_ready("one").await;
+    let (second, stop_second) = start();
+    stop_first.cancel();
+    first.await.expect("no panic").expect("in order");
+    make_ready("two").await;
+    stop_second.cancel();
+    second.await.expect("no panic").expect("in order");
+}
+
+/// In one namespace, the others are not touched.
+#[tokio::test]
+async fn a_namespaced_controller_stays_in_its_namespace() {
+    let served = serve().await;
+    let namespaces: Api<Namespace> = Api::all(served.cluster.client());
+    let other: Namespace = serde_json::from_value(json!({ "metadata": { "name": "other" } })).expect("valid");
+    namespaces.create(&PostParams::default(), &other).await.expect("created");
+    let arguments = [
+        "controller".to_owned(),
+        format!("--kubeconfig={}", served.kubeconfig.display()),
+        "--leader-elect=false".to_owned(),
+        "--watch-namespace=default".to_owned(),
+        "--enable-webhook=false".to_owned(),
+        "--metrics-bind-address=0".to_owned(),
+        "--health-probe-bind-address=0".to_owned(),
+    ];
+    let shutdown = CancellationToken::new();
+    let process = tokio::spawn(run_process(Flags::parse_from_go(arguments).expect("parses"), shutdown.clone()));
+    let sandbox: Sandbox =
+        serde_json::from_value(json!({ "metadata": { "name": "s" }, "spec": { "podTemplate": { "spec": { "containers": [{ "name": "c", "image": "i" }] } } } })).expect("valid");
+    for namespace in ["other", "default"] {
+        Api::namespaced(served.cluster.client(), namespace)
+            .create(&PostParams::default(), &sandbox)
+            .await
+            .expect("created");
+    }
+    let of = |namespace: &str| Api::<Sandbox>::namespaced(served.cluster.client(), namespace);
+    eventually("ours is Ready", || async {
+        let sandbox = of("default").get("s").await.expect("there");
+        match sandbox.condition(ConditionType::Ready) {
+            Some(ready) if ready.status == "True" => Ok(()),
+            _ => Err(sandbox.status),
+        }
+    })
+    .await;
+    assert!(of("other").get("s").await.expect("there").status.is_none());
+    shutdown.cancel();
+    process.await.expect("no panic").expect("in order");
+}
+
+/// Forwards connections to the API and counts them.
+async fn counting_door(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let address = listener.local_addr().expect("bound");
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    tokio::spawn(async move {
+        while let Ok((mut from, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(async move {
+                if let Ok(mut onward) = TcpStream::connect(to).await {
+                    let _ = tokio::io::copy_bidirectional(&mut from, &mut onward).await;
+                }
+            });
+        }
+    });
+    (address, count)
+}
+
+/// S-217, S-218: a lane has exactly as many connections as asked for, however many requests are in flight; watches have their own.
+#[tokio::test]
+async fn s_217_s_218_connections_are_counted() {
+    let served = serve().await;
+    for wanted in [1, 3] {
+        let mut config = connections::cluster_config(&served.kubeconfig.display().to_string()).await.expect("reads");
+        let target = config.cluster_url.authority().expect("an address").as_str().parse().expect("an address");
+        let (door, count) = counting_door(target).await;
+        config.cluster_url = format!("https://{door}").parse().expect("a URL");
+        let clients = connections::connect(&config, wanted).expect("connects");
+        let read = |client: &kube::Client| {
+            let api: Api<Sandbox> = Api::namespaced(client.clone(), "default");
+            async move { api.list(&Default::default()).await.expect("reads") }
+        };
+        for _ in 0..wanted {
+            read(&clients.claims).await;
+        }
+        assert_eq!(count.load(Ordering::SeqCst), wanted);
+        futures::future::join_all((0..60).map(|_| read(&clients.claims))).await;
+        assert_eq!(count.load(Ordering::SeqCst), wanted, "sixty in flight share them");
+        read(&clients.watch).await;
+        assert_eq!(count.load(Ordering::SeqCst), wanted + 1, "no write travels with a watch");
+    }
+}
