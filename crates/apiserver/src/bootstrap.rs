@@ -1,10 +1,11 @@
-//! What a new cluster contains: the namespaces every client expects.
+//! What a new cluster contains: the namespaces and cluster roles every client expects.
 
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
+    auth::defaults,
     server::{Core, OpenError},
     store::{Change, CommitError, Draft, Expect, Write},
     verbs::now,
@@ -13,33 +14,38 @@ use crate::{
 const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-node-lease"];
 
 pub(crate) async fn run(core: &Arc<Core>) -> Result<(), OpenError> {
-    let registry = core.registry.snapshot();
-    let namespaces = registry.resource("", "namespaces").expect("namespaces are built in");
     for name in NAMESPACES {
         let object = json!({
             "apiVersion": "v1",
             "kind": "Namespace",
-            "metadata": {
-                "name": name,
-                "uid": uuid::Uuid::new_v4().to_string(),
-                "creationTimestamp": now(),
-                "labels": { "kubernetes.io/metadata.name": name },
-            },
+            "metadata": { "name": name, "labels": { "kubernetes.io/metadata.name": name } },
             "spec": { "finalizers": ["kubernetes"] },
             "status": { "phase": "Active" },
         });
-        let draft = Draft::new(namespaces, &object);
-        let write = Write {
-            storage: namespaces.storage.clone(),
-            key: draft.key.clone(),
-            expect: Expect::Absent,
-            change: Change::Put(draft),
-            durable: true,
-        };
-        match core.store.commit(write).await {
-            Ok(_) | Err(CommitError::Exists) => {}
-            Err(error) => return Err(OpenError::Bootstrap(error)),
-        }
+        create(core, "", "namespaces", object).await?;
+    }
+    for role in defaults::cluster_roles() {
+        create(core, "rbac.authorization.k8s.io", "clusterroles", role).await?;
     }
     Ok(())
+}
+
+/// Stores an object unless one of that name is there.
+async fn create(core: &Arc<Core>, group: &str, plural: &str, mut object: Value) -> Result<(), OpenError> {
+    let registry = core.registry.snapshot();
+    let resource = registry.resource(group, plural).expect("only built-in kinds are created here");
+    object["metadata"]["uid"] = uuid::Uuid::new_v4().to_string().into();
+    object["metadata"]["creationTimestamp"] = now().into();
+    let draft = Draft::new(resource, &object);
+    let write = Write {
+        storage: resource.storage.clone(),
+        key: draft.key.clone(),
+        expect: Expect::Absent,
+        change: Change::Put(draft),
+        durable: true,
+    };
+    match core.store.commit(write).await {
+        Ok(_) | Err(CommitError::Exists) => Ok(()),
+        Err(error) => Err(OpenError::Bootstrap(error)),
+    }
 }

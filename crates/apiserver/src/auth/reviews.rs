@@ -210,8 +210,8 @@ fn invalid(kind: &str, field: &str, value: &Value, message: &str) -> ApiError {
     let path = Path::Root;
     let spec = path.child("spec");
     let error = match value {
-        Value::Null => FieldError::required(&spec.child(field), message),
-        value => FieldError::invalid(&spec.child(field), value, message),
+        Value::Null => FieldError::required(spec.child(field), message),
+        value => FieldError::invalid(spec.child(field), value, message),
     };
     let group = if kind.starts_with("Token") { "authentication.k8s.io" } else { "authorization.k8s.io" };
     ApiError::invalid(group, kind, "", &[error])

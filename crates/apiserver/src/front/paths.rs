@@ -21,24 +21,33 @@ const GIT_VERSION: &str = concat!("v1.36.3+embedded.", env!("CARGO_PKG_VERSION")
 /// OpenAPI documents of the registry as it is, made on demand.
 #[derive(Default)]
 pub(super) struct Documents {
-    made: Mutex<Option<(Arc<Snapshot>, HashMap<String, Arc<openapi::Document>>)>>,
+    made: Mutex<Option<Made>>,
+}
+
+/// What has been made of one snapshot, by path.
+struct Made {
+    of: Arc<Snapshot>,
+    documents: HashMap<String, Arc<openapi::Document>>,
 }
 
 impl Documents {
     fn openapi(&self, snapshot: &Arc<Snapshot>, path: &str) -> Option<Arc<openapi::Document>> {
-        if let Some((of, documents)) = &*self.made.lock()
-            && Arc::ptr_eq(of, snapshot)
-            && let Some(found) = documents.get(path)
+        if let Some(made) = &*self.made.lock()
+            && Arc::ptr_eq(&made.of, snapshot)
+            && let Some(found) = made.documents.get(path)
         {
             return Some(found.clone());
         }
         let document = Arc::new(openapi::document(snapshot, path)?);
         let mut made = self.made.lock();
         match &mut *made {
-            Some((of, documents)) if Arc::ptr_eq(of, snapshot) => {
-                documents.insert(path.to_owned(), document.clone());
+            Some(made) if Arc::ptr_eq(&made.of, snapshot) => {
+                made.documents.insert(path.to_owned(), document.clone());
             }
-            other => *other = Some((snapshot.clone(), HashMap::from([(path.to_owned(), document.clone())]))),
+            other => {
+                let documents = HashMap::from([(path.to_owned(), document.clone())]);
+                *other = Some(Made { of: snapshot.clone(), documents });
+            }
         }
         Some(document)
     }

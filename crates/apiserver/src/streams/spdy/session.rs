@@ -271,7 +271,7 @@ impl Reader {
     }
 
     async fn open(&mut self, id: u32, headers: Headers, fin: bool) -> Result<(), SpdyError> {
-        if id % 2 == 0 || id <= self.last_id {
+        if id.is_multiple_of(2) || id <= self.last_id {
             return Err(SpdyError::StreamId(id));
         }
         self.last_id = id;
