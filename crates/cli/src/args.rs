@@ -7,6 +7,7 @@ mod process;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
+pub(crate) use agent_sandbox_router::RouterArgs;
 pub(crate) use engine::*;
 pub(crate) use objects::*;
 pub(crate) use process::*;
@@ -92,6 +93,10 @@ pub(crate) enum Command {
     Kubeconfig(KubeconfigArgs),
     /// Forward local ports to a sandbox
     PortForward(PortForwardArgs),
+    /// Run the router (on a cluster)
+    Router(Box<RouterArgs>),
+    /// Make scoped tokens for the router
+    Token(TokenArgs),
     /// Print the version
     Version(VersionArgs),
     /// Print shell completions

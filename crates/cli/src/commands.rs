@@ -9,6 +9,7 @@ mod objects;
 mod pools;
 mod portforward;
 mod run;
+mod services;
 mod small;
 mod templates;
 mod up;
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 impl Command {
     /// Whether this command stays and serves until it is stopped.
     pub(crate) fn runs_a_service(&self) -> bool {
-        matches!(self, Self::Up(_))
+        matches!(self, Self::Up(_) | Self::Router(_))
     }
 }
 
@@ -51,6 +52,8 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Template(args) => templates::template(&Target::find(&global).await?, args).await?,
         Command::PortForward(args) => portforward::forward(&Target::find(&global).await?, args).await?,
         Command::Kubeconfig(args) => kubeconfig::kubeconfig(&global, &args)?,
+        Command::Router(args) => return services::router(*args).await,
+        Command::Token(args) => services::token(&args)?,
         Command::Version(args) => small::version(&args)?,
         Command::Completion(args) => small::completion(&args)?,
     }

@@ -43,11 +43,6 @@ impl DataDir {
         }
     }
 
-    /// A folder given by the caller, for engines that live in a temporary folder.
-    pub(crate) fn at(path: PathBuf) -> Self {
-        Self(path)
-    }
-
     /// Makes the folder, readable by its owner alone.
     pub(crate) fn create(&self) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
@@ -126,7 +121,7 @@ mod tests {
     #[test]
     fn only_a_live_process_counts_as_running() {
         let folder = tempfile::tempdir().unwrap();
-        let data = DataDir::at(folder.path().to_path_buf());
+        let data = DataDir(folder.path().to_path_buf());
         assert!(data.running().is_none(), "no state file");
         data.announce("https://127.0.0.1:1".into(), "http://127.0.0.1:2".into()).unwrap();
         assert_eq!(data.running().unwrap().pid, std::process::id());
@@ -142,7 +137,7 @@ mod tests {
     fn the_folder_is_private() {
         use std::os::unix::fs::PermissionsExt;
         let parent = tempfile::tempdir().unwrap();
-        let data = DataDir::at(parent.path().join("a/b"));
+        let data = DataDir(parent.path().join("a/b"));
         data.create().unwrap();
         assert_eq!(fs::metadata(data.path()).unwrap().permissions().mode() & 0o777, 0o700);
         write_private(&data.kubeconfig(), b"x").unwrap();
