@@ -3,6 +3,7 @@
 mod engine;
 mod objects;
 mod process;
+mod values;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;

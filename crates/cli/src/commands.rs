@@ -47,7 +47,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Exec(args) => return exec::exec(&Target::find(&global).await?, args).await,
         Command::Shell(args) => return exec::shell(&Target::find(&global).await?, args).await,
         Command::Logs(args) => logs::logs(&Target::find(&global).await?, args).await?,
-        Command::Apply(args) => apply::apply(&Target::find(&global).await?, args).await?,
+        Command::Apply(args) => apply::apply(&global, args).await?,
         Command::Pool(args) => pools::pool(&Target::find(&global).await?, args).await?,
         Command::Template(args) => templates::template(&Target::find(&global).await?, args).await?,
         Command::PortForward(args) => portforward::forward(&Target::find(&global).await?, args).await?,

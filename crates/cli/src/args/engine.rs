@@ -1,6 +1,9 @@
 //! Arguments of commands about the engine on this machine.
 
-use super::OutputArgs;
+use super::{
+    OutputArgs,
+    values::{duration, quantity},
+};
 use clap::{Args, ValueEnum};
 use std::{net::SocketAddr, time::Duration};
 
@@ -101,53 +104,4 @@ pub(crate) struct KubeconfigArgs {
     /// Add the local engine to ~/.kube/config instead of printing
     #[arg(long)]
     pub(crate) merge: bool,
-}
-
-/// Parses `30`, `30s`, `5m`, `2h`, `1d`, `500ms`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let split = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let seconds = match unit {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        "d" => 86_400.0,
-        _ => return Err(format!("`{unit}` is not a unit of time; use ms, s, m, h or d")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a duration; write for example 30s or 5m"))?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| format!("`{text}` is too long"))
-}
-
-/// Checks that a text is a Kubernetes quantity such as `512Mi` or `0.5`.
-pub(crate) fn quantity(text: &str) -> Result<String, String> {
-    let split = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let known = ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    if number.parse::<f64>().is_ok() && known.contains(&unit) {
-        return Ok(text.to_owned());
-    }
-    Err(format!("`{text}` is not a quantity; write for example 512Mi, 1Gi or 0.5"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_have_units() {
-        assert_eq!(duration("30"), Ok(Duration::from_secs(30)));
-        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert!(duration("5 weeks").unwrap_err().contains("unit"));
-        assert!(duration("fast").is_err() && duration("").is_err());
-    }
-
-    #[test]
-    fn quantities_are_checked_before_anything_starts() {
-        assert_eq!(quantity("512Mi"), Ok("512Mi".to_owned()));
-        assert_eq!(quantity("0.5"), Ok("0.5".to_owned()));
-        assert!(quantity("512MB").unwrap_err().contains("512Mi"));
-        assert!(quantity("-1").is_err() && quantity("").is_err());
-    }
 }

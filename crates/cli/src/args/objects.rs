@@ -1,27 +1,31 @@
 //! Arguments of commands about sandboxes, claims, pools and templates.
 
-use super::{OutputArgs, duration};
+use super::{
+    OutputArgs,
+    values::{duration, object_name, ports, quantity, variable},
+};
 use clap::{Args, Subcommand};
 use std::{path::PathBuf, time::Duration};
 
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
     /// Name of the sandbox
+    #[arg(value_parser = object_name)]
     pub(crate) name: String,
     /// Image to run; `host` shows the node's own programs, read-only
     #[arg(long, default_value = "host")]
     pub(crate) image: String,
     /// Environment variable NAME=VALUE
-    #[arg(long, short, value_name = "NAME=VALUE")]
-    pub(crate) env: Vec<String>,
+    #[arg(long, short, value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
     /// Isolation: an OCI runtime by its class name (`gvisor`, `crun`, …)
     #[arg(long, value_name = "CLASS")]
     pub(crate) isolation: Option<String>,
     /// Memory limit, for example 512Mi
-    #[arg(long, value_name = "QUANTITY", value_parser = super::quantity)]
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
     pub(crate) memory: Option<String>,
     /// CPU limit, for example 0.5 or 2
-    #[arg(long, value_name = "QUANTITY", value_parser = super::quantity)]
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
     pub(crate) cpus: Option<String>,
     /// Delete the sandbox after this time
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -44,14 +48,15 @@ pub(crate) struct WaitArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct ClaimArgs {
-    /// Warm pool (or template) to claim from
+    /// Warm pool to claim from
+    #[arg(value_parser = object_name)]
     pub(crate) pool: String,
     /// Name of the claim; one is made up when left out
-    #[arg(long)]
+    #[arg(long, value_parser = object_name)]
     pub(crate) name: Option<String>,
     /// Environment variable NAME=VALUE
-    #[arg(long, short, value_name = "NAME=VALUE")]
-    pub(crate) env: Vec<String>,
+    #[arg(long, short, value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
     /// Delete the claim and its sandbox after this time
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) expires_in: Option<Duration>,
@@ -76,6 +81,7 @@ pub(crate) struct ListArgs {
 #[derive(Args, Debug)]
 pub(crate) struct GetArgs {
     /// Name of the sandbox, or of a claim
+    #[arg(value_parser = object_name)]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
@@ -84,6 +90,7 @@ pub(crate) struct GetArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ExecArgs {
     /// Name of the sandbox, or of a claim
+    #[arg(value_parser = object_name)]
     pub(crate) name: String,
     /// Container, when the sandbox has several
     #[arg(long, short)]
@@ -102,6 +109,7 @@ pub(crate) struct ExecArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ShellArgs {
     /// Name of the sandbox, or of a claim
+    #[arg(value_parser = object_name)]
     pub(crate) name: String,
     /// Container, when the sandbox has several
     #[arg(long, short)]
@@ -111,6 +119,7 @@ pub(crate) struct ShellArgs {
 #[derive(Args, Debug)]
 pub(crate) struct LogsArgs {
     /// Name of the sandbox, or of a claim
+    #[arg(value_parser = object_name)]
     pub(crate) name: String,
     /// Container, when the sandbox has several
     #[arg(long, short)]
@@ -129,7 +138,7 @@ pub(crate) struct LogsArgs {
 #[derive(Args, Debug)]
 pub(crate) struct NamesArgs {
     /// Names of sandboxes, or of claims
-    #[arg(required = true)]
+    #[arg(required = true, value_parser = object_name)]
     pub(crate) names: Vec<String>,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
@@ -138,7 +147,7 @@ pub(crate) struct NamesArgs {
 #[derive(Args, Debug)]
 pub(crate) struct DeleteArgs {
     /// Names of sandboxes, or of claims
-    #[arg(required_unless_present = "all")]
+    #[arg(required_unless_present = "all", value_parser = object_name)]
     pub(crate) names: Vec<String>,
     /// Every claim and every sandbox of the namespace that no pool owns
     #[arg(long, conflicts_with = "names")]
@@ -168,9 +177,10 @@ pub(crate) enum PoolCommand {
     /// Create a warm pool
     Create {
         /// Name of the pool
+        #[arg(value_parser = object_name)]
         name: String,
         /// Template that its sandboxes are made from
-        #[arg(long)]
+        #[arg(long, value_parser = object_name)]
         template: String,
         /// How many to keep warm
         #[arg(long, default_value_t = 1)]
@@ -182,6 +192,7 @@ pub(crate) enum PoolCommand {
     /// Change how many sandboxes a pool keeps warm
     Scale {
         /// Name of the pool
+        #[arg(value_parser = object_name)]
         name: String,
         /// How many to keep warm
         replicas: u32,
@@ -190,6 +201,7 @@ pub(crate) enum PoolCommand {
     #[command(visible_alias = "rm")]
     Delete {
         /// Name of the pool
+        #[arg(value_parser = object_name)]
         name: String,
     },
 }
@@ -205,6 +217,7 @@ pub(crate) enum TemplateCommand {
     /// Create a template
     Create {
         /// Name of the template
+        #[arg(value_parser = object_name)]
         name: String,
         /// Image of its sandboxes
         #[arg(long, default_value = "host")]
@@ -217,6 +230,7 @@ pub(crate) enum TemplateCommand {
     #[command(visible_alias = "rm")]
     Delete {
         /// Name of the template
+        #[arg(value_parser = object_name)]
         name: String,
     },
 }
@@ -224,8 +238,9 @@ pub(crate) enum TemplateCommand {
 #[derive(Args, Debug)]
 pub(crate) struct PortForwardArgs {
     /// Name of the sandbox, or of a claim
+    #[arg(value_parser = object_name)]
     pub(crate) name: String,
     /// LOCAL:REMOTE, or one number for both
-    #[arg(required = true, value_name = "[LOCAL:]REMOTE")]
-    pub(crate) ports: Vec<String>,
+    #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = ports)]
+    pub(crate) ports: Vec<(u16, u16)>,
 }

@@ -2,7 +2,11 @@
 
 mod short;
 
-use crate::{args::ApplyArgs, output, target::Target};
+use crate::{
+    args::{ApplyArgs, GlobalArgs},
+    output,
+    target::Target,
+};
 use anyhow::{Context as _, Result, bail};
 use kube::{
     Api, Client, Discovery, ResourceExt,
@@ -16,7 +20,8 @@ use std::{io::Read, path::Path};
 /// Who we are in managedFields.
 const MANAGER: &str = "agent-sandbox";
 
-pub(crate) async fn apply(target: &Target, args: ApplyArgs) -> Result<()> {
+pub(crate) async fn apply(global: &GlobalArgs, args: ApplyArgs) -> Result<()> {
+    // Mistakes in the files are reported before any cluster is looked for.
     let mut documents = Vec::new();
     for file in &args.filename {
         let text = read(file)?;
@@ -34,12 +39,13 @@ pub(crate) async fn apply(target: &Target, args: ApplyArgs) -> Result<()> {
         }
         wanted.push(full.object);
     }
+    let target = Target::find(global).await?;
     if !args.dry_run {
         target.announce_change();
     }
     let discovery = Discovery::new(target.client.clone()).run().await.context("cannot ask the API what it serves")?;
     for object in wanted {
-        apply_one(target, &discovery, object, args.dry_run).await?;
+        apply_one(&target, &discovery, object, args.dry_run).await?;
     }
     Ok(())
 }

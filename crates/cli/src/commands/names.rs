@@ -1,35 +1,12 @@
-//! Names and values that users type: checked before anything is sent, with a suggestion where one is near.
+//! Names that users type and nobody has: with a suggestion where one is near.
 
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use agent_sandbox_client::ClientError;
-use anyhow::{Error, Result, bail};
+use anyhow::Error;
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
 /// Names further apart than this are not what the user meant.
 const SIMILAR: f64 = 0.7;
-
-/// A DNS-1123 subdomain, as Kubernetes wants names.
-pub(crate) fn check_name(name: &str) -> Result<()> {
-    let label = |part: &str| {
-        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        !part.is_empty() && part.bytes().all(inner) && !part.starts_with('-') && !part.ends_with('-')
-    };
-    if name.len() > 253 || !name.split('.').all(label) {
-        bail!("`{name}` is not a valid name: use lower-case letters, digits and `-`, for example my-sandbox");
-    }
-    Ok(())
-}
-
-/// `NAME=VALUE` pairs.
-pub(crate) fn environment(pairs: &[String]) -> Result<Vec<(String, String)>> {
-    pairs
-        .iter()
-        .map(|pair| match pair.split_once('=') {
-            Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-            _ => bail!("`{pair}` is not NAME=VALUE"),
-        })
-        .collect()
-}
 
 /// Adds "did you mean" to an error about a name that does not exist.
 pub(crate) async fn with_suggestion(client: &Client, namespace: &str, error: ClientError) -> Error {
@@ -56,20 +33,6 @@ fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_follow_kubernetes_rules() {
-        assert!(check_name("my-sandbox.v1").is_ok());
-        for wrong in ["", "My", "a_b", "-a", "a-", "a..b", &"a".repeat(254)] {
-            assert!(check_name(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn environment_pairs_need_an_equals_sign() {
-        assert_eq!(environment(&["A=b=c".into()]).unwrap(), [("A".to_owned(), "b=c".to_owned())]);
-        assert!(environment(&["A".into()]).is_err() && environment(&["=b".into()]).is_err());
-    }
 
     #[test]
     fn only_a_near_name_is_suggested() {

@@ -2,7 +2,7 @@
 
 mod show;
 
-use super::names::{check_name, environment, with_suggestion};
+use super::names::with_suggestion;
 use crate::{
     args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, ListArgs, NamesArgs},
     output,
@@ -10,7 +10,7 @@ use crate::{
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use agent_sandbox_client::{self as sdk, ClaimOptions, ClientError, ContainerOptions, Deleted};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, ResourceExt,
@@ -19,11 +19,10 @@ use kube::{
 use std::time::Duration;
 
 pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
-    check_name(&args.name)?;
     let container = ContainerOptions {
         image: args.image,
         command: args.command,
-        env: environment(&args.env)?,
+        env: args.env,
         memory: args.memory,
         cpus: args.cpus,
         runtime_class: args.isolation,
@@ -50,16 +49,10 @@ pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
 }
 
 pub(crate) async fn claim(target: &Target, args: ClaimArgs) -> Result<()> {
-    check_name(&args.pool)?;
-    args.name.as_deref().map_or(Ok(()), check_name)?;
     target.announce_change();
     let api: Api<SandboxClaim> = Api::namespaced(target.client.clone(), &target.namespace);
-    let options = ClaimOptions {
-        name: args.name,
-        pool: args.pool,
-        env: environment(&args.env)?,
-        expires_at: args.expires_in.map(from_now),
-    };
+    let options =
+        ClaimOptions { name: args.name, pool: args.pool, env: args.env, expires_at: args.expires_in.map(from_now) };
     let mut claim = match api.create(&PostParams::default(), &sdk::claim(&options)).await {
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
             let name = options.name.unwrap_or_default();
@@ -187,9 +180,6 @@ async fn everything_of_the_user(target: &Target) -> Result<Vec<String>> {
 
 /// Finds a Sandbox by the name a user typed, with a suggestion when there is none.
 pub(crate) async fn found(target: &Target, name: &str) -> Result<sdk::Found> {
-    if name.is_empty() {
-        bail!("the name of a sandbox is empty");
-    }
     match sdk::find(&target.client, &target.namespace, name).await {
         Ok(found) => Ok(found),
         Err(error) => Err(with_suggestion(&target.client, &target.namespace, error).await),

@@ -1,6 +1,5 @@
 //! `pool`: warm pools.
 
-use super::names::check_name;
 use crate::{
     args::{ListArgs, PoolArgs, PoolCommand},
     output::{self, Table, age},
@@ -23,8 +22,6 @@ pub(crate) async fn pool(target: &Target, args: PoolArgs) -> Result<()> {
     }
     match args.command {
         PoolCommand::Create { name, template, replicas } => {
-            check_name(&name)?;
-            check_name(&template)?;
             api.create(&PostParams::default(), &sdk::pool(&name, &template, replicas)).await?;
             output::print(&format!("pool {name} keeps {replicas} sandboxes of template {template} warm\n"))
         }

@@ -3,15 +3,14 @@
 use super::objects::found;
 use crate::{args::PortForwardArgs, target::Target};
 use agent_sandbox_client as sdk;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use tokio::{net::TcpListener, task::JoinSet};
 
 pub(crate) async fn forward(target: &Target, args: PortForwardArgs) -> Result<()> {
-    let pairs = args.ports.iter().map(|text| parse(text)).collect::<Result<Vec<_>>>()?;
     let found = found(target, &args.name).await?;
     let pod = sdk::running_pod(&target.client, &found.sandbox).await?;
     let mut listeners = JoinSet::new();
-    for (local, remote) in pairs {
+    for (local, remote) in args.ports {
         let listener = TcpListener::bind(("127.0.0.1", local)).await;
         let listener = listener.with_context(|| format!("cannot listen on 127.0.0.1:{local}"))?;
         eprintln!("forwarding {} -> {remote}", listener.local_addr()?);
@@ -30,29 +29,4 @@ pub(crate) async fn forward(target: &Target, args: PortForwardArgs) -> Result<()
         });
     }
     tokio::signal::ctrl_c().await.context("cannot wait for Ctrl-C")
-}
-
-/// `LOCAL:REMOTE`, `:REMOTE` for a free local port, or one number for both.
-fn parse(text: &str) -> Result<(u16, u16)> {
-    let (local, remote) = text.split_once(':').unwrap_or((text, text));
-    let local = if local.is_empty() { Ok(0) } else { local.parse::<u16>() };
-    match (local, remote.parse::<u16>()) {
-        (Ok(local), Ok(remote)) if remote > 0 => Ok((local, remote)),
-        _ => bail!("`{text}` is not a pair of ports; write for example 8000:8888"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ports_come_in_pairs() {
-        assert_eq!(parse("8000:80").unwrap(), (8000, 80));
-        assert_eq!(parse("80").unwrap(), (80, 80));
-        assert_eq!(parse(":80").unwrap(), (0, 80));
-        for wrong in ["", "a", "80:", "70000", "1:2:3", "80:0"] {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
-    }
 }

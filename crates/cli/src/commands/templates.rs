@@ -1,6 +1,5 @@
 //! `template`: what sandboxes are made from.
 
-use super::names::check_name;
 use crate::{
     args::{ListArgs, TemplateArgs, TemplateCommand},
     output::{self, Table, age},
@@ -19,7 +18,6 @@ pub(crate) async fn template(target: &Target, args: TemplateArgs) -> Result<()> 
     let api: Api<SandboxTemplate> = Api::namespaced(target.client.clone(), &target.namespace);
     match args.command {
         TemplateCommand::Create { name, image } => {
-            check_name(&name)?;
             target.announce_change();
             let container = ContainerOptions { image, ..ContainerOptions::default() };
             api.create(&PostParams::default(), &sdk::template(&name, &container)).await?;

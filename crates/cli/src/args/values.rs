@@ -1,0 +1,106 @@
+//! Values that users type, checked while the command line is read: a mistake is reported before anything is contacted.
+
+use std::time::Duration;
+
+/// Parses `30`, `30s`, `5m`, `2h`, `1d`, `500ms`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().map_err(|_| "write a number and a unit, for example 30s or 5m".to_owned())?;
+    let seconds = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => return Err(format!("`{unit}` is not a unit of time; use ms, s, m, h or d")),
+    };
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| "that is too long".to_owned())
+}
+
+/// Checks that a text is a Kubernetes quantity such as `512Mi` or `0.5`.
+pub(crate) fn quantity(text: &str) -> Result<String, String> {
+    let split = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let known = ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    if number.parse::<f64>().is_ok() && known.contains(&unit) {
+        return Ok(text.to_owned());
+    }
+    Err("write for example 512Mi, 1Gi or 0.5".to_owned())
+}
+
+/// A DNS-1123 subdomain, as Kubernetes wants names.
+pub(crate) fn object_name(text: &str) -> Result<String, String> {
+    let label = |part: &str| {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !part.is_empty() && part.bytes().all(inner) && !part.starts_with('-') && !part.ends_with('-')
+    };
+    if text.len() > 253 || !text.split('.').all(label) {
+        return Err("use lower-case letters, digits and `-`, for example my-sandbox".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// `NAME=VALUE`.
+pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write NAME=VALUE".to_owned()),
+    }
+}
+
+/// `LOCAL:REMOTE`, `:REMOTE` for a free local port, or one number for both.
+pub(crate) fn ports(text: &str) -> Result<(u16, u16), String> {
+    let (local, remote) = text.split_once(':').unwrap_or((text, text));
+    let local = if local.is_empty() { Ok(0) } else { local.parse::<u16>() };
+    match (local, remote.parse::<u16>()) {
+        (Ok(local), Ok(remote)) if remote > 0 => Ok((local, remote)),
+        _ => Err("write a pair of ports, for example 8000:8888".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert!(duration("5 weeks").unwrap_err().contains("unit"));
+        assert!(duration("fast").is_err() && duration("").is_err());
+    }
+
+    #[test]
+    fn quantities_follow_kubernetes() {
+        assert_eq!(quantity("512Mi"), Ok("512Mi".to_owned()));
+        assert_eq!(quantity("0.5"), Ok("0.5".to_owned()));
+        assert!(quantity("512MB").unwrap_err().contains("512Mi"));
+        assert!(quantity("-1").is_err() && quantity("").is_err());
+    }
+
+    #[test]
+    fn names_follow_kubernetes_rules() {
+        assert!(object_name("my-sandbox.v1").is_ok());
+        for wrong in ["", "My", "a_b", "-a", "a-", "a..b", &"a".repeat(254)] {
+            assert!(object_name(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn variables_need_an_equals_sign() {
+        assert_eq!(variable("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
+        assert!(variable("A").is_err() && variable("=b").is_err());
+    }
+
+    #[test]
+    fn ports_come_in_pairs() {
+        assert_eq!(ports("8000:80"), Ok((8000, 80)));
+        assert_eq!(ports("80"), Ok((80, 80)));
+        assert_eq!(ports(":80"), Ok((0, 80)));
+        for wrong in ["", "a", "80:", "70000", "1:2:3", "80:0"] {
+            assert!(ports(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What every command says about itself, word for word.
+
+use std::process::Command;
+
+fn help(words: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_agent-sandbox"))
+        .args(words)
+        .arg("--help")
+        .env("COLUMNS", "100")
+        .env_remove("AGENT_SANDBOX_DATA_DIR")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{words:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+macro_rules! help_pages {
+    ($($name:ident: $words:expr;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                insta::assert_snapshot!(help(&$words));
+            }
+        )*
+    };
+}
+
+help_pages! {
+    top: [];
+    run: ["run"];
+    up: ["up"];
+    down: ["down"];
+    status: ["status"];
+    create: ["create"];
+    claim: ["claim"];
+    list: ["list"];
+    get: ["get"];
+    exec: ["exec"];
+    shell: ["shell"];
+    logs: ["logs"];
+    suspend: ["suspend"];
+    resume: ["resume"];
+    delete: ["delete"];
+    apply: ["apply"];
+    pool: ["pool"];
+    pool_create: ["pool", "create"];
+    template: ["template"];
+    kubeconfig: ["kubeconfig"];
+    port_forward: ["port-forward"];
+    token_mint: ["token", "mint"];
+    version: ["version"];
+    completion: ["completion"];
+}

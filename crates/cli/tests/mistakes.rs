@@ -1,0 +1,64 @@
+//! Wrong input, and what people are told about it. No engine runs: nothing may be touched before the input is understood.
+
+use std::process::Command;
+
+/// The exit code and everything printed, with paths of this run taken out.
+fn try_out(words: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_agent-sandbox"))
+        .arg("--data-dir")
+        .arg(folder.path())
+        .args(words)
+        .env("COLUMNS", "100")
+        .env_remove("KUBECONFIG")
+        .env_remove("AGENT_SANDBOX_TARGET")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    assert!(folder.path().read_dir().unwrap().next().is_none(), "nothing is written for {words:?}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text = text.replace(&folder.path().display().to_string(), "DATA");
+    format!("$ agent-sandbox {}\n{text}exit {}", words.join(" "), output.status.code().unwrap_or(-1))
+}
+
+macro_rules! mistakes {
+    ($($name:ident: [$($words:expr),+ $(,)?];)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let said: Vec<String> = [$(try_out(&$words)),+].into();
+                insta::assert_snapshot!(said.join("\n\n"));
+            }
+        )*
+    };
+}
+
+mistakes! {
+    top: [["lst"], ["--nope"], ["exce", "a", "--", "b"]];
+    run: [
+        ["run"],
+        ["run", "--memory", "lots", "--", "true"],
+        ["run", "--timeout", "soon", "--", "true"],
+        ["run", "--volume", "/no/such/folder:/mnt", "--", "true"],
+        ["run", "--env", "NO_SUCH_VARIABLE_HERE", "--", "true"],
+        ["run", "--tty", "--", "true"],
+        ["run", "--network", "some", "--", "true"],
+    ];
+    up: [["up", "--api-listen", "here"], ["up", "--router-auth", "maybe"], ["up", "--warm", "-1"]];
+    down: [["down", "now"], ["down", "--purge=yes"], ["down", "--force"]];
+    status: [["status", "-o", "xml"], ["status", "box"], ["status", "--watch"]];
+    create: [["create"], ["create", "Bad_Name"], ["create", "a", "--env", "X"], ["create", "a", "--expires-in", "x"]];
+    claim: [["claim"], ["claim", "UPPER"], ["claim", "a", "--wait", "forever"]];
+    list: [["list", "-o", "wide"], ["list", "box"], ["list"]];
+    get: [["get"], ["get", "a", "b"], ["get", "a"]];
+    exec: [["exec", "a"], ["exec", "--", "ls"], ["exec", "a", "--", "ls"]];
+    logs: [["logs"], ["logs", "a", "--tail", "x"], ["logs", "a"]];
+    suspend: [["suspend"], ["suspend", "a", "--wait", "-1"], ["suspend", "a"]];
+    delete: [["delete"], ["delete", "a", "--all"], ["delete", "a"]];
+    apply: [["apply"], ["apply", "-f"], ["apply", "-f", "/no/such/file.yaml"]];
+    pool: [["pool"], ["pool", "create", "a"], ["pool", "scale", "a", "many"]];
+    template: [["template"], ["template", "creat", "a"], ["template", "delete"]];
+    kubeconfig: [["kubeconfig"], ["kubeconfig", "--merge"], ["kubeconfig", "x"]];
+    port_forward: [["port-forward"], ["port-forward", "a"], ["port-forward", "a", "x"]];
+    completion: [["completion"], ["completion", "cmd"], ["completion", "bash", "zsh"]];
+}
