@@ -94,6 +94,13 @@ pub(crate) enum Command {
     Kubeconfig(KubeconfigArgs),
     /// Forward local ports to a sandbox
     PortForward(PortForwardArgs),
+    /// Run the controller (on a cluster); takes the flags of upstream's controller
+    #[command(disable_help_flag = true)]
+    Controller {
+        /// Upstream's flags; `agent-sandbox controller --help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+        arguments: Vec<String>,
+    },
     /// Run the router (on a cluster)
     Router(Box<RouterArgs>),
     /// Make scoped tokens for the router

@@ -21,6 +21,8 @@ use crate::{
 use anyhow::Result;
 use std::process::ExitCode;
 
+pub(crate) use services::controller;
+
 impl Command {
     /// Whether this command stays and serves until it is stopped.
     pub(crate) fn runs_a_service(&self) -> bool {
@@ -52,6 +54,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Template(args) => templates::template(&Target::find(&global).await?, args).await?,
         Command::PortForward(args) => portforward::forward(&Target::find(&global).await?, args).await?,
         Command::Kubeconfig(args) => kubeconfig::kubeconfig(&global, &args)?,
+        Command::Controller { arguments } => return Ok(controller(arguments)),
         Command::Router(args) => return services::router(*args).await,
         Command::Token(args) => services::token(&args)?,
         Command::Version(args) => small::version(&args)?,

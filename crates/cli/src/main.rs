@@ -14,6 +14,11 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // A Pod's supervisor and the helpers that enter sandboxes are this same program, started anew.
     agent_sandbox_node::helper_main();
+    // The controller takes upstream's flags, in Go's spelling, and none of ours.
+    let controller: Vec<String> = std::env::args().skip(1).collect();
+    if controller.first().is_some_and(|word| word == "controller") {
+        return commands::controller(controller);
+    }
     let cli = args::Cli::parse();
     start_logging(cli.global.verbose, &cli.command);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
