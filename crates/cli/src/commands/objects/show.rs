@@ -26,7 +26,7 @@ pub(crate) fn table(sandboxes: &[Sandbox], with_namespace: bool, now: Timestamp)
     let skip = usize::from(!with_namespace);
     let mut table = Table::new(&columns[skip..]);
     for sandbox in sandboxes {
-        let cells = vec![
+        let cells = [
             sandbox.namespace().to_owned(),
             sandbox.name_any(),
             state(sandbox),
