@@ -1,5 +1,7 @@
 //! What every command says about itself, word for word.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::process::Command;
 
 fn help(words: &[&str]) -> String {

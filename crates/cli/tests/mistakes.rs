@@ -1,5 +1,7 @@
 //! Wrong input, and what people are told about it. No engine runs: nothing may be touched before the input is understood.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::process::Command;
 
 /// The exit code and everything printed, with paths of this run taken out.
