@@ -24,6 +24,8 @@ pub const DEFAULT_MAX_PROCESSES: usize = 256;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub listen: Vec<SocketAddr>,
+    /// Served when nobody else has them; a taken one is said and passed over.
+    pub listen_if_free: Vec<SocketAddr>,
     pub unix: Vec<PathBuf>,
     pub mode: Mode,
     pub exec_mode: ExecMode,

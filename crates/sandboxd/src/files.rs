@@ -1,14 +1,19 @@
 //! The file system as seen from below a root: nothing here reads, writes, lists or reveals what lies outside.
 
+pub mod archive;
 pub mod list;
 pub mod read;
-pub mod refuse;
+mod refuse;
 pub mod root;
+pub mod search;
+pub mod tree;
 mod walk;
+pub mod watch;
 pub mod write;
 
 use rustix::io::Errno;
 
+pub(crate) use refuse::require_regular;
 pub use root::{Follow, Located, Root};
 
 /// Why a file operation below a root failed.

@@ -4,11 +4,14 @@
 
 pub mod config;
 pub mod files;
+pub mod native;
 pub mod paths;
 pub mod process;
 mod random;
 pub mod runtime;
 pub mod server;
 mod start;
+mod users;
+pub mod workspace;
 
 pub use start::{RunError, main_with, run};

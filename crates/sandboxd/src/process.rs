@@ -1,8 +1,11 @@
 //! Running programs: launching, reaping, bounded output, time limits, signals to whole groups.
 
 pub mod capture;
+pub mod inherited;
 pub mod launch;
-pub mod lookup;
+pub mod log;
+pub(crate) mod lookup;
+pub mod managed;
 pub mod reaper;
 pub mod run;
 mod spawn_fast;

@@ -5,7 +5,7 @@ mod files;
 mod meaning;
 mod split;
 
-pub use meaning::Meaning;
+pub use meaning::{Meaning, Purpose};
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,20 +8,31 @@ mod token;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use http::{Request, Response, StatusCode};
+use agent_sandbox_protocol::native::PREFIX;
+use http::{HeaderMap, Request, Response, StatusCode, Uri, header};
+use tower::ServiceExt;
 
 pub use listen::{Listeners, serve};
 pub use token::Token;
 
+use crate::native::Native;
 use crate::runtime::{self, Endpoint, Runtime};
+use crate::workspace::Workspace;
 use body::Body;
+
+/// The reflection service's older name; the messages are the same.
+const OLD_REFLECTION: &str = "/grpc.reflection.v1alpha.";
+const REFLECTION: &str = "/grpc.reflection.v1.";
 
 /// Everything a request can reach.
 #[derive(Debug)]
 pub struct App {
     pub runtime: Arc<Runtime>,
+    pub workspace: Arc<Workspace>,
+    pub native: Arc<Native>,
+    pub grpc: axum::Router,
     pub token: Option<Token>,
-    pub stopping: AtomicBool,
+    pub stopping: Arc<AtomicBool>,
 }
 
 impl App {
@@ -29,7 +40,7 @@ impl App {
     pub async fn handle(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
         let path = request.uri().path().to_owned();
         // Probes come without a token and learn nothing but that we live.
-        let probe = matches!(path.as_str(), "/" | "" | "/v1/health") && request.method() != http::Method::POST;
+        let probe = matches!(path.as_str(), "/" | "" | "/v1/health");
         if let Some(token) = self.token.as_ref().filter(|_| !probe)
             && !token.allows(request.headers())
         {
@@ -38,9 +49,34 @@ impl App {
         if self.stopping.load(Ordering::Relaxed) && !probe {
             return body::text(StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
         }
+        if is_grpc(request.headers()) {
+            return self.grpc(request).await;
+        }
+        if path == PREFIX || path.strip_prefix(PREFIX).is_some_and(|rest| rest.starts_with('/')) {
+            return Arc::clone(&self.native).serve(request).await;
+        }
+        if path.starts_with("/v1/") {
+            return Arc::clone(&self.workspace).serve(request).await;
+        }
         match Endpoint::of(&path) {
             Some(endpoint) => Arc::clone(&self.runtime).serve(endpoint, request).await,
             None => runtime::not_found(),
         }
     }
+
+    async fn grpc(&self, mut request: Request<Body>) -> Response<Body> {
+        if let Some(method) = request.uri().path().strip_prefix(OLD_REFLECTION)
+            && let Ok(uri) = Uri::try_from(format!("{REFLECTION}{method}"))
+        {
+            *request.uri_mut() = uri;
+        }
+        match self.grpc.clone().oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }

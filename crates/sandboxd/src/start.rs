@@ -1,25 +1,27 @@
 //! From configuration to a serving daemon and back to an exit status, also as PID 1.
 
+mod assemble;
+
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigError, Request};
 use crate::files::FileError;
-use crate::process::launch::{Environment, LaunchError};
+use crate::process::inherited::keep_from_commands;
+use crate::process::launch::LaunchError;
 use crate::process::reaper::{Child, block_signals};
 use crate::process::{Launch, Reaper, Stdin};
-use crate::runtime::{Meaning, Mode, Runtime};
+use crate::runtime::Mode;
 use crate::server::{App, Listeners, Token, serve};
 
 /// Enough for two cores; more threads would only cost memory in every sandbox.
@@ -69,6 +71,7 @@ fn print(text: &str) -> ExitCode {
 /// it before anything else starts threads or children.
 pub fn run(config: Config) -> Result<u8, RunError> {
     block_signals();
+    keep_from_commands();
     // What we run must not read our memory or our descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(config.log_level).with_ansi(false).init();
@@ -88,12 +91,8 @@ async fn daemon(config: Config) -> Result<u8, RunError> {
     let token = config.token.as_ref().map(Token::read).transpose().map_err(RunError::Token)?;
     let reaper = Reaper::start()?;
     let base = base_directory(&config);
-    let app = Arc::new(App {
-        runtime: Arc::new(build_runtime(&config, &base, &reaper)?),
-        token,
-        stopping: AtomicBool::new(false),
-    });
-    let listeners = Listeners::bind(&config.listen, &config.unix).await?;
+    let app = Arc::new(assemble::app(&config, &base, &reaper, token)?);
+    let listeners = Listeners::bind(&config.listen, &config.listen_if_free, &config.unix).await?;
     for address in listeners.addresses() {
         tracing::info!(%address, "Listening");
     }
@@ -126,41 +125,6 @@ fn base_directory(config: &Config) -> PathBuf {
         let found = usual.iter().map(Path::new).find(|path| path.is_dir());
         found.map_or_else(|| std::env::current_dir().unwrap_or_else(|_| "/".into()), Path::to_path_buf)
     })
-}
-
-fn build_runtime(config: &Config, base: &Path, reaper: &Reaper) -> Result<Runtime, RunError> {
-    let unusable = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| RunError::Directory { path, source }
-    };
-    let meaning = match config.mode {
-        Mode::Natural => Meaning::natural(&config.sandbox_root, base).map_err(unusable(base))?,
-        Mode::Strict => Meaning::strict(base).map_err(unusable(base))?,
-    };
-    Ok(Runtime {
-        mode: config.mode,
-        exec_mode: config.exec_mode,
-        shell: config.shell.clone(),
-        meaning,
-        env: Arc::new(command_environment(base)),
-        time_limit: config.exec_timeout,
-        grace: config.kill_grace,
-        output_limit: config.output_limit,
-        max_body: config.max_body,
-        reaper: reaper.clone(),
-        slots: Arc::new(Semaphore::new(config.max_processes)),
-    })
-}
-
-/// The daemon's environment, with the working directory under the name it was configured by.
-fn command_environment(base: &Path) -> Environment {
-    let mut env = Environment::of_daemon();
-    env.set("PWD", base);
-    env.remove("OLDPWD");
-    if env.get("HOME").is_none_or(|home| home.is_empty()) {
-        env.set("HOME", base);
-    }
-    env
 }
 
 /// Starts the container's own command, which keeps the daemon's standard streams and working directory.

@@ -22,6 +22,7 @@ sandboxd: makes any image a sandbox
 usage: sandboxd [FLAGS] [-- COMMAND ARGS...]
 
   --listen HOST:PORT          serve everything here (repeatable)
+  --listen-if-free HOST:PORT  the same, but a taken port is not an error (repeatable)
   --unix PATH                 serve everything on a Unix socket (repeatable)
   --listen-host HOST          without --listen: host of ports 8888, 8080 and 9090 (0.0.0.0)
   --rest-port PORT            without --listen: instead of 8080
@@ -51,8 +52,9 @@ usage: sandboxd [FLAGS] [-- COMMAND ARGS...]
 
 const SWITCHES: [&str; 2] = ["signal-exit-minus-one", "keep-running"];
 
-const VALUES: [&str; 25] = [
+const VALUES: [&str; 26] = [
     "listen",
+    "listen-if-free",
     "unix",
     "listen-host",
     "rest-port",
@@ -188,17 +190,22 @@ impl Given {
         if rest == grpc {
             self.wrong(format!("--rest-port and --grpc-port are both {rest}; they must differ"));
         }
+        let addresses = self.address_list("listen");
+        if addresses.is_empty() && !self.values.contains_key("unix") && !self.values.contains_key("listen-if-free") {
+            return default_addresses(host, rest, grpc);
+        }
+        addresses
+    }
+
+    fn address_list(&mut self, flag: &'static str) -> Vec<SocketAddr> {
         let mut addresses = Vec::new();
-        for text in self.values.remove("listen").unwrap_or_default() {
+        for text in self.values.remove(flag).unwrap_or_default() {
             let text = text.replacen("localhost:", "127.0.0.1:", 1);
             let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.clone() };
             match full.parse() {
                 Ok(address) => addresses.push(address),
-                Err(_) => self.wrong(format!("--listen: {text:?} is not an address such as 127.0.0.1:8888")),
+                Err(_) => self.wrong(format!("--{flag}: {text:?} is not an address such as 127.0.0.1:8888")),
             }
-        }
-        if addresses.is_empty() && !self.values.contains_key("unix") {
-            addresses = default_addresses(host, rest, grpc);
         }
         addresses
     }
@@ -241,6 +248,7 @@ impl Given {
         let chunk = self.parsed("stream-chunk-size", 0_usize);
         let config = Config {
             listen,
+            listen_if_free: self.address_list("listen-if-free"),
             unix: self.values.remove("unix").unwrap_or_default().into_iter().map(PathBuf::from).collect(),
             mode,
             exec_mode: self.choice("exec-mode", exec_default, &exec_modes),

@@ -70,6 +70,11 @@ impl Root {
         &self.spellings
     }
 
+    /// The root is the whole file system: no link can leave it.
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+
     /// The canonical path of the root in this process's own view.
     pub fn canonical(&self) -> PathBuf {
         Path::new("/").join(self.spellings[0].as_os_string())

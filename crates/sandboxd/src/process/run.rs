@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -38,7 +38,18 @@ pub struct Finished {
 
 /// Launches and waits. Dropping the future ends the command's whole group.
 pub async fn run(launch: &Launch, bounds: Bounds, reaper: &Reaper) -> Result<Finished, LaunchError> {
-    let Launched { child, stdout, stderr, .. } = launch.start(reaper)?;
+    run_with_input(launch, bounds, reaper, None).await
+}
+
+/// As [`run`]; `input` is written to a piped standard input, which then ends.
+pub async fn run_with_input(
+    launch: &Launch,
+    bounds: Bounds,
+    reaper: &Reaper,
+    input: Option<Vec<u8>>,
+) -> Result<Finished, LaunchError> {
+    let Launched { child, stdin, stdout, stderr, .. } = launch.start(reaper)?;
+    let _writer = stdin.zip(input).map(|(stdin, input)| AbortOnDrop(tokio::spawn(feed(stdin, input))));
     let mut guard = EndOnDrop { child: Some(child.clone()), grace: bounds.grace };
     let mut outputs = Outputs::new(stdout, stderr, bounds.output).map_err(LaunchError::Prepare)?;
     let deadline = bounds.time.map(|time| Instant::now() + time);
@@ -67,6 +78,21 @@ async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Writes everything and closes. A command that reads only part of its input is not wrong.
+async fn feed(stdin: OwnedFd, input: Vec<u8>) {
+    if let Ok(mut pipe) = pipe::Sender::from_owned_fd(stdin) {
+        let _ = pipe.write_all(&input).await;
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

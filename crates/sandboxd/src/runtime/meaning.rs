@@ -104,6 +104,12 @@ impl Meaning {
         })
     }
 
+    /// A path below the root as a command sees it.
+    pub fn shown(&self, path: &RelPath) -> std::path::PathBuf {
+        let root = self.root.canonical();
+        if path.is_root() { root } else { root.join(path.as_os_string()) }
+    }
+
     /// Remembers an upload that carried a bare name, because its directory may have been dropped by the client.
     pub fn note_upload(&self, given: &[u8]) {
         if self.mode == Mode::Natural

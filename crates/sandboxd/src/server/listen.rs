@@ -35,14 +35,20 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Binds every address, or none.
-    pub async fn bind(addresses: &[SocketAddr], sockets: &[PathBuf]) -> io::Result<Self> {
+    /// Binds every address, or none; of `optional` ones those that are free.
+    pub async fn bind(addresses: &[SocketAddr], optional: &[SocketAddr], sockets: &[PathBuf]) -> io::Result<Self> {
         let named = |what: &dyn std::fmt::Display, error: io::Error| {
             io::Error::new(error.kind(), format!("cannot listen on {what}: {error}"))
         };
         let mut tcp = Vec::new();
         for address in addresses {
             tcp.push(TcpListener::bind(address).await.map_err(|error| named(address, error))?);
+        }
+        for address in optional {
+            match TcpListener::bind(address).await {
+                Ok(listener) => tcp.push(listener),
+                Err(error) => tracing::warn!(%address, %error, "Port is taken"),
+            }
         }
         let mut unix = Vec::new();
         for path in sockets {

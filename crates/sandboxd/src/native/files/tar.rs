@@ -1,0 +1,138 @@
+//! Directories as one tar stream: a bridge between asynchronous bodies and the blocking packer and unpacker.
+
+use std::io::{self, Read, Write};
+use std::sync::{Arc, LazyLock};
+
+use agent_sandbox_protocol::native::{ErrorCode, Unpacked};
+use bytes::{Buf, Bytes};
+use http::{Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::locate;
+use crate::files::archive::{ArchiveError, pack, unpack};
+use crate::files::{FileError, Follow, blocking};
+use crate::native::error::ApiError;
+use crate::native::routes::Query;
+use crate::runtime::{Purpose, Runtime};
+use crate::server::body::{self, Body};
+
+/// Archives at once: each holds a thread for as long as its client takes.
+static SLOTS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(4)));
+
+/// Chunks in flight and the size they are gathered to.
+const IN_FLIGHT: usize = 4;
+const CHUNK: usize = 128 * 1024;
+
+fn slot() -> Result<tokio::sync::OwnedSemaphorePermit, ApiError> {
+    let busy = |_| ApiError::new(ErrorCode::Unavailable, "too many archives are being transferred");
+    Arc::clone(&SLOTS).try_acquire_owned().map_err(busy)
+}
+
+pub(super) async fn down(runtime: Arc<Runtime>, query: &Query) -> Result<Response<Body>, ApiError> {
+    let path = query.get("path").unwrap_or_default().to_owned();
+    let directory = blocking(move || locate(&runtime, &path, Purpose::List, Follow::Link)?.1.open_directory()).await?;
+    let slot = slot()?;
+    let (sender, receiver) = mpsc::channel::<Result<Bytes, FileError>>(IN_FLIGHT);
+    tokio::task::spawn_blocking(move || {
+        let mut writer = ChannelWriter { sender: sender.clone(), chunk: Vec::with_capacity(CHUNK) };
+        if let Err(error) = pack(&directory, &mut writer) {
+            // The body breaks off, so that a cut archive is not taken for a whole one.
+            let _ = sender.blocking_send(Err(error));
+        }
+        drop(slot);
+    });
+    let frames = ReceiverStream::new(receiver).map(|chunk| chunk.map(Frame::data));
+    Ok(body::with_type(StatusCode::OK, "application/x-tar", Body::new(StreamBody::new(frames))))
+}
+
+pub(super) async fn up(
+    runtime: Arc<Runtime>,
+    query: &Query,
+    request: Request<Body>,
+) -> Result<Response<Body>, ApiError> {
+    let given = query.get("path").unwrap_or_default();
+    let path = runtime.meaning.resolve(given.as_bytes(), Purpose::Write)?;
+    let slot = slot()?;
+    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(IN_FLIGHT);
+    let unpacking = tokio::task::spawn_blocking(move || {
+        let mut reader = ChannelReader { receiver, chunk: Bytes::new() };
+        let unpacked = unpack(runtime.meaning.root(), &path, &mut reader);
+        drop(slot);
+        unpacked
+    });
+    let mut incoming = request.into_body();
+    while let Some(frame) = incoming.frame().await {
+        let chunk = match frame {
+            Ok(frame) => match frame.into_data() {
+                Ok(bytes) => Ok(bytes),
+                Err(_) => continue,
+            },
+            Err(_) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+        };
+        if sender.send(chunk).await.is_err() {
+            break;
+        }
+    }
+    drop(sender);
+    match unpacking.await {
+        Ok(Ok(unpacked)) => Ok(body::json(StatusCode::OK, &Unpacked { files: unpacked.files, bytes: unpacked.bytes })),
+        Ok(Err(error)) => Err(of_archive(error)),
+        Err(_) => Err(ApiError::new(ErrorCode::Internal, "unpacking ended early")),
+    }
+}
+
+fn of_archive(error: ArchiveError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        ArchiveError::Entry { source, .. } => ApiError { message, ..ApiError::from(source) },
+        ArchiveError::Broken(_) => ApiError::invalid(message),
+        ArchiveError::Type(_) => ApiError::new(ErrorCode::Denied, message),
+    }
+}
+
+struct ChannelWriter {
+    sender: mpsc::Sender<Result<Bytes, FileError>>,
+    chunk: Vec<u8>,
+}
+
+impl Write for ChannelWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.chunk.extend_from_slice(bytes);
+        if self.chunk.len() >= CHUNK {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.chunk.is_empty() {
+            return Ok(());
+        }
+        let chunk = std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK));
+        self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+struct ChannelReader {
+    receiver: mpsc::Receiver<io::Result<Bytes>>,
+    chunk: Bytes,
+}
+
+impl Read for ChannelReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.chunk.is_empty() {
+            match self.receiver.blocking_recv() {
+                Some(chunk) => self.chunk = chunk?,
+                None => return Ok(0),
+            }
+        }
+        let size = buffer.len().min(self.chunk.len());
+        buffer[..size].copy_from_slice(&self.chunk[..size]);
+        self.chunk.advance(size);
+        Ok(size)
+    }
+}

@@ -1,0 +1,231 @@
+//! A daemon of one's own: temporary directories, a free port, and an end when the test ends.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::client::{Answer, PATIENCE, form, form_type, send};
+
+/// A running daemon. Its tree: `outside/` with sentinels, in it `sandbox/` (the root), in it `home/user` (the base),
+/// `app` (a link to it), `tmp` and `workspace`.
+pub(crate) struct Daemon {
+    pub(crate) address: SocketAddr,
+    pub(crate) outside: PathBuf,
+    pub(crate) process: Child,
+    pub(crate) log: Arc<Mutex<String>>,
+    directory: tempfile::TempDir,
+}
+
+/// How a daemon is to be started.
+#[derive(Default)]
+pub(crate) struct Setup {
+    flags: Vec<String>,
+    variables: Vec<(String, String)>,
+    command: Vec<String>,
+    before_exec: Option<fn() -> std::io::Result<()>>,
+    whole_root: bool,
+    default_base: bool,
+}
+
+pub(crate) fn daemon() -> Setup {
+    Setup::default()
+}
+
+impl Setup {
+    pub(crate) fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.into());
+        self
+    }
+
+    pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    pub(crate) fn command(mut self, argv: &[&str]) -> Self {
+        self.command = argv.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// The real file system as sandbox root, as in production.
+    pub(crate) fn whole_root(mut self) -> Self {
+        self.whole_root = true;
+        self
+    }
+
+    /// Without a flag for the base directory.
+    pub(crate) fn default_base(mut self) -> Self {
+        self.default_base = true;
+        self.whole_root()
+    }
+
+    pub(crate) fn start(self) -> Daemon {
+        let directory = tempfile::tempdir().expect("a directory");
+        let outside = directory.path().canonicalize().expect("a path");
+        let sandbox = outside.join("sandbox");
+        for folder in ["home/user", "tmp", "workspace", "etc"] {
+            std::fs::create_dir_all(sandbox.join(folder)).expect("a folder");
+        }
+        symlink("home/user", sandbox.join("app")).expect("a link");
+        std::fs::write(outside.join("sentinel"), "SENTINEL").expect("a file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sandboxd"));
+        command.args(["--listen", "127.0.0.1:0", "--kill-grace", "500ms", "--shutdown-timeout", "1s"]);
+        if !self.default_base {
+            command.arg("--base-dir").arg(sandbox.join("home/user"));
+        }
+        if !self.flags.iter().any(|flag| flag.starts_with("--root-dir")) {
+            command.arg("--root-dir").arg(sandbox.join("workspace"));
+        }
+        if !self.whole_root {
+            command.arg("--sandbox-root").arg(&sandbox);
+        }
+        command.args(&self.flags).envs(self.variables);
+        if !self.command.is_empty() {
+            command.arg("--").args(&self.command);
+        }
+        start(command, self.before_exec, directory, outside)
+    }
+}
+
+#[expect(unsafe_code, reason = "a hook between fork and exec")]
+fn start(
+    mut command: Command,
+    before_exec: Option<fn() -> std::io::Result<()>>,
+    directory: tempfile::TempDir,
+    outside: PathBuf,
+) -> Daemon {
+    if let Some(hook) = before_exec {
+        // SAFETY: the hooks of these tests only make system calls.
+        unsafe { command.pre_exec(hook) };
+    }
+    let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the daemon starts");
+    let log = Arc::new(Mutex::new(String::new()));
+    let address = watch_log(&mut process, &log);
+    Daemon { address, outside, process, log, directory }
+}
+
+/// Starts any command that ends up as a daemon which logs its address.
+pub(crate) fn start_command(command: Command) -> Daemon {
+    let directory = tempfile::tempdir().expect("a directory");
+    let outside = directory.path().to_path_buf();
+    start(command, None, directory, outside)
+}
+
+/// Reads the address from the log and keeps collecting the rest.
+fn watch_log(process: &mut Child, log: &Arc<Mutex<String>>) -> SocketAddr {
+    let mut lines = BufReader::new(process.stderr.take().expect("piped")).lines();
+    let address = loop {
+        let Some(Ok(line)) = lines.next() else {
+            panic!("the daemon did not start: {}", log.lock().expect("a log"));
+        };
+        log.lock().expect("a log").push_str(&format!("{line}\n"));
+        if let Some((_, address)) = line.split_once("Listening address=") {
+            break address.trim().parse().expect("an address");
+        }
+    };
+    let log = Arc::clone(log);
+    std::thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            log.lock().expect("a log").push_str(&format!("{line}\n"));
+        }
+    });
+    address
+}
+
+impl Daemon {
+    pub(crate) fn base(&self) -> PathBuf {
+        self.outside.join("sandbox/home/user")
+    }
+
+    pub(crate) fn workspace(&self) -> PathBuf {
+        self.outside.join("sandbox/workspace")
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        send(self.address, "GET", path, &[], b"")
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+        send(self.address, method, path, &[], body)
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        let body = serde_json::to_vec(body).expect("JSON");
+        send(self.address, "POST", path, &[("content-type", "application/json")], &body)
+    }
+
+    /// `POST /execute`.
+    pub(crate) fn execute(&self, command: &str) -> Value {
+        let answer = self.post("/execute", &json!({ "command": command }));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    }
+
+    pub(crate) fn upload(&self, filename: &str, content: &[u8]) -> Answer {
+        let form = form("file", Some(filename), None, content);
+        send(self.address, "POST", "/upload", &[("content-type", &form_type())], &form)
+    }
+
+    /// Sends a signal to the daemon itself.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, signal).expect("the daemon is there");
+    }
+
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
+        wait_for(|| self.process.try_wait().expect("a child"), "the daemon ends")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The daemon ends what it started; killed outright it could not.
+        if matches!(self.process.try_wait(), Ok(None)) {
+            self.signal(rustix::process::Signal::TERM);
+            let deadline = Instant::now() + Duration::from_secs(15);
+            while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = self.directory.path();
+    }
+}
+
+/// Waits for a condition, within bounds.
+pub(crate) fn wait_for<T>(mut condition: impl FnMut() -> Option<T>, what: &str) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process with this number exists and is not a zombie.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+pub(crate) fn read(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(path.as_ref()).unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
+}

@@ -1,0 +1,19 @@
+//! The daemon from outside: the real binary, real sockets, every dialect.
+
+#![expect(clippy::panic, clippy::print_stdout, reason = "a test that cannot go on says why")]
+
+mod client;
+
+mod examples;
+mod fixture;
+mod grpc;
+mod idempotency;
+mod native_exec;
+mod native_files;
+mod native_openapi;
+mod noise;
+mod pid_one;
+mod runtime_execute;
+mod runtime_files;
+
+mod workspace_rest;
