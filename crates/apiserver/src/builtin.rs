@@ -131,15 +131,15 @@ pub fn validate_update(resource: &Resource, old: &Value, new: &Value) -> Vec<Fie
                 kinds::immutable(old, new, field, &mut errors);
             }
         }
-        "rbac.authorization.k8s.io/rolebindings" | "rbac.authorization.k8s.io/clusterrolebindings" => {
-            if old["roleRef"] != new["roleRef"] {
-                errors.push(FieldError::invalid("roleRef", &new["roleRef"], "cannot change roleRef"));
-            }
+        "rbac.authorization.k8s.io/rolebindings" | "rbac.authorization.k8s.io/clusterrolebindings"
+            if old["roleRef"] != new["roleRef"] =>
+        {
+            errors.push(FieldError::invalid("roleRef", &new["roleRef"], "cannot change roleRef"));
         }
-        "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
-            if old["spec"]["selector"] != new["spec"]["selector"] {
-                errors.push(FieldError::invalid("spec.selector", &new["spec"]["selector"], "field is immutable"));
-            }
+        "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets"
+            if old["spec"]["selector"] != new["spec"]["selector"] =>
+        {
+            errors.push(FieldError::invalid("spec.selector", &new["spec"]["selector"], "field is immutable"));
         }
         "apiextensions.k8s.io/customresourcedefinitions" => crd::validate_update(old, new, &mut errors),
         _ => {}

@@ -17,7 +17,7 @@ mod analyse;
 mod values;
 
 /// One compiled rule.
-pub struct Rule {
+pub(crate) struct Rule {
     source: String,
     program: Program,
     message: String,
@@ -32,7 +32,7 @@ pub struct Rule {
 
 impl Rule {
     /// Compiles one entry of `x-kubernetes-validations` against the schema it stands on.
-    pub fn compile(raw: &Value, schema: &Schema, path: &Path<'_>) -> Result<Self, FieldError> {
+    pub(crate) fn compile(raw: &Value, schema: &Schema, path: &Path<'_>) -> Result<Self, FieldError> {
         let source = raw["rule"].as_str().unwrap_or_default().trim().to_owned();
         let field = path.child("rule");
         if source.is_empty() {

@@ -13,6 +13,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use crate::{
+    controllers::Controllers,
     convert::{Conversions, Converter},
     front::{self, Door, Front},
     identity::UserInfo,
@@ -44,6 +45,8 @@ pub struct Config {
 pub enum OpenError {
     #[error("cannot start the store's writer")]
     Writer(#[source] std::io::Error),
+    #[error("the stored CustomResourceDefinition {name} is not valid any longer: {why}")]
+    Definition { name: String, why: String },
     #[error("cannot prepare certificates and tokens")]
     Credentials(#[from] ServeError),
     #[error("cannot create the objects every cluster has")]
@@ -56,6 +59,7 @@ pub(crate) struct Core {
     pub(crate) registry: Registry,
     pub(crate) conversions: Conversions,
     pub(crate) front: Front,
+    pub(crate) controllers: Arc<Controllers>,
 }
 
 impl Core {
@@ -64,6 +68,18 @@ impl Core {
         if &*resource.storage == CRDS {
             let defined = compile_crd(&object.parse())
                 .map_err(|e| ApiError::invalid(&resource.group, &resource.kind, &object.key.name, &e))?;
+            self.registry.put(&object.key.name, Arc::new(defined));
+        }
+        Ok(())
+    }
+
+    /// Serves the custom resources whose definitions were stored before.
+    fn serve_stored_definitions(&self) -> Result<(), OpenError> {
+        for object in self.store.collection(&CRDS.into()).list("") {
+            let defined = compile_crd(&object.parse()).map_err(|errors| OpenError::Definition {
+                name: object.key.name.to_string(),
+                why: errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+            })?;
             self.registry.put(&object.key.name, Arc::new(defined));
         }
         Ok(())
@@ -112,11 +128,15 @@ pub struct ApiServer {
     _closer: Arc<Closer>,
 }
 
-struct Closer(Arc<Store>);
+struct Closer {
+    store: Arc<Store>,
+    housekeeping: tokio::task::JoinHandle<()>,
+}
 
 impl Drop for Closer {
     fn drop(&mut self) {
-        self.0.close();
+        self.housekeeping.abort();
+        self.store.close();
     }
 }
 
@@ -128,8 +148,14 @@ impl ApiServer {
             registry: Registry::default(),
             conversions: Conversions::new(config.converter),
             front: Front::new(credentials(config.data_dir.as_deref())?, &store),
+            controllers: Arc::default(),
         });
-        let server = Self { core, _closer: Arc::new(Closer(store)) };
+        core.serve_stored_definitions()?;
+        core.controllers.load(&core);
+        let controllers = core.controllers.clone();
+        store.observe(move |storage, event| controllers.observe(storage, event));
+        let housekeeping = tokio::spawn(crate::controllers::run(Arc::downgrade(&core)));
+        let server = Self { core, _closer: Arc::new(Closer { store, housekeeping }) };
         crate::bootstrap::run(&server.core).await?;
         Ok(server)
     }
@@ -209,7 +235,7 @@ impl ApiServer {
             .ok_or_else(ApiError::no_such_path)?;
         let reply = match front.review(&self.core.store, user, &wanted, &parts, &body) {
             Some(answer) => answer?,
-            None => verbs::dispatch(&self.core, user, &wanted, &parts, body).await?,
+            None => verbs::dispatch(&self.core, &wanted, &parts, body).await?,
         };
         Ok(render::reply_response(&endpoint, reply, form, include))
     }

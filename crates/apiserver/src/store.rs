@@ -22,6 +22,9 @@ pub use sequencer::{Change, CommitError, Expect, LatestView, Write};
 
 use sequencer::Sequencer;
 
+/// Called with the collection's name and the event.
+type Observer = Box<dyn Fn(&Arc<str>, &Event) + Send + Sync>;
+
 /// All collections, and the way to change them.
 pub struct Store {
     collections: RwLock<HashMap<Arc<str>, Arc<Collection>>>,
@@ -29,7 +32,7 @@ pub struct Store {
     committed: watch::Sender<u64>,
     sequencer: Sequencer,
     /// Told about every published event, in order.
-    observers: RwLock<Vec<Box<dyn Fn(&Arc<str>, &Event) + Send + Sync>>>,
+    observers: RwLock<Vec<Observer>>,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 

@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use crate::{
     convert::View,
-    identity::UserInfo,
     registry::Endpoint,
     request::{ResourceRequest, Verb},
     server::Core,
@@ -17,7 +16,6 @@ use crate::{
     watch::WatchEvents,
 };
 
-mod binding;
 mod body;
 mod create;
 mod delete;
@@ -29,7 +27,8 @@ mod update;
 
 pub use body::MAX_BODY;
 pub(crate) use body::decode as decode_body;
-pub(crate) use metadata::now;
+pub(crate) use delete::{Outcome, delete_checked, delete_object};
+pub(crate) use metadata::{finalizers, now};
 
 /// The answer to a request, before it is rendered.
 pub struct Reply {
@@ -68,7 +67,6 @@ impl Reply {
 /// Everything a verb may need to know about its request.
 pub(crate) struct Context<'a> {
     pub(crate) core: &'a Arc<Core>,
-    pub(crate) user: &'a UserInfo,
     pub(crate) endpoint: Endpoint,
     pub(crate) request: &'a ResourceRequest,
     pub(crate) parts: &'a Parts,
@@ -99,7 +97,6 @@ impl Context<'_> {
 /// Does what a resource request asks for.
 pub(crate) async fn dispatch(
     core: &Arc<Core>,
-    user: &UserInfo,
     request: &ResourceRequest,
     parts: &Parts,
     body: Bytes,
@@ -111,7 +108,7 @@ pub(crate) async fn dispatch(
         .ok_or_else(ApiError::no_such_path)?;
     check_scope(&endpoint, request)?;
     let warnings = endpoint.version().deprecation_warning.iter().cloned().collect();
-    let mut context = Context { core, user, endpoint, request, parts, warnings, applied: false };
+    let mut context = Context { core, endpoint, request, parts, warnings, applied: false };
     let reply = perform(&mut context, body).await;
     let warnings = context.warnings;
     reply.map(|mut reply| {
@@ -149,7 +146,6 @@ async fn perform(context: &mut Context<'_>, body: Bytes) -> Result<Reply, ApiErr
         (Verb::List, "") => read::list(context).await,
         (Verb::Watch, "") => read::watch(context).await,
         (Verb::Create, "") if request.name.is_empty() => create::create(context, &body).await,
-        (Verb::Create, "binding") => binding::bind(context, &body).await,
         (Verb::Update, "" | "status") => update::update(context, &body).await,
         (Verb::Patch, "" | "status") => patch::patch(context, &body).await,
         (Verb::Get | Verb::Update | Verb::Patch, "scale") => subresources::scale(context, &body).await,

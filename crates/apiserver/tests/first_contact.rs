@@ -14,11 +14,12 @@ use kube::{
 use serde_json::json;
 
 async fn server() -> ApiServer {
-    ApiServer::open(Config::default()).await.unwrap()
+    ApiServer::open(Config::default()).await.expect("an empty server opens")
 }
 
 fn config_map(name: &str, value: &str) -> ConfigMap {
-    serde_json::from_value(json!({"metadata": {"name": name, "labels": {"app": value}}, "data": {"k": value}})).unwrap()
+    serde_json::from_value(json!({"metadata": {"name": name, "labels": {"app": value}}, "data": {"k": value}}))
+        .expect("a config map")
 }
 
 #[tokio::test]

@@ -22,8 +22,19 @@ pub(super) fn defaults(object: &mut Value) {
     }
 }
 
+/// Holds a CRD until its objects are gone.
+const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
+
 /// A CRD that passed validation is served at once, so it is established at once.
 pub(super) fn accept(object: &mut Value, old: Option<&Value>) {
+    if old.is_none() {
+        default_to(&mut object["metadata"], "finalizers", json!([]));
+        if let Some(list) = object["metadata"]["finalizers"].as_array_mut()
+            && !list.iter().any(|f| f == CLEANUP)
+        {
+            list.push(CLEANUP.into());
+        }
+    }
     let at = old
         .and_then(|o| o["status"]["conditions"].get(0))
         .and_then(|c| c["lastTransitionTime"].as_str())

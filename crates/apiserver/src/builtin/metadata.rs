@@ -87,14 +87,6 @@ fn finalizers(value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
         for why in names::qualified_name(name) {
             errors.push(FieldError::invalid_str(path.index(i), name, why));
         }
-        let own = matches!(name, "orphan" | "foregroundDeletion" | "kubernetes");
-        if !own && !name.contains('/') {
-            errors.push(FieldError::invalid_str(
-                path.index(i),
-                name,
-                "name is neither a standard finalizer name nor is it fully qualified",
-            ));
-        }
     }
     let all: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if all.contains(&"orphan") && all.contains(&"foregroundDeletion") {

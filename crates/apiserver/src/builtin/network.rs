@@ -76,7 +76,7 @@ pub(super) fn validate_service(object: &Value, errors: &mut Vec<FieldError>) {
             errors.push(FieldError::duplicate(at.child("name"), &name.into()));
         }
         if !numbers.insert((port["port"].as_i64(), text(port, "protocol"))) {
-            errors.push(FieldError::duplicate(&at, port));
+            errors.push(FieldError::duplicate(at, port));
         }
     }
 }

@@ -119,8 +119,8 @@ fn validate_volumes<'a>(spec: &'a Value, path: &Path<'_>, errors: &mut Vec<Field
                 errors.push(FieldError::duplicate(at.child("name"), &name.into()));
             }
         }
-        let sources = VOLUME_SOURCES.iter().filter(|s| volume.get(**s).is_some_and(|v| !v.is_null()));
-        if let Some(extra) = sources.skip(1).next() {
+        let mut sources = VOLUME_SOURCES.iter().filter(|s| volume.get(**s).is_some_and(|v| !v.is_null()));
+        if let Some(extra) = sources.nth(1) {
             errors.push(FieldError::forbidden(at.child(extra), "may not specify more than 1 volume type"));
         }
         if let Some(claim) = volume.get("persistentVolumeClaim")
@@ -300,7 +300,7 @@ pub(super) fn resources(resources: &Value, path: &Path<'_>, errors: &mut Vec<Fie
         {
             let limit = limit.as_str().map_or_else(|| limit.to_string(), str::to_owned);
             errors.push(FieldError::invalid(
-                &requests,
+                requests,
                 amount,
                 format!("must be less than or equal to {name} limit of {limit}"),
             ));

@@ -29,11 +29,11 @@ pub(super) fn validate_claim(object: &Value, errors: &mut Vec<FieldError>) {
     let path = Path::Root.child("spec");
     let modes = path.child("accessModes");
     if items(spec, "accessModes").next().is_none() {
-        errors.push(FieldError::required(&modes, "at least 1 access mode is required"));
+        errors.push(FieldError::required(modes, "at least 1 access mode is required"));
     }
     for mode in items(spec, "accessModes") {
         if !mode.as_str().is_some_and(|m| MODES.contains(&m)) {
-            errors.push(FieldError::not_supported(&modes, mode, MODES));
+            errors.push(FieldError::not_supported(modes, mode, MODES));
         }
     }
     let resources = path.child("resources");

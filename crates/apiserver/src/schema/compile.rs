@@ -239,7 +239,7 @@ fn branch(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldErro
     let mut own = Vec::new();
     let schema = node(raw, path, depth + 1, &mut own);
     errors.extend(
-        own.into_iter().filter(|e| !(e.field.ends_with(".type") && e.shown.is_none()) && !e.field.ends_with(".items")),
+        own.into_iter().filter(|e| !(e.field.ends_with(".items") || e.field.ends_with(".type") && e.shown.is_none())),
     );
     schema
 }

@@ -163,7 +163,7 @@ impl fmt::Display for FieldError {
 }
 
 /// JSON's name for the type of a value, as OpenAPI validation prints it.
-pub fn type_name(value: &Value) -> &'static str {
+fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",

@@ -57,6 +57,7 @@ pub(super) type Ack = oneshot::Sender<Result<Arc<Stored>, CommitError>>;
 pub(super) struct Pending {
     pub(super) storage: Arc<str>,
     pub(super) event: Event,
+    #[expect(dead_code, reason = "memory has nothing to wait for")]
     pub(super) durable: bool,
     pub(super) ack: Option<Ack>,
 }
@@ -98,20 +99,14 @@ impl LatestView<'_> {
         self.queue.latest(self.store, storage, key)
     }
 
-    /// Objects of a namespace that exist or are about to.
-    pub fn any_in(&self, storage: &Arc<str>, matches: impl Fn(&Stored) -> bool) -> bool {
-        let queued =
-            self.queue.overlay.iter().any(|((s, _), q)| s == storage && q.object.as_ref().is_some_and(|o| matches(o)));
-        if queued {
-            return true;
-        }
-        let mut found = false;
-        self.store.collection(storage).scan("", None, |object| {
-            let superseded = self.queue.overlay.contains_key(&(storage.clone(), object.key.clone()));
-            found = !superseded && matches(object);
-            !found
-        });
-        found
+    /// True when a queued, not yet published object of any collection matches.
+    pub fn any_queued(&self, mut matches: impl FnMut(&Arc<str>, &Stored) -> bool) -> bool {
+        self.queue.overlay.iter().any(|((storage, _), q)| q.object.as_ref().is_some_and(|o| matches(storage, o)))
+    }
+
+    /// True when the newest state of this object is still queued.
+    pub fn is_queued(&self, storage: &Arc<str>, key: &ObjectKey) -> bool {
+        self.queue.overlay.contains_key(&(storage.clone(), key.clone()))
     }
 }
 
@@ -139,10 +134,6 @@ impl Sequencer {
             }),
             ready: Condvar::new(),
         }
-    }
-
-    pub(super) fn set_next_row(&self, row: i64) {
-        self.queue.lock().next_row = row;
     }
 
     pub(super) fn latest(&self, store: &Store, storage: &Arc<str>, key: &ObjectKey) -> Option<Arc<Stored>> {

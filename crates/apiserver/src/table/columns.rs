@@ -12,9 +12,12 @@ macro_rules! columns {
     };
 }
 
+/// The cells of one object's row.
+type Render = fn(&Value, Timestamp) -> Vec<Value>;
+
 /// How a built-in kind is printed. Kinds that are not listed show name and creation time.
 pub(super) fn builtin(group: &str, plural: &str) -> (Vec<Column>, Cells) {
-    let (columns, cells): (Vec<Column>, fn(&Value, Timestamp) -> Vec<Value>) = match (group, plural) {
+    let (columns, cells): (Vec<Column>, Render) = match (group, plural) {
         ("", "pods") => (
             columns!["Name", "Ready", "Status", "Restarts", "Age"; "IP", "Node", "Nominated Node", "Readiness Gates"],
             pods::cells,

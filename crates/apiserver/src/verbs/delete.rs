@@ -16,7 +16,7 @@ use crate::{
     selectors::Filter,
     server::Core,
     status::ApiError,
-    store::{Change, CommitError, Draft, Expect, ObjectKey, Stored, Write},
+    store::{Change, CommitError, Draft, Expect, LatestView, ObjectKey, Stored, Write},
 };
 
 const ATTEMPTS: usize = 64;
@@ -70,6 +70,18 @@ pub(crate) async fn delete_object(
     key: &ObjectKey,
     options: &DeleteOptions,
 ) -> Result<Outcome, ApiError> {
+    delete_checked(core, resource, key, options, |_, _| Ok(())).await
+}
+
+/// Like [`delete_object`], if `check` still agrees at the moment the delete is sequenced. It is given the object that
+/// would go, and the latest state of all others.
+pub(crate) async fn delete_checked(
+    core: &Arc<Core>,
+    resource: &Arc<Resource>,
+    key: &ObjectKey,
+    options: &DeleteOptions,
+    check: impl Fn(&Stored, &LatestView<'_>) -> Result<(), CommitError>,
+) -> Result<Outcome, ApiError> {
     let not_found = || ApiError::not_found(&resource.group, &resource.plural, &key.name);
     for _ in 0..ATTEMPTS {
         let Some(current) = core.store.latest(&resource.storage, key) else {
@@ -100,7 +112,7 @@ pub(crate) async fn delete_object(
             change,
             durable: !resource.ephemeral(),
         };
-        match core.store.commit(write).await {
+        match core.store.commit_checked(write, |latest| check(&current, latest)).await {
             Ok(stored) if marked.is_some() => return Ok(Outcome::Marked(stored)),
             Ok(stored) => {
                 core.removed(resource, &stored);
