@@ -14,6 +14,9 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("AGENT_SANDBOX_BIN", str(ROOT / "target" / "debug" / "agent-sandbox"))
 READY = 60
+FOLDER = tempfile.mkdtemp(prefix="agent-sandbox-test-")
+# The Kubernetes client reads the variable once, when it is imported: before any test module is.
+os.environ["KUBECONFIG"] = str(pathlib.Path(FOLDER) / "kubeconfig")
 
 
 class Engine:
@@ -52,9 +55,7 @@ def start_engine(folder, *extra):
 
 @pytest.fixture(scope="session")
 def engine():
-    folder = tempfile.mkdtemp(prefix="agent-sandbox-test-")
-    engine = start_engine(folder, "--router-auth", "none")
-    os.environ["KUBECONFIG"] = str(engine.kubeconfig)
+    engine = start_engine(FOLDER, "--router-auth", "none")
     yield engine
     engine.process.send_signal(signal.SIGINT)
     try:
@@ -62,8 +63,8 @@ def engine():
     except subprocess.TimeoutExpired:
         engine.process.kill()
         raise
-    subprocess.run([BINARY, "--data-dir", folder, "down", "--purge"], check=True, timeout=60)
-    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([BINARY, "--data-dir", FOLDER, "down", "--purge"], check=True, timeout=60)
+    shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 @pytest.fixture
