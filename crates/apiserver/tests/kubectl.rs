@@ -214,7 +214,7 @@ fn get_shows_columns_and_other_forms() {
     snapshot!("get_by_field", cluster.kubectl(&["get", "sandbox", "--field-selector", "metadata.name=other"]));
     snapshot!("get_missing", cluster.kubectl(&["get", "sandbox", "nothing"]));
     snapshot!("get_unknown_kind", cluster.kubectl(&["get", "unicorns"]));
-    snapshot!("get_built_ins", cluster.kubectl(&["get", "namespaces,clusterroles"]));
+    snapshot!("get_built_ins", cluster.kubectl(&["get", "namespaces,serviceaccounts,clusterroles"]));
 }
 
 /// D-228: `get -w` prints each change as a row.
@@ -382,6 +382,34 @@ fn wait_returns_when_ready_and_times_out_otherwise() {
     set_ready(&cluster, "box", "True");
     let output = waiting.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "sandbox.agents.x-k8s.io/box condition met\n");
+}
+
+/// D-231: delete blocks until the object is gone, with dependents removed, first or not at all.
+#[test]
+fn delete_cascades_as_asked() {
+    if kubectl::missing() {
+        return;
+    }
+    let cluster = with_objects(&[SANDBOX_BETA]);
+    let child = |name: &str| {
+        let uid = cluster.kubectl_ok(&["get", "sandbox", "box", "-o", "jsonpath={.metadata.uid}"]);
+        let owner = serde_json::json!({"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "box", "uid": uid, "blockOwnerDeletion": true});
+        let manifest = serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "ownerReferences": [owner]}});
+        let output = cluster.kubectl_with_input(&["create", "-f", "-"], &manifest.to_string());
+        assert_eq!(output.code, 0, "{}", output.transcript());
+    };
+    child("kept");
+    snapshot!("delete_orphan", cluster.kubectl(&["delete", "sandbox", "box", "--cascade=orphan"]));
+    snapshot!(
+        "orphan_is_there",
+        cluster.kubectl(&["get", "configmap", "kept", "-o", "jsonpath={.metadata.name} {.metadata.ownerReferences}"])
+    );
+    assert_eq!(apply(&cluster, SANDBOX_BETA).code, 0);
+    child("gone");
+    snapshot!("delete_foreground", cluster.kubectl(&["delete", "sandbox", "box", "--cascade=foreground"]));
+    snapshot!("dependent_is_gone", cluster.kubectl(&["get", "configmap", "gone"]));
+    snapshot!("delete_missing", cluster.kubectl(&["delete", "sandbox", "box"]));
+    snapshot!("delete_missing_ignored", cluster.kubectl(&["delete", "sandbox", "box", "--ignore-not-found"]));
 }
 
 /// Only the administrator may do everything; others what roles say; `auth can-i` agrees.
