@@ -95,7 +95,7 @@ fn mount_overlay(plan: &RootPlan, scratch: &Path) -> Step<()> {
         |path: &Path| rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let upper = open(&plan.upper).step("opening the writable layer")?;
     let work = open(&plan.work).step("opening the writable layer")?;
-    rustix::process::chdir(&scratch.join("images")).step("entering the stage")?;
+    rustix::process::chdir(scratch.join("images")).step("entering the stage")?;
     let lower = plan.lowers.iter().map(|layer| layer.to_string_lossy()).collect::<Vec<_>>().join(":");
     let mut options = format!(
         "lowerdir={lower},upperdir=/proc/self/fd/{},workdir=/proc/self/fd/{}",

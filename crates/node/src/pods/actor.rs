@@ -279,8 +279,9 @@ impl Actor {
                 Err(error) => tracing::warn!(%error, "Could not remove a Pod, trying again"),
             }
         }
-        if sandbox::owner(&self.pod) == self.uid
-            && let Err(error) = self.shared.runtime.forget_owner(&self.uid).await
+        let key = sandbox::own_key(&self.pod);
+        if sandbox::owner(&self.pod) == key
+            && let Err(error) = self.shared.runtime.forget_owner(&key).await
         {
             tracing::warn!(%error, "Could not remove the writable layers of a Pod");
         }

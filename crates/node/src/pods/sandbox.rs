@@ -21,10 +21,16 @@ pub struct Naming<'a> {
     pub host_resolv_conf: &'a str,
 }
 
-/// The uid under which writable layers and user ids are kept: the controlling owner's, or the Pod's own.
+/// The key under which writable layers and user ids are kept: the controlling owner's uid, or one of the Pod itself, so
+/// that they outlive its sandbox and go with its object.
 pub fn owner(pod: &Pod) -> String {
     let controller = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
-    controller.map(|o| o.uid.clone()).or_else(|| pod.metadata.uid.clone()).unwrap_or_default()
+    controller.map_or_else(|| own_key(pod), |o| o.uid.clone())
+}
+
+/// The key of a Pod that nobody controls.
+pub fn own_key(pod: &Pod) -> String {
+    format!("pod-{}", pod.metadata.uid.as_deref().unwrap_or_default())
 }
 
 /// The short host name: asked for, or the Pod's name, at most 63 characters and no dangling separator.
@@ -237,7 +243,7 @@ mod tests {
     #[test]
     fn the_owner_is_the_controller_and_else_the_pod() {
         let mut owned = pod(json!({}));
-        assert_eq!(owner(&owned), "u");
+        assert_eq!(owner(&owned), "pod-u");
         owned.metadata.owner_references = Some(
             serde_json::from_value(json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "no"},
                 {"apiVersion": "v1", "kind": "Y", "name": "y", "uid": "yes", "controller": true}]))

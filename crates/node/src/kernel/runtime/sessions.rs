@@ -154,7 +154,7 @@ pub(super) async fn attach(
     let (_, descriptors) = pod.link.call(call, &borrowed(&theirs)).await?;
     drop(theirs);
     let input = descriptors.into_iter().next();
-    let terminal = input.as_ref().is_some_and(|fd| rustix::termios::isatty(fd));
+    let terminal = input.as_ref().is_some_and(rustix::termios::isatty);
     let (stdin, resize) = match input {
         Some(fd) if terminal => {
             let session = terminal_session(fd, true, Box::pin(std::future::pending()))?;

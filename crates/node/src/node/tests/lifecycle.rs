@@ -25,7 +25,7 @@ async fn deletion_signals_waits_and_removes_everything() {
     bench.until_ready("p").await;
     bench.pods().delete("p", &DeleteParams::default()).await.unwrap();
     bench.until_gone("p").await;
-    bench.until_called(&format!("forget {}", uid(&pod))).await;
+    bench.until_called(&format!("forget pod-{}", uid(&pod))).await;
     let calls = bench.runtime.calls();
     let order: Vec<&str> = calls.iter().map(String::as_str).filter(|c| !c.starts_with("forget")).collect();
     assert_eq!(order, ["create p", "start main#0", "signal main 15", "remove p"]);

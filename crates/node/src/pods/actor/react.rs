@@ -8,7 +8,6 @@ use tracing::{debug, info, warn};
 
 use super::work::{SandboxUp, StartFailure};
 use super::{Actor, Message};
-use crate::pods::backoff::Backoff;
 use crate::pods::check::Target;
 use crate::pods::model::{
     ImageStatus, ImageStep, Instance, Role, Run, Sandbox, SandboxInfo, StartError, Termination, Volumes,
