@@ -198,8 +198,14 @@ impl ActiveModes {
 impl Identity {
     /// Whether this caller may reach the sandbox the request names.
     ///
-    /// Clients send the address and UID they know of; for a scoped caller those must be the named sandbox's own.
-    pub(crate) fn authorize(&self, request: &SandboxRequest, index: &PodIndex) -> Result<(), RouterError> {
+    /// Clients send the address and UID they know of; for a scoped caller those must be the named sandbox's own. Without
+    /// a live Pod there is nothing to compare an address with; `verified` says that it will be when there is one.
+    pub(crate) fn authorize(
+        &self,
+        request: &SandboxRequest,
+        index: &PodIndex,
+        verified: bool,
+    ) -> Result<(), RouterError> {
         let Self::Scoped(claims) = self else { return Ok(()) };
         if claims.namespace != request.namespace.as_str() || claims.name != request.id.as_str() {
             return Err(RouterError::Forbidden);
@@ -209,7 +215,7 @@ impl Identity {
         }
         let live = index.by_name(&claims.namespace, &claims.name);
         let uid_agrees = |uid: &str| live.as_ref().is_some_and(|live| *live.sandbox_uid == *uid);
-        let ip_agrees = |ip| live.as_ref().is_some_and(|live| live.has_ip(ip));
+        let ip_agrees = |ip| live.as_ref().map_or(verified, |live| live.has_ip(ip));
         let agrees = request.uid_str().is_none_or(uid_agrees) && request.pod_ip.is_none_or(ip_agrees);
         if agrees { Ok(()) } else { Err(RouterError::Forbidden) }
     }

@@ -128,7 +128,7 @@ async fn admit(exchange: &mut Exchange, headers: &HeaderMap, trust: Trust) -> Re
     let loopback = if shared.config.verification.allow_loopback { Loopback::Allowed } else { Loopback::Refused };
     let wanted = SandboxRequest::parse(headers, loopback)?;
     exchange.names(&wanted);
-    let allowed = identity.authorize(&wanted, &shared.index);
+    let allowed = identity.authorize(&wanted, &shared.index, shared.config.verification.verify_targets);
     shared.metrics.decision(exchange.namespace(), allowed.is_ok());
     allowed.map(|()| wanted)
 }

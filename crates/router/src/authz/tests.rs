@@ -106,7 +106,7 @@ fn bearer_tokens_are_extracted_as_the_contract_says() {
 async fn allow_all_lets_everyone_in() {
     let authorizer = Authorizer::new(&AuthzConfig::AllowAll, None).unwrap();
     let identity = authorizer.authenticate(&HeaderMap::new()).await.unwrap();
-    assert!(identity.authorize(&wanted("any", &[]), &index()).is_ok());
+    assert!(identity.authorize(&wanted("any", &[]), &index(), true).is_ok());
 }
 
 /// D-146
@@ -194,9 +194,9 @@ async fn audiences_are_sent_and_checked_in_the_reply() {
 async fn a_scoped_token_opens_its_own_sandbox_only() {
     let file = secret_file(SECRET);
     let identity = scoped(&[&file]).authenticate(&with_token(&token(SECRET, "box-a"))).await.unwrap();
-    assert!(identity.authorize(&wanted("box-a", &[]), &index()).is_ok());
+    assert!(identity.authorize(&wanted("box-a", &[]), &index(), true).is_ok());
     for other in [wanted("box-b", &[]), wanted("box-a", &[("x-sandbox-namespace", "team-a")])] {
-        assert!(matches!(identity.authorize(&other, &index()), Err(RouterError::Forbidden)));
+        assert!(matches!(identity.authorize(&other, &index(), true), Err(RouterError::Forbidden)));
     }
 }
 
@@ -222,17 +222,20 @@ async fn a_scoped_callers_address_and_uid_must_be_the_sandboxs_own() {
         &[("x-sandbox-uid", "u1")],
         &[("x-sandbox-uid", "u1"), ("x-sandbox-pod-ip", "10.0.0.7")],
     ] {
-        assert!(identity.authorize(&wanted("box-a", agreeing), &index).is_ok(), "{agreeing:?}");
+        assert!(identity.authorize(&wanted("box-a", agreeing), &index, true).is_ok(), "{agreeing:?}");
     }
     for conflicting in [
         &[("x-sandbox-pod-ip", "10.0.0.8")][..],
         &[("x-sandbox-uid", "u2")],
         &[("x-sandbox-uid", "u1"), ("x-sandbox-pod-ip", "10.0.0.8")],
     ] {
-        assert!(identity.authorize(&wanted("box-a", conflicting), &index).is_err(), "{conflicting:?}");
+        assert!(identity.authorize(&wanted("box-a", conflicting), &index, true).is_err(), "{conflicting:?}");
     }
     let unknown = PodIndex::default();
-    assert!(identity.authorize(&wanted("box-a", &[("x-sandbox-pod-ip", "10.0.0.7")]), &unknown).is_err());
+    let stale = wanted("box-a", &[("x-sandbox-pod-ip", "10.0.0.7")]);
+    assert!(identity.authorize(&stale, &unknown, true).is_ok(), "it is compared when there is a Pod");
+    assert!(identity.authorize(&stale, &unknown, false).is_err(), "nobody would ever compare it");
+    assert!(identity.authorize(&wanted("box-a", &[("x-sandbox-uid", "u1")]), &unknown, true).is_err());
 }
 
 #[tokio::test]
@@ -287,7 +290,7 @@ async fn combined_modes_each_judge_their_own_tokens() {
     let authorizer = Authorizer::new(&config, Some(Arc::clone(&api) as _)).unwrap();
     assert!(matches!(authorizer.authenticate(&with_token("good")).await, Ok(Identity::Unrestricted)));
     let identity = authorizer.authenticate(&with_token(&token(SECRET, "box-a"))).await.unwrap();
-    assert!(identity.authorize(&wanted("box-b", &[]), &index()).is_err());
+    assert!(identity.authorize(&wanted("box-b", &[]), &index(), true).is_err());
     let calls = api.calls.load(Ordering::Relaxed);
     assert!(authorizer.authenticate(&with_token(&token(&[b'x'; 32], "box-a"))).await.is_err());
     assert_eq!(api.calls.load(Ordering::Relaxed), calls, "a bad scoped token is not shown to the API");
