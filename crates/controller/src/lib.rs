@@ -22,6 +22,8 @@ pub mod pool;
 pub mod ports;
 pub mod probes;
 pub mod process;
+#[cfg(test)]
+mod property;
 pub mod queue;
 pub mod reconcile;
 pub mod reflector;

@@ -142,9 +142,67 @@ impl Model {
         self.state.lock().remove(kind, key);
     }
 
-    /// One round of the garbage collector: objects whose controller is gone go too.
+    /// A user deletes an object.
+    pub(crate) fn delete(&self, kind: Kind, key: &Key, how: Deletion) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let Some(mut object) = state.objects.get(&(kind, key.clone())).cloned() else { return };
+        match how {
+            Deletion::Background => state.remove(kind, key),
+            Deletion::Foreground => {
+                if object["metadata"]["deletionTimestamp"].is_null() {
+                    object["metadata"]["deletionTimestamp"] = format!("{now:.0}").into();
+                    state.store(kind, key, object);
+                }
+            }
+            Deletion::Orphan => {
+                let uid = uid_of(&object);
+                let dependents: Vec<(Kind, Key)> = state.dependents(&uid);
+                for (kind, key) in dependents {
+                    let mut dependent = state.objects[&(kind, key.clone())].clone();
+                    if let Some(owners) = dependent["metadata"]["ownerReferences"].as_array_mut() {
+                        owners.retain(|owner| text(&owner["uid"]) != uid);
+                    }
+                    state.store(kind, &key, dependent);
+                }
+                state.remove(kind, key);
+            }
+        }
+    }
+
+    /// Everything that ever happened: kind, object, and whether it was a deletion.
+    pub(crate) fn history(&self) -> Vec<(Kind, Value, bool)> {
+        self.state.lock().history.iter().map(|entry| (entry.kind, entry.object.clone(), entry.gone)).collect()
+    }
+
+    /// Where the history stands.
+    pub(crate) fn position(&self) -> usize {
+        self.state.lock().history.len()
+    }
+
+    /// Every object's place.
+    pub(crate) fn keys(&self, kind: Kind) -> Vec<Key> {
+        self.state.lock().objects.keys().filter(|(of, _)| *of == kind).map(|(_, key)| key.clone()).collect()
+    }
+
+    /// One round of the garbage collector: objects whose controller is gone go too; one deleted in the foreground goes after them.
     pub(crate) fn collect_garbage(&self) {
         let mut state = self.state.lock();
+        let leaving: Vec<(Kind, Key, String)> = state
+            .objects
+            .iter()
+            .filter(|((kind, _), object)| *kind != Kind::Pod && !object["metadata"]["deletionTimestamp"].is_null())
+            .map(|((kind, key), object)| (*kind, key.clone(), uid_of(object)))
+            .collect();
+        for (kind, key, uid) in leaving {
+            let dependents = state.dependents(&uid);
+            if dependents.is_empty() {
+                state.remove(kind, &key);
+            }
+            for (kind, key) in dependents {
+                state.remove(kind, &key);
+            }
+        }
         let live: Vec<String> = state.objects.values().map(uid_of).collect();
         let orphans: Vec<(Kind, Key)> = state
             .objects
@@ -206,7 +264,24 @@ fn deliver(store: &Store, entry: &Entry) {
     }
 }
 
+/// How a user deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deletion {
+    Background,
+    Foreground,
+    Orphan,
+}
+
 impl State {
+    fn dependents(&self, uid: &str) -> Vec<(Kind, Key)> {
+        let owned = |object: &Value| {
+            object["metadata"]["ownerReferences"]
+                .as_array()
+                .is_some_and(|owners| owners.iter().any(|owner| text(&owner["uid"]) == uid))
+        };
+        self.objects.iter().filter(|(_, object)| owned(object)).map(|(place, _)| place.clone()).collect()
+    }
+
     fn carry_out(&mut self, request: &Request, now: Timestamp) -> Result<Option<Value>, ApiError> {
         let (kind, key) = (request.kind, &request.key);
         match &request.verb {
