@@ -1,0 +1,351 @@
+//! Claims and pools on the embedded API, with a simulated kubelet.
+
+use std::{collections::HashSet, time::Duration};
+
+use agent_sandbox_api::{
+    conditions::{self, ConditionType},
+    keys::{annotations, labels},
+    owners, v1alpha1,
+    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+};
+use agent_sandbox_controller::{
+    Config, Controller,
+    pool::{PacingSettings, PoolSettings},
+};
+use agent_sandbox_testkit::{Cluster, Kubelet, KubeletConfig, Recorder, eventually, eventually_within};
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// A burst on two slow cores takes its time.
+const BURST: Duration = Duration::from_secs(120);
+
+struct Bench {
+    client: Client,
+    writes: Recorder,
+    shutdown: CancellationToken,
+    controller: Option<Controller>,
+    _kubelet: Kubelet,
+    _cluster: Cluster,
+}
+
+impl Bench {
+    async fn start() -> Self {
+        Self::with(Config::default()).await
+    }
+
+    async fn with(config: Config) -> Self {
+        let cluster = Cluster::start().await.expect("a cluster");
+        let kubelet = Kubelet::start(cluster.client(), KubeletConfig::default());
+        let (recorded, writes) = cluster.recorded_client();
+        let shutdown = CancellationToken::new();
+        let controller = Controller::start(recorded, config, shutdown.clone());
+        Self {
+            client: cluster.client(),
+            writes,
+            shutdown,
+            controller: Some(controller),
+            _kubelet: kubelet,
+            _cluster: cluster,
+        }
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    async fn template(&self, name: &str) {
+        let spec = json!({ "podTemplate": { "spec": { "containers": [{ "name": "main", "image": "busybox" }] } } });
+        let template: SandboxTemplate = from(json!({ "metadata": { "name": name }, "spec": spec }));
+        self.api().create(&PostParams::default(), &template).await.expect("created");
+    }
+
+    async fn pool(&self, name: &str, template: &str, replicas: i32) {
+        let spec = json!({ "sandboxTemplateRef": { "name": template }, "replicas": replicas });
+        let pool: SandboxWarmPool = from(json!({ "metadata": { "name": name }, "spec": spec }));
+        self.api().create(&PostParams::default(), &pool).await.expect("created");
+    }
+
+    async fn pool_ready(&self, name: &str, replicas: i32) {
+        eventually_within(BURST, &format!("pool {name} has {replicas} ready"), || async {
+            let pool: SandboxWarmPool = self.api().get(name).await.expect("there");
+            let ready = pool.status.as_ref().and_then(|status| status.ready_replicas);
+            if ready == Some(replicas) { Ok(()) } else { Err(pool.status) }
+        })
+        .await;
+    }
+
+    async fn claim(&self, name: &str, pool: &str) -> SandboxClaim {
+        let claim: SandboxClaim =
+            from(json!({ "metadata": { "name": name }, "spec": { "warmPoolRef": { "name": pool } } }));
+        self.api().create(&PostParams::default(), &claim).await.expect("created")
+    }
+
+    async fn ready(&self, name: &str) -> SandboxClaim {
+        eventually_within(BURST, &format!("claim {name} is Ready"), || async {
+            let claim: SandboxClaim = self.api().get(name).await.expect("there");
+            if conditions::is_true(claim.condition(ConditionType::Ready)) { Ok(claim) } else { Err(claim.status) }
+        })
+        .await
+    }
+
+    /// Makes many claims at once and waits for all of them.
+    async fn burst(&self, number: usize, pool: &str) -> Vec<SandboxClaim> {
+        join_all((0..number).map(|index| self.claim_owned(format!("c-{index}"), pool))).await;
+        eventually_within(BURST, "all claims are Ready", || async {
+            let claims = self.api::<SandboxClaim>().list(&ListParams::default()).await.expect("lists").items;
+            let ready =
+                claims.iter().filter(|claim| conditions::is_true(claim.condition(ConditionType::Ready))).count();
+            if ready == number { Ok(claims) } else { Err(ready) }
+        })
+        .await
+    }
+
+    async fn claim_owned(&self, name: String, pool: &str) {
+        self.claim(&name, pool).await;
+    }
+
+    async fn stop(mut self) {
+        self.shutdown.cancel();
+        let controller = self.controller.take().expect("running");
+        tokio::time::timeout(Duration::from_secs(30), controller.wait())
+            .await
+            .expect("stops in time")
+            .expect("stops in order");
+    }
+}
+
+fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("valid")
+}
+
+/// Every claim has a Sandbox of its own, and every claimed Sandbox serves one claim.
+async fn assert_one_to_one(bench: &Bench, claims: &[SandboxClaim]) {
+    let sandboxes = bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items;
+    let names: HashSet<&str> = claims.iter().filter_map(|claim| claim.bound_sandbox()).collect();
+    assert_eq!(names.len(), claims.len(), "distinct Sandboxes");
+    for claim in claims {
+        let controlled: Vec<&str> = sandboxes
+            .iter()
+            .filter(|sandbox| owners::controller_of(&sandbox.metadata).is_some_and(|owner| owner.uid == claim.uid()))
+            .map(|sandbox| sandbox.name())
+            .collect();
+        assert_eq!(controlled, [claim.bound_sandbox().expect("bound")], "{}", claim.name());
+    }
+}
+
+/// the life of a warm claim, seen by its user.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_124_x_125_x_193_a_warm_claim_takes_a_running_pod_and_the_pool_refills() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    bench.pool("p", "t", 2).await;
+    bench.pool_ready("p", 2).await;
+    let before: Vec<Pod> = bench.api::<Pod>().list(&ListParams::default()).await.expect("lists").items;
+    bench.claim("c", "p").await;
+    let claim = bench.ready("c").await;
+    let name = claim.bound_sandbox().expect("bound").to_owned();
+    assert_eq!(claim.annotation(annotations::SANDBOX_NAME), Some(name.as_str()), "X-086: recorded");
+    assert!(claim.annotation(annotations::CONTROLLER_FIRST_OBSERVED_AT).is_some_and(|at| at.contains('.')), "X-240");
+
+    // whoever sees the claim Ready finds the Sandbox controlled by it.
+    let sandbox: Sandbox = bench.api().get(&name).await.expect("there");
+    assert_eq!(owners::owning_claim(&sandbox.metadata).expect("claimed").uid, claim.uid());
+    assert_eq!(sandbox.annotation(annotations::POD_NAME), Some(name.as_str()), "X-122");
+
+    let pod = eventually("the Pod loses the pool's label", || async {
+        let pod: Pod = bench.api().get(&name).await.expect("there");
+        let labelled = pod.metadata.labels.as_ref().is_some_and(|map| map.contains_key(labels::WARM_POOL_SANDBOX));
+        if labelled { Err(pod.metadata.labels) } else { Ok(pod) }
+    })
+    .await;
+    assert!(before.iter().any(|old| old.metadata.uid == pod.metadata.uid), "X-125: the same Pod, not a new one");
+    assert!(pod.metadata.labels.expect("labels").contains_key(labels::SANDBOX_NAME_HASH));
+
+    // `kubectl wait --for=condition=Ready sandbox/…` looks at the generation too.
+    eventually("the Sandbox's status is of its generation", || async {
+        let sandbox: Sandbox = bench.api().get(&name).await.expect("there");
+        let observed = sandbox.condition(ConditionType::Ready).and_then(|ready| ready.observed_generation);
+        if observed == sandbox.metadata.generation { Ok(()) } else { Err((observed, sandbox.metadata.generation)) }
+    })
+    .await;
+    bench.pool_ready("p", 2).await;
+    bench.claim("d", "p").await;
+    let second = bench.ready("d").await;
+    assert_ne!(second.bound_sandbox(), Some(name.as_str()));
+
+    bench.api::<SandboxWarmPool>().delete("p", &DeleteParams::default()).await.expect("deleted");
+    eventually("X-194: only claimed Sandboxes remain", || async {
+        let left = bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items.len();
+        if left == 2 { Ok(()) } else { Err(left) }
+    })
+    .await;
+    bench.stop().await;
+}
+
+/// The write budget of a warm claim, counted at the API: six of ours before refill, two of them before Ready in a row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_warm_claim_stays_within_its_write_budget() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    bench.pool("p", "t", 1).await;
+    bench.pool_ready("p", 1).await;
+    // Without refill, so that only the claim's own writes are counted.
+    let stop = json!({ "spec": { "sandboxTemplateRef": { "name": "missing" } } });
+    bench.api::<SandboxWarmPool>().patch("p", &PatchParams::default(), &Patch::Merge(stop)).await.expect("patched");
+    eventually("the pool has seen its new template", || async {
+        let pool: SandboxWarmPool = bench.api().get("p").await.expect("there");
+        let observed = pool.status.as_ref().and_then(|status| status.observed_generation);
+        if observed == pool.metadata.generation { Ok(()) } else { Err(pool.status) }
+    })
+    .await;
+    bench.writes.clear();
+    bench.claim("c", "p").await;
+    let claim = bench.ready("c").await;
+    let name = claim.bound_sandbox().expect("bound").to_owned();
+    eventually("everything has followed", || async {
+        let sandbox: Sandbox = bench.api().get(&name).await.expect("there");
+        let observed = sandbox.condition(ConditionType::Ready).and_then(|ready| ready.observed_generation);
+        let event = bench.writes.writes().iter().any(|write| write.path.ends_with("/events"));
+        let pool: SandboxWarmPool = bench.api().get("p").await.expect("there");
+        let counted = pool.status.as_ref().and_then(|status| status.replicas) == Some(0);
+        if observed == sandbox.metadata.generation && event && counted {
+            Ok(())
+        } else {
+            Err((observed, event, counted))
+        }
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let writes: Vec<_> =
+        bench.writes.writes().into_iter().filter(|write| !write.path.contains("/sandboxwarmpools/")).collect();
+    assert!(writes.len() <= 6, "{writes:#?}");
+    assert!(writes.iter().all(|write| write.status < 300), "no doomed write: {writes:#?}");
+    bench.stop().await;
+}
+
+/// 300 claims on a pool of 300.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_121_three_hundred_claims_on_three_hundred_members() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    bench.pool("p", "t", 300).await;
+    bench.pool_ready("p", 300).await;
+    let claims = bench.burst(300, "p").await;
+    assert_one_to_one(&bench, &claims).await;
+    assert!(claims.iter().all(|claim| claim.bound_sandbox() != Some(claim.name())), "all warm");
+    bench.stop().await;
+}
+
+/// exactly as many warm ones as there were members.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_120_three_hundred_claims_on_a_hundred_members() {
+    // No refill meanwhile: what is warm is what was there.
+    let pacing = PacingSettings { replenish_delay: Duration::from_secs(3600), ..PacingSettings::default() };
+    let pool = PoolSettings { pacing, ..PoolSettings::default() };
+    let bench = Bench::with(Config { pool, ..Config::default() }).await;
+    bench.template("t").await;
+    bench.pool("p", "t", 100).await;
+    bench.pool_ready("p", 100).await;
+    let members: HashSet<String> = bench
+        .api::<Sandbox>()
+        .list(&ListParams::default())
+        .await
+        .expect("lists")
+        .items
+        .iter()
+        .map(|sandbox| sandbox.name().to_owned())
+        .collect();
+    let claims = bench.burst(300, "p").await;
+    assert_one_to_one(&bench, &claims).await;
+    let warm = claims.iter().filter(|claim| members.contains(claim.bound_sandbox().expect("bound"))).count();
+    let cold = claims.iter().filter(|claim| claim.bound_sandbox() == Some(claim.name())).count();
+    assert_eq!((warm, cold), (100, 200));
+    bench.stop().await;
+}
+
+/// 20 pools of 25: exactly 500 creates.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_pools_of_twenty_five_cost_five_hundred_creates() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    join_all((0..20).map(|index| {
+        let bench = &bench;
+        async move { bench.pool(&format!("p-{index}"), "t", 25).await }
+    }))
+    .await;
+    for index in 0..20 {
+        bench.pool_ready(&format!("p-{index}"), 25).await;
+    }
+    let creates = bench
+        .writes
+        .writes()
+        .iter()
+        .filter(|write| write.method == "POST" && write.path.ends_with("/sandboxes"))
+        .count();
+    assert_eq!(creates, 500);
+    assert_eq!(bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items.len(), 500);
+    bench.stop().await;
+}
+
+/// the v1alpha1 experience: a claim that names only a template, seen through v1alpha1 all the way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_264_x_265_a_claim_of_v1alpha1_works_end_to_end() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    let old = |name: &str, warmpool: Option<&str>| -> v1alpha1::SandboxClaim {
+        let mut spec = json!({ "sandboxTemplateRef": { "name": "t" } });
+        if let Some(pool) = warmpool {
+            spec["warmpool"] = pool.into();
+        }
+        from(json!({ "metadata": { "name": name }, "spec": spec }))
+    };
+    let served = |name: &'static str| {
+        let bench = &bench;
+        async move {
+            eventually(&format!("claim {name} is served"), || async {
+                let claim: v1alpha1::SandboxClaim = bench.api().get(name).await.expect("there");
+                let list = claim.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+                let ready = conditions::is_true(conditions::find(list, ConditionType::Ready));
+                if ready { Ok(claim) } else { Err(claim.status) }
+            })
+            .await
+        }
+    };
+    let bound = |claim: &v1alpha1::SandboxClaim| {
+        claim
+            .status
+            .as_ref()
+            .and_then(|status| status.sandbox.as_ref())
+            .and_then(|sandbox| sandbox.name.clone())
+            .expect("bound")
+    };
+    bench.api().create(&PostParams::default(), &old("cold", None)).await.expect("created");
+    let cold = served("cold").await;
+    assert_eq!(bound(&cold), "cold");
+    assert_eq!(cold.spec.warmpool.as_deref(), Some("default"));
+    assert_eq!(cold.spec.sandbox_template_ref.name, "t");
+    let sandbox: v1alpha1::Sandbox = bench.api().get("cold").await.expect("there");
+    assert_eq!(sandbox.spec.replicas, Some(1));
+
+    bench.pool("any", "t", 1).await;
+    bench.pool_ready("any", 1).await;
+    bench.api().create(&PostParams::default(), &old("never", Some("none"))).await.expect("created");
+    assert_eq!(bound(&served("never").await), "never", "none means a new one");
+    bench.api().create(&PostParams::default(), &old("warm", None)).await.expect("created");
+    let warm = served("warm").await;
+    assert!(bound(&warm).starts_with("any-"), "CNV-13: a pool of the template is used: {}", bound(&warm));
+    assert_eq!(warm.spec.warmpool.as_deref(), Some("default"));
+    bench.pool_ready("any", 1).await;
+    bench.api().create(&PostParams::default(), &old("named", Some("any"))).await.expect("created");
+    assert!(bound(&served("named").await).starts_with("any-"));
+    bench.stop().await;
+}
