@@ -6,6 +6,7 @@ pub mod cold;
 mod env;
 pub mod expiry;
 pub mod metadata;
+mod observability;
 mod observe;
 pub mod plan;
 mod route;

@@ -83,7 +83,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
     /// The claim is served, and says so.
-    Bound { sandbox: Arc<Sandbox>, claim: Arc<SandboxClaim> },
+    Bound { sandbox: Arc<Sandbox>, claim: Arc<SandboxClaim>, pool: String },
     /// The claim no longer exists, or is about not to.
     ClaimGone,
     /// Another leader assigned the claim elsewhere.
@@ -472,7 +472,7 @@ impl Adoption {
     fn publish(mut self, sandbox: Arc<Sandbox>, claim: Arc<SandboxClaim>, tries: Tries) -> (Self, Vec<Effect>) {
         let status = status_after(&claim, Finding::Serves(&sandbox), self.now);
         match status_patch(&claim, &status) {
-            None => self.finish(End::Bound { sandbox, claim }),
+            None => self.bound(sandbox, claim),
             Some(request) => {
                 let effects = vec![send(Leg::Status, &request)];
                 self.state = State::Publishing { sandbox, claim, tries, request: Some(request) };
@@ -492,7 +492,7 @@ impl Adoption {
         match answer {
             Ok(object) => {
                 let claim = object.and_then(|object| object.cast::<SandboxClaim>()).unwrap_or(claim);
-                self.finish(End::Bound { sandbox, claim })
+                self.bound(sandbox, claim)
             }
             Err(ApiError::NotFound { .. } | ApiError::Invalid { .. }) => self.finish(End::ClaimGone),
             Err(error @ ApiError::Conflict { .. }) => {
@@ -580,6 +580,11 @@ impl Adoption {
             return (self, vec![effect]);
         }
         self.finish(End::Elsewhere)
+    }
+
+    fn bound(self, sandbox: Arc<Sandbox>, claim: Arc<SandboxClaim>) -> (Self, Vec<Effect>) {
+        let pool = owners::owning_pool(&self.candidate().sandbox.metadata).map(|owner| owner.name.clone());
+        self.finish(End::Bound { sandbox, claim, pool: pool.unwrap_or_default() })
     }
 
     fn unanswered(&self, message: &str) -> End {

@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 use super::{
     ClaimReconciler,
     adoption::{Adoption, Effect, End, Leg, Offer, Outcome},
-    expiry,
+    expiry, observability,
     observe::{Absences, observe, template_of},
     plan::{Bound, Observed, Plan, Retry, is_offered, legacy_policy, plan, plan_without_candidate, warm_pools},
     stamps::{Assignment, Stamps, precise},
@@ -242,7 +242,7 @@ impl Pass<'_> {
     async fn adopted(&self, observed: &Observed, end: End) -> Result<Next, Interrupted> {
         let until = expiry::until_expiry(&observed.claim, observed.now);
         match end {
-            End::Bound { sandbox, claim } => {
+            End::Bound { sandbox, claim, pool } => {
                 self.reconciler.hold(self.key, None);
                 self.event(
                     &claim,
@@ -250,7 +250,7 @@ impl Pass<'_> {
                     "Adoption",
                     format!("Adopted warm pool Sandbox \"{}\"", sandbox.name()),
                 );
-                self.count_creation(&claim, &sandbox, keys::LAUNCH_WARM);
+                self.count_creation(&claim, &sandbox, &pool, keys::LAUNCH_WARM);
                 self.count_ready(&observed.claim, &claim, &sandbox);
                 self.settle(&claim)
             }
@@ -334,9 +334,10 @@ impl Pass<'_> {
                     "Provisioning",
                     format!("Created Sandbox \"{}\"", sandbox.name()),
                 );
-                self.count_creation(&fresh, &sandbox, keys::LAUNCH_COLD);
-                self.publish(&fresh, Finding::Serves(&sandbox)).await?;
-                self.settle(&fresh)
+                let pool = &fresh.spec.warm_pool_ref.name;
+                self.count_creation(&fresh, &sandbox, pool, keys::LAUNCH_COLD);
+                let published = self.publish(&fresh, Finding::Serves(&sandbox)).await?;
+                self.settle(&published)
             }
             Ok(Created::Known) => Err(Interrupted::Again),
             Ok(Created::Unseen) => {
@@ -487,11 +488,18 @@ impl Pass<'_> {
         });
     }
 
-    fn count_creation(&self, _claim: &SandboxClaim, _sandbox: &Sandbox, _launch_type: &str) {
-        let _ = &self.reconciler.metrics;
+    fn count_creation(&self, claim: &SandboxClaim, sandbox: &Sandbox, pool: &str, launch_type: &'static str) {
+        self.reconciler.metrics.claim_created(&observability::created(claim, sandbox, pool, launch_type));
     }
 
-    fn count_ready(&self, _before: &SandboxClaim, _after: &SandboxClaim, _sandbox: &Sandbox) {}
+    /// Counts a claim's readiness, the first time.
+    fn count_ready(&self, before: &SandboxClaim, after: &SandboxClaim, sandbox: &Sandbox) {
+        let first_seen = self.reconciler.memories.lock().get(self.key).map(|memory| memory.first_seen);
+        let now = self.reconciler.clock.now();
+        if let Some(ready) = observability::first_ready(before, after, sandbox, first_seen, now) {
+            self.reconciler.metrics.claim_ready(&ready);
+        }
+    }
 }
 
 /// What became of the creation of a claim's own Sandbox.

@@ -2,6 +2,14 @@
 
 mod adoption;
 mod cold;
+mod env;
+mod expiry;
+mod machine;
+mod metadata;
+mod observability;
+mod recovery;
+mod status;
+mod volumes;
 
 use serde_json::json;
 

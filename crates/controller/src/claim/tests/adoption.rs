@@ -1,12 +1,18 @@
 //! Claims that are served from a pool.
 
+use std::time::Duration;
+
 use agent_sandbox_api::{
     keys::{annotations, labels},
     owners,
 };
 
 use super::*;
-use crate::{object::Kind, request::Verb};
+use crate::{
+    object::Kind,
+    reconcile::{Next, Reconciler},
+    request::Verb,
+};
 
 /// three writes, and the claim is Ready in the same pass.
 #[tokio::test]
@@ -50,4 +56,363 @@ async fn x_100_x_112_x_115_a_warm_claim_costs_three_writes() {
     rig.pump();
     rig.claim("c").await.expect("no error");
     assert_eq!(rig.writes(), [], "a settled claim writes nothing");
+}
+
+/// Creates claims and passes over them in turn.
+async fn claims(rig: &Rig, names: &[&str]) {
+    for name in names {
+        rig.claim_on(name, "p");
+    }
+    for name in names {
+        rig.claim(name).await.expect("no error");
+    }
+}
+
+/// A pool `p` of `t` whose members were made one second apart, oldest first.
+async fn aged_pool(rig: &Rig, number: usize) -> Vec<String> {
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 0);
+    let mut names = Vec::new();
+    for replicas in 1..=number {
+        rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": replicas}}));
+        rig.fill("p").await;
+        let new =
+            rig.sandboxes().into_iter().map(|sandbox| sandbox.name().to_owned()).find(|name| !names.contains(name));
+        names.push(new.expect("one more"));
+        rig.clock.advance(Duration::from_secs(1));
+    }
+    names
+}
+
+#[tokio::test]
+async fn x_100_the_oldest_candidate_is_first() {
+    let rig = Rig::new();
+    let members = aged_pool(&rig, 3).await;
+    rig.all_ready();
+    claims(&rig, &["c", "d", "e"]).await;
+    let bound: Vec<String> = ["c", "d", "e"].map(|claim| rig.bound(claim).expect("bound")).into();
+    assert_eq!(bound, members);
+}
+
+/// Ready before networked, networked before none at all.
+#[tokio::test]
+async fn x_101_x_102_x_111_readiness_comes_before_age() {
+    let rig = Rig::new();
+    let members = aged_pool(&rig, 4).await;
+    rig.networked(&members[1]);
+    rig.networked(&members[2]);
+    rig.ready(&members[3]);
+    claims(&rig, &["c", "d", "e"]).await;
+    assert_eq!(rig.bound("c").as_deref(), Some(members[3].as_str()), "Ready, though youngest");
+    assert_eq!(rig.ready_of("c").0, "True");
+    assert_eq!(rig.bound("d").as_deref(), Some(members[1].as_str()), "networked, not the one without an address");
+    assert_eq!(rig.ready_of("d").1, "DependenciesNotReady");
+    assert_eq!(rig.bound("e").as_deref(), Some(members[2].as_str()));
+    assert_eq!(rig.stored_claim("d").annotation(annotations::CLAIM_FIRST_READY_AT), None, "not Ready yet");
+}
+
+/// the fullest node first; what was passed over stays in order.
+#[tokio::test]
+async fn x_103_x_104_the_fullest_node_is_first() {
+    let rig = Rig::new();
+    let members = aged_pool(&rig, 3).await;
+    rig.all_ready();
+    for (member, node) in members.iter().zip(["a", "b", "b"]) {
+        rig.model.edit(Kind::Sandbox, &key(member), json!({"status": {"nodeName": node}}));
+    }
+    claims(&rig, &["c", "d", "e"]).await;
+    let bound: Vec<String> = ["c", "d", "e"].map(|claim| rig.bound(claim).expect("bound")).into();
+    assert_eq!(bound, [members[1].clone(), members[0].clone(), members[2].clone()]);
+}
+
+/// whoever is not offered by the pool is not taken.
+#[tokio::test]
+async fn x_105_x_106_only_the_pools_own_are_taken() {
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    let member = rig.sandboxes().remove(0);
+    for change in [
+        json!({}),
+        json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+        json!({"metadata": {"ownerReferences": []}}),
+        json!({"metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "p", "uid": "u", "controller": true}]}}),
+        json!({"metadata": {"labels": {labels::WARM_POOL_SANDBOX: null}}}),
+        json!({"metadata": {"labels": {labels::TEMPLATE_REF_HASH: null}}}),
+        json!({"metadata": {"labels": {labels::CLAIM_UID: "somebody"}}}),
+        json!({"spec": {"operatingMode": "Suspended"}}),
+        json!({"status": {"conditions": [rig.condition("Finished", "True", "PodFailed", 1), rig.condition("Ready", "False", "PodFailed", 1)]}}),
+        json!({"status": {"conditions": [rig.condition("Ready", "False", "SandboxExpired", 1)]}}),
+    ] {
+        let rig = Rig::new();
+        rig.template("t", json!({}));
+        rig.pool_of("p", "t", 0);
+        let mut sandbox = json!(member);
+        sandbox["metadata"]["ownerReferences"][0]["uid"] = rig.stored_pool("p").uid().into();
+        rig.model.create(Kind::Sandbox, sandbox);
+        rig.model.edit(Kind::Sandbox, &key(member.name()), change.clone());
+        claims(&rig, &["c"]).await;
+        let expected = if change == json!({}) { member.name() } else { "c" };
+        assert_eq!(rig.bound("c").as_deref(), Some(expected), "{change}");
+    }
+
+    // equal hashes in another namespace.
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    rig.model.create(
+        Kind::Template,
+        json!({"metadata": {"name": "t", "namespace": "other"}, "spec": {"podTemplate": {"spec": {}}}}),
+    );
+    rig.model.create(Kind::Pool, json!({"metadata": {"name": "p", "namespace": "other"}, "spec": {"sandboxTemplateRef": {"name": "t"}, "replicas": 0}}));
+    let elsewhere = rig.model.create(
+        Kind::Claim,
+        json!({"metadata": {"name": "c", "namespace": "other"}, "spec": {"warmPoolRef": {"name": "p"}}}),
+    );
+    rig.pump();
+    rig.claims.reconcile(&elsewhere).await.expect("no error");
+    assert!(rig.model.get(Kind::Sandbox, &elsewhere).is_some(), "cold, in its own namespace");
+}
+
+/// A pool that was deleted and made anew under its name does not offer the old one's members.
+#[tokio::test]
+async fn members_of_an_earlier_pool_of_the_name_are_not_taken() {
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    rig.model.remove(Kind::Pool, &key("p"));
+    rig.pool_of("p", "t", 0);
+    claims(&rig, &["c"]).await;
+    assert_eq!(rig.bound("c").as_deref(), Some("c"));
+}
+
+#[tokio::test]
+async fn x_107_a_reference_to_another_pools_sandbox_is_dropped() {
+    for legacy in [false, true] {
+        let rig = Rig::new();
+        rig.warm_pool(1).await;
+        let foreign = rig.sandboxes().remove(0);
+        rig.pool_of("q", "t", 0);
+        let record = json!({annotations::SANDBOX_NAME: foreign.name()});
+        let metadata = if legacy { json!({"labels": record}) } else { json!({"annotations": record}) };
+        rig.claim_with("c", metadata, json!({"warmPoolRef": {"name": "q"}}));
+        rig.claim("c").await.expect("no error");
+        assert_eq!(rig.bound("c").as_deref(), Some("c"));
+        let claim = rig.stored_claim("c");
+        assert_eq!(
+            (claim.annotation(annotations::SANDBOX_NAME), claim.label(labels::LEGACY_SANDBOX_NAME)),
+            (None, None)
+        );
+        assert_eq!(rig.sandbox(foreign.name()), foreign, "untouched");
+    }
+}
+
+/// a short wait for an address, without a word about it.
+#[tokio::test]
+async fn x_108_x_109_a_claim_waits_for_an_address() {
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 1);
+    rig.fill("p").await;
+    let member = rig.sandboxes().remove(0).name().to_owned();
+    rig.claim_on("c", "p");
+    rig.writes();
+    assert_eq!(rig.claim("c").await.expect("no error"), Next::After(Duration::from_millis(500)));
+    assert_eq!(rig.writes(), [], "no status, no Sandbox");
+    rig.clock.advance(Duration::from_millis(1_700));
+    assert_eq!(rig.claim("c").await.expect("no error"), Next::After(Duration::from_millis(300)));
+
+    while !rig.store.queues.claim.is_idle() {
+        rig.store.queues.claim.next().await.expect("open");
+    }
+    rig.ready(&member);
+    rig.pump();
+    let woken = tokio::time::timeout(Duration::from_secs(5), rig.store.queues.claim.next()).await;
+    assert_eq!(woken.expect("woken by the address").expect("open").key, key("c"));
+    rig.claim("c").await.expect("no error");
+    assert_eq!(rig.bound("c"), Some(member));
+}
+
+#[tokio::test]
+async fn x_110_the_wait_ends_in_a_cold_start() {
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 1);
+    rig.fill("p").await;
+    rig.claim_on("c", "p");
+    rig.claim("c").await.expect("no error");
+    rig.clock.advance(Duration::from_secs(2));
+    rig.claim("c").await.expect("no error");
+    assert_eq!(rig.bound("c").as_deref(), Some("c"));
+
+    // A claim that is first seen long after it was made does not wait again.
+    rig.claim_on("d", "p");
+    rig.clock.advance(Duration::from_secs(5));
+    rig.claim("d").await.expect("no error");
+    assert_eq!(rig.bound("d").as_deref(), Some("d"));
+}
+
+/// stale `pod-name` is put right, other annotations stay.
+#[tokio::test]
+async fn x_112_annotations_of_the_sandbox_are_kept() {
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    let name = rig.sandboxes().remove(0).name().to_owned();
+    rig.model.edit(
+        Kind::Sandbox,
+        &key(&name),
+        json!({"metadata": {"annotations": {annotations::POD_NAME: "stale", "mine": "kept"}}}),
+    );
+    rig.ready(&name);
+    let trace = json!({"annotations": {annotations::TRACE_CONTEXT: "{}"}});
+    rig.claim_with("c", trace, json!({"warmPoolRef": {"name": "p"}}));
+    rig.claim("c").await.expect("no error");
+    let sandbox = rig.sandbox(&name);
+    assert_eq!(sandbox.annotation(annotations::POD_NAME), Some(name.as_str()));
+    assert_eq!(sandbox.annotation("mine"), Some("kept"));
+    assert_eq!(sandbox.annotation(annotations::TRACE_CONTEXT), Some("{}"));
+}
+
+/// who may be evicted after adoption.
+#[tokio::test]
+async fn x_113_eviction_follows_template_and_claim() {
+    async fn after(template: Option<&str>, claim: Option<&str>, unreadable: bool) -> Option<String> {
+        let rig = Rig::new();
+        let annotation = |value: Option<&str>| {
+            value.map_or(json!({}), |value| json!({"annotations": {annotations::SAFE_TO_EVICT: value}}))
+        };
+        rig.template("t", json!({"podTemplate": {"metadata": annotation(template)}}));
+        rig.pool_of("p", "t", 1);
+        rig.fill("p").await;
+        rig.all_ready();
+        if unreadable {
+            rig.model.remove(Kind::Template, &key("t"));
+        }
+        rig.claim_with(
+            "c",
+            json!({}),
+            json!({"warmPoolRef": {"name": "p"}, "additionalPodMetadata": annotation(claim)}),
+        );
+        rig.claim("c").await.expect("no error");
+        let sandbox = rig.sandbox(&rig.bound("c").expect("bound"));
+        sandbox
+            .spec
+            .pod_template
+            .metadata
+            .and_then(|pod| pod.annotations)
+            .and_then(|map| map.get(annotations::SAFE_TO_EVICT).cloned())
+    }
+    for unreadable in [false, true] {
+        assert_eq!(after(None, None, unreadable).await, None, "the pool's own is gone");
+        assert_eq!(after(Some("false"), None, unreadable).await.as_deref(), Some("false"));
+        assert_eq!(after(None, Some("true"), unreadable).await.as_deref(), Some("true"));
+    }
+}
+
+#[tokio::test]
+async fn x_114_created_by_is_the_claims() {
+    for (label, expected) in [(Some("go-client"), Some("go-client")), (None, None), (Some("curl"), Some("curl"))] {
+        let rig = Rig::new();
+        rig.warm_pool(1).await;
+        let metadata = label.map_or(json!({}), |label| json!({"labels": {labels::CREATED_BY: label}}));
+        rig.claim_with("c", metadata, json!({"warmPoolRef": {"name": "p"}}));
+        rig.claim("c").await.expect("no error");
+        let sandbox = rig.sandbox(&rig.bound("c").expect("bound"));
+        assert_eq!(sandbox.label(labels::CREATED_BY), expected);
+        let pod = sandbox.spec.pod_template.metadata.expect("metadata").labels.expect("labels");
+        assert_eq!(pod.get(labels::CREATED_BY).map(String::as_str), expected);
+    }
+}
+
+/// stale members under both strategies.
+#[tokio::test]
+async fn x_116_x_117_x_118_stale_members_are_taken_only_on_replenish() {
+    for (strategy, change, warm) in [
+        (Some("Recreate"), Some(json!({"containers": [{"name": "main", "image": "new"}]})), false),
+        (Some("Recreate"), None, true),
+        (Some("OnReplenish"), Some(json!({"containers": [{"name": "main", "image": "new"}]})), true),
+        (None, Some(json!({"containers": [{"name": "main", "image": "new"}]})), true),
+    ] {
+        let rig = Rig::new();
+        rig.template("t", json!({}));
+        let mut spec = json!({"sandboxTemplateRef": {"name": "t"}, "replicas": 1});
+        if let Some(strategy) = strategy {
+            spec["updateStrategy"] = json!({"type": strategy});
+        }
+        rig.pool_with("p", spec);
+        rig.fill("p").await;
+        rig.all_ready();
+        if let Some(change) = &change {
+            rig.model.edit(Kind::Template, &key("t"), json!({"spec": {"podTemplate": {"spec": change}}}));
+        } else {
+            let name = rig.sandboxes().remove(0).name().to_owned();
+            rig.model.edit(Kind::Sandbox, &key(&name), json!({"metadata": {"labels": {labels::TEMPLATE_HASH: null}}}));
+        }
+        rig.claim_on("c", "p");
+        rig.claim("c").await.expect("no error");
+        assert_eq!(rig.bound("c").as_deref() != Some("c"), warm, "{strategy:?} {change:?}");
+    }
+}
+
+/// without the template, freshness cannot be told: the member is neither taken nor lost.
+#[tokio::test]
+async fn x_119_an_unreadable_template_keeps_members_waiting() {
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_with(
+        "p",
+        json!({"sandboxTemplateRef": {"name": "t"}, "replicas": 1, "updateStrategy": {"type": "Recreate"}}),
+    );
+    rig.fill("p").await;
+    rig.all_ready();
+    let member = rig.sandboxes().remove(0).name().to_owned();
+    rig.model.remove(Kind::Template, &key("t"));
+    rig.claim_on("c", "p");
+    rig.claim("c").await.expect("no error");
+    assert_eq!(rig.ready_of("c").1, "TemplateNotFound");
+    rig.template("t", json!({}));
+    rig.claim("c").await.expect("no error");
+    assert_eq!(rig.bound("c"), Some(member));
+}
+
+#[tokio::test]
+async fn x_120_two_candidates_for_three_claims() {
+    let rig = Rig::new();
+    rig.warm_pool(2).await;
+    for name in ["c", "d", "e"] {
+        rig.claim_on(name, "p");
+    }
+    rig.pump();
+    let passes = ["c", "d", "e"].map(|name| rig.claims_pass(name));
+    for outcome in futures::future::join_all(passes).await {
+        outcome.expect("no error");
+    }
+    let mut bound: Vec<String> = ["c", "d", "e"].map(|claim| rig.bound(claim).expect("bound")).into();
+    bound.sort();
+    bound.dedup();
+    assert_eq!(bound.len(), 3);
+    assert_eq!(bound.iter().filter(|name| !["c", "d", "e"].contains(&name.as_str())).count(), 2, "two warm, one cold");
+}
+
+/// the Sandbox loses its Pod, and the claim follows.
+#[tokio::test]
+async fn x_126_a_claim_follows_its_sandbox() {
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    claims(&rig, &["c"]).await;
+    let name = rig.bound("c").expect("bound");
+    rig.report(&name, "False", "DependenciesNotReady", None);
+    rig.claim("c").await.expect("no error");
+    assert_eq!(rig.ready_of("c").1, "DependenciesNotReady");
+    assert_eq!(rig.stored_claim("c").status.expect("status").sandbox.expect("bound").pod_ips, None);
+}
+
+/// a member that an old controller made is taken like any other.
+#[tokio::test]
+async fn x_023_members_of_old_controllers_are_taken() {
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    let name = rig.sandboxes().remove(0).name().to_owned();
+    let mut reference = json!(rig.sandbox(&name).metadata.owner_references.expect("owners")[0]);
+    reference["apiVersion"] = "extensions.agents.x-k8s.io/v1alpha1".into();
+    rig.model.edit(Kind::Sandbox, &key(&name), json!({"metadata": {"ownerReferences": [reference]}}));
+    claims(&rig, &["c"]).await;
+    assert_eq!(rig.bound("c"), Some(name));
 }

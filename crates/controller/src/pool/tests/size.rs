@@ -99,3 +99,282 @@ async fn x_189_a_terminating_member_blocks_its_replacement() {
     rig.fill("p").await;
     assert_eq!(rig.sandboxes().len(), 2);
 }
+
+/// from any number of members to the one asked for.
+#[tokio::test]
+async fn x_180_pools_grow_and_shrink() {
+    for (present, wanted) in [(0, 3), (1, 3), (4, 3), (3, 3), (3, 0)] {
+        let rig = Rig::new();
+        rig.template("t", json!({}));
+        rig.pool_of("p", "t", present);
+        rig.fill("p").await;
+        rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": wanted}}));
+        rig.fill("p").await;
+        assert_eq!(rig.sandboxes().len(), wanted as usize, "{present} to {wanted}");
+    }
+}
+
+/// no number means one.
+#[tokio::test]
+async fn x_004_a_pool_without_a_number_has_one() {
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_with("p", json!({"sandboxTemplateRef": {"name": "t"}}));
+    rig.fill("p").await;
+    assert_eq!(rig.sandboxes().len(), 1);
+}
+
+/// The order of removal: not Ready first, then the newest.
+#[tokio::test]
+async fn excess_goes_newest_and_unready_first() {
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 0);
+    let mut names = Vec::new();
+    for replicas in 1..=4 {
+        rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": replicas}}));
+        rig.fill("p").await;
+        names.extend(rig.sandboxes().iter().map(|s| s.name().to_owned()).find(|name| !names.contains(name)));
+        rig.clock.advance(Duration::from_secs(1));
+    }
+    for ready in [0, 2, 3] {
+        rig.ready(&names[ready]);
+    }
+    for (replicas, gone) in [(3, 1), (2, 3), (1, 2)] {
+        rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": replicas}}));
+        rig.fill("p").await;
+        assert_eq!(rig.model.get(Kind::Sandbox, &key(&names[gone])), None, "{replicas}");
+        assert_eq!(rig.sandboxes().len(), replicas);
+    }
+}
+
+fn orphan(rig: &Rig, name: &str, change: serde_json::Value) {
+    let member =
+        rig.sandboxes().into_iter().find(|sandbox| sandbox.metadata.owner_references.is_some()).expect("a member");
+    let mut object = json!(member);
+    object["metadata"]["name"] = name.into();
+    object["metadata"]["ownerReferences"] = json!([]);
+    crate::model::merge(&mut object, &change);
+    rig.model.create(Kind::Sandbox, object);
+}
+
+/// orphans that fit are taken in, others of the label are removed or ignored.
+#[tokio::test]
+async fn x_183_x_184_orphans_are_taken_in_if_they_fit() {
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 1);
+    rig.fill("p").await;
+    let deployment =
+        json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": "u", "controller": true}]);
+    orphan(&rig, "fits", json!({"metadata": {"labels": {labels::LAUNCH_TYPE: null}}}));
+    orphan(
+        &rig,
+        "forged",
+        json!({"spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "evil"}]}}}}),
+    );
+    orphan(&rig, "foreign", json!({"metadata": {"ownerReferences": deployment}}));
+    orphan(&rig, "used", json!({"metadata": {"labels": {labels::CLAIM_UID: "somebody"}}}));
+    rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 2}}));
+    rig.fill("p").await;
+    let uid = rig.stored_pool("p").uid().to_owned();
+    let owner = |name: &str| {
+        agent_sandbox_api::owners::controller_of(&rig.sandbox(name).metadata).map(|owner| owner.uid.clone())
+    };
+    assert_eq!(owner("fits").as_deref(), Some(uid.as_str()));
+    assert_eq!(rig.sandbox("fits").label(labels::LAUNCH_TYPE), Some("warm"));
+    assert_eq!(rig.model.get(Kind::Sandbox, &key("forged")), None, "X-184");
+    assert_eq!(owner("foreign").as_deref(), Some("u"));
+    assert_eq!(owner("used"), None, "who had a claim never returns to a pool");
+    assert_eq!(rig.stored_pool("p").status.expect("status").replicas, Some(2), "neither of these is counted");
+}
+
+/// whether pool Pods may be evicted.
+#[tokio::test]
+async fn x_186_eviction_is_the_templates_choice_first() {
+    use crate::{claim::ClaimSettings, pool::PoolSettings};
+    for (flag, template, expected) in [
+        (true, None, Some("true")),
+        (false, None, None),
+        (true, Some("true"), Some("true")),
+        (false, Some("true"), Some("true")),
+        (true, Some("false"), Some("false")),
+        (false, Some("false"), Some("false")),
+    ] {
+        let rig = Rig::with(ClaimSettings::default(), PoolSettings { eviction: flag, ..PoolSettings::default() });
+        let metadata = template.map_or(json!({}), |value| json!({"annotations": {annotations::SAFE_TO_EVICT: value}}));
+        rig.template("t", json!({"podTemplate": {"metadata": metadata}}));
+        rig.pool_of("p", "t", 1);
+        rig.fill("p").await;
+        let pod = rig.sandboxes().remove(0).spec.pod_template.metadata.expect("metadata");
+        let value = pod.annotations.and_then(|map| map.get(annotations::SAFE_TO_EVICT).cloned());
+        assert_eq!(value.as_deref(), expected, "{flag} {template:?}");
+    }
+}
+
+/// volumes and secure defaults.
+#[tokio::test]
+async fn x_187_members_have_the_templates_volumes_and_secure_defaults() {
+    let rig = Rig::new();
+    rig.template("t", json!({"volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {}}], "service": false}));
+    rig.template("u", json!({"networkPolicyManagement": "Unmanaged"}));
+    rig.pool_of("p", "t", 1);
+    rig.pool_of("q", "u", 1);
+    rig.fill("p").await;
+    rig.fill("q").await;
+    let of = |pool: &str| rig.sandboxes().into_iter().find(|s| s.name().starts_with(pool)).expect("a member");
+    let member = of("p-");
+    assert_eq!(member.volume_claim_templates()[0].name(), "data");
+    assert_eq!(member.spec.service, Some(false));
+    assert_eq!(member.spec.pod_template.spec["automountServiceAccountToken"], false);
+    assert_eq!(member.spec.pod_template.spec["dnsPolicy"], "None");
+    assert_eq!(of("q-").spec.pod_template.spec.get("dnsPolicy"), None);
+}
+
+/// what was to be removed is gone already.
+#[tokio::test]
+async fn x_190_an_excess_member_that_is_gone_is_no_error() {
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 2);
+    rig.fill("p").await;
+    rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 0}}));
+    rig.pump();
+    for member in rig.sandboxes() {
+        rig.model.remove(Kind::Sandbox, &key(member.name()));
+    }
+    rig.pools_pass("p").await.expect("no error");
+    rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 1}}));
+    rig.fill("p").await;
+    assert_eq!(rig.sandboxes().len(), 1, "the pool is not blocked");
+}
+
+/// batches double; an error ends them.
+#[tokio::test]
+async fn x_191_writes_start_slowly() {
+    use std::sync::{Arc, Mutex};
+    let run = |fail_at: Option<usize>| async move {
+        let calls = Arc::new(Mutex::new(0));
+        let counted = calls.clone();
+        let run = crate::pool::slow_start::slow_start((0..14).collect(), move |item: usize| {
+            let counted = counted.clone();
+            async move {
+                *counted.lock().expect("lock") += 1;
+                if Some(item) == fail_at { Err("no") } else { Ok(item) }
+            }
+        })
+        .await;
+        let calls = *calls.lock().expect("lock");
+        (calls, run.done.len(), run.error, run.left)
+    };
+    assert_eq!(run(None).await, (14, 14, None, 0));
+    assert_eq!(run(Some(3)).await, (7, 6, Some("no"), 7), "third batch");
+    assert_eq!(run(Some(0)).await, (1, 0, Some("no"), 13), "one doomed write, not fourteen");
+}
+
+/// a create whose answer is lost is not made twice; a refused one is made good.
+#[tokio::test]
+async fn x_192_unanswered_creates_are_repeated_by_name() {
+    use crate::{model::Fault, ports::ApiError, request::Verb};
+    let is_create = |request: &crate::request::Request| matches!(request.verb, Verb::Create { .. });
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 3);
+    rig.pump();
+    rig.model.fail(is_create, Fault::LoseAnswer);
+    rig.pools_pass("p").await.expect("repeated at once");
+    assert_eq!(rig.sandboxes().len(), 3);
+
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 3);
+    rig.pump();
+    for _ in 0..3 {
+        rig.model.fail(is_create, Fault::Refuse(ApiError::Unknown { message: "reset".into() }));
+    }
+    rig.pools_pass("p").await.expect_err("no answer");
+    let names: Vec<_> =
+        rig.writes().iter().filter(|request| is_create(request)).map(|request| request.key.name.clone()).collect();
+    assert!(names.windows(2).all(|pair| pair[0] == pair[1]), "the identical request: {names:?}");
+    rig.fill("p").await;
+    assert_eq!(rig.sandboxes().len(), 3);
+    assert!(rig.sandboxes().iter().any(|sandbox| sandbox.name() == &*names[0]), "the same name is tried first");
+
+    // A refusal, such as a quota, is an error; the status is written nevertheless.
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 3);
+    rig.model.fail(is_create, Fault::Refuse(ApiError::Forbidden { message: "quota".into() }));
+    rig.pool("p").await.expect_err("tried again");
+    assert_eq!(rig.stored_pool("p").status.expect("status").replicas, Some(0));
+}
+
+/// WP-15: without a template nothing is made, and that is no error.
+#[tokio::test]
+async fn a_pool_without_its_template_waits() {
+    let rig = Rig::new();
+    rig.pool_of("p", "t", 2);
+    assert_eq!(rig.pool("p").await.expect("no error"), Next::Idle);
+    assert_eq!(rig.stored_pool("p").status.expect("status").replicas, Some(0));
+    rig.template("t", json!({}));
+    rig.fill("p").await;
+    assert_eq!(rig.sandboxes().len(), 2);
+}
+
+/// what is remembered of a pool goes with it.
+#[tokio::test]
+async fn x_194_a_pool_that_is_gone_is_forgotten() {
+    let rig = Rig::new();
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 1);
+    rig.fill("p").await;
+    rig.model.edit(Kind::Pool, &key("p"), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    rig.writes();
+    rig.fill("p").await;
+    assert_eq!(rig.writes(), [], "a deleting pool is left to the collector");
+    rig.model.remove(Kind::Pool, &key("p"));
+    rig.fill("p").await;
+    assert_eq!(rig.pools.remembered(), 0);
+    rig.model.collect_garbage();
+    assert!(rig.sandboxes().is_empty());
+}
+
+/// A claim takes a member while the pool, from a cache that lags, scales to zero: the member survives.
+#[tokio::test]
+async fn a_member_that_was_claimed_meanwhile_survives_its_pool() {
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    rig.claim_on("c", "p");
+    rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 0}}));
+    rig.pump();
+    let other = Rig::on(
+        rig.model.clone(),
+        rig.clock.clone(),
+        crate::claim::ClaimSettings::default(),
+        crate::pool::PoolSettings::default(),
+    );
+    other.pump();
+    rig.claims_pass("c").await.expect("no error");
+    other.pools_pass("p").await.expect("no error");
+    assert_eq!(rig.sandboxes().len(), 1);
+    assert_eq!(rig.ready_of("c").0, "True");
+}
+
+/// Bursts of changes are reported together.
+#[tokio::test]
+async fn status_writes_are_coalesced() {
+    use crate::{claim::ClaimSettings, pool::PoolSettings};
+    let rig = Rig::with(ClaimSettings::default(), PoolSettings::default());
+    rig.template("t", json!({}));
+    rig.pool_of("p", "t", 2);
+    rig.pool("p").await.expect("no error");
+    let statuses = |rig: &Rig| super::super::tests::status_writes(&rig.writes());
+    assert_eq!(statuses(&rig), 1);
+    let next = rig.pool("p").await.expect("no error");
+    assert_eq!(statuses(&rig), 0, "written a moment ago");
+    assert!(matches!(next, Next::After(delay) if delay <= Duration::from_millis(100)), "{next:?}");
+    rig.clock.advance(Duration::from_millis(100));
+    rig.pool("p").await.expect("no error");
+    assert_eq!(statuses(&rig), 1);
+    assert_eq!(rig.stored_pool("p").status.expect("status").replicas, Some(2));
+}

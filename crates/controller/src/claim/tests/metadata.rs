@@ -1,0 +1,172 @@
+//! Labels and annotations that claims put on their Pods.
+
+use agent_sandbox_api::{keys::annotations, template::PodMetadata};
+use serde_json::Value;
+
+use super::*;
+use crate::{claim::ClaimSettings, claim::validate::label_domains, object::Kind, pool::PoolSettings, reconcile::Next};
+
+/// The reason and message that a claim with this metadata ends with, and the Pod metadata of its Sandbox, if it got one.
+async fn outcome(domains: &str, template: Value, extra: Value) -> (String, String, Option<PodMetadata>, Next) {
+    let settings = ClaimSettings { label_domains: label_domains(domains), ..ClaimSettings::default() };
+    let rig = Rig::with(settings, PoolSettings::default());
+    rig.template("t", json!({"podTemplate": {"metadata": template}}));
+    rig.pool_of("p", "t", 0);
+    rig.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "additionalPodMetadata": extra}));
+    let next = rig.claim("c").await.expect("no error");
+    let (_, reason, message) = rig.ready_of("c");
+    let sandbox = rig.model.typed::<agent_sandbox_api::v1beta1::Sandbox>(&key("c"));
+    (reason, message, sandbox.and_then(|sandbox| sandbox.spec.pod_template.metadata), next)
+}
+
+async fn refused(extra: Value) -> String {
+    let (reason, message, pod, next) = outcome("", json!({}), extra).await;
+    assert_eq!(reason, "InvalidMetadata", "{message}");
+    assert!(pod.is_none(), "no Sandbox");
+    assert_eq!(next, Next::Idle, "no retry loop");
+    message
+}
+
+async fn accepted(domains: &str, extra: Value) -> PodMetadata {
+    let (reason, message, pod, _) = outcome(domains, json!({}), extra).await;
+    assert_eq!(reason, "SandboxNotReady", "{message}");
+    pod.expect("a Sandbox")
+}
+
+#[tokio::test]
+async fn x_050_labels_and_annotations_reach_the_pod_template() {
+    let pod = accepted("", json!({"labels": {"sandbox.users.io/x": "v"}, "annotations": {"a": "v"}})).await;
+    assert_eq!(pod.labels.expect("labels").get("sandbox.users.io/x").map(String::as_str), Some("v"));
+    assert_eq!(pod.annotations.expect("annotations").get("a").map(String::as_str), Some("v"));
+}
+
+#[tokio::test]
+async fn x_051_a_label_needs_a_domain() {
+    let message = refused(json!({"labels": {"team": "v"}})).await;
+    assert!(message.starts_with("invalid additionalPodMetadata: failed to validate label \"team\": "), "{message}");
+}
+
+#[tokio::test]
+async fn x_052_label_values_are_label_values() {
+    for value in ["x".repeat(64), "sp ace".to_owned(), "-x".to_owned(), "x-".to_owned()] {
+        refused(json!({"labels": {"sandbox.users.io/x": value}})).await;
+    }
+    for value in ["", "x", &"x".repeat(63)] {
+        accepted("", json!({"labels": {"sandbox.users.io/x": value}})).await;
+    }
+}
+
+#[tokio::test]
+async fn x_053_label_keys_are_qualified_names() {
+    for name in [
+        "sandbox.users.io/invalid@key",
+        "sandbox.users.io/",
+        "sandbox.users.io/a/b",
+        "Upper.users.io/x",
+        "-x.io/y",
+        "sandbox..io/x",
+    ] {
+        let message = refused(json!({"labels": {name: "v"}})).await;
+        assert!(message.contains("failed to validate label"), "{message}");
+    }
+    refused(json!({"labels": {format!("sandbox.users.io/{}", "x".repeat(64)): "v"}})).await;
+    refused(json!({"labels": {format!("{}.io/x", "x".repeat(251)): "v"}})).await;
+}
+
+#[tokio::test]
+async fn x_054_other_domains_are_closed() {
+    for domain in ["kubernetes.io", "example.com", "notsandbox.users.io", "users.io"] {
+        let message = refused(json!({"labels": {format!("{domain}/x"): "v"}})).await;
+        assert!(message.contains(&format!("label domain \"{domain}\" is not in the allowlist")), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn x_055_nobody_poses_as_the_router() {
+    for (name, value) in [("app", "sandbox-router"), ("APP", "Sandbox-Router")] {
+        let message = refused(json!({"labels": {name: value}})).await;
+        let text =
+            format!("restricted system label value: \"{name}\"=\"{value}\" is not allowed in AdditionalPodMetadata");
+        assert!(message.contains(&text), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn x_056_eviction_may_be_forbidden() {
+    let pod = accepted("", json!({"annotations": {annotations::SAFE_TO_EVICT: "false"}})).await;
+    assert_eq!(
+        pod.annotations.expect("annotations").get(annotations::SAFE_TO_EVICT).map(String::as_str),
+        Some("false")
+    );
+}
+
+#[tokio::test]
+async fn x_057_system_annotations_are_closed() {
+    for name in ["agents.x-k8s.io/x", "k8s.io/x", "foo.kubernetes.io/x", "my.agents.x-k8s.io/x"] {
+        let message = refused(json!({"annotations": {name: "v"}})).await;
+        let text = format!("restricted system domain: \"{name}\" is not allowed in AdditionalPodMetadata");
+        assert!(message.contains(&text), "{message}");
+        assert!(
+            message.starts_with(&format!("invalid additionalPodMetadata: failed to validate annotation \"{name}\": "))
+        );
+    }
+    for name in ["plain", "example.com/x", "mykubernetes.io/x"] {
+        accepted("", json!({"annotations": {name: "any value at all"}})).await;
+    }
+}
+
+#[tokio::test]
+async fn x_058_the_installation_names_its_domains() {
+    let domains = " Sandbox.users.io,\ncustom.company.com ,";
+    for name in ["custom.company.com/my-label", "sub.custom.company.com/x", "sandbox.users.io/x"] {
+        accepted(domains, json!({"labels": {name: "v"}})).await;
+    }
+    assert_eq!(label_domains(" \n"), ["sandbox.users.io"]);
+}
+
+/// no overriding; refused without a hot retry.
+#[tokio::test]
+async fn x_059_the_templates_metadata_cannot_be_overridden() {
+    for (what, field, name) in [("label", "labels", "sandbox.users.io/x"), ("annotation", "annotations", "a")] {
+        let (reason, message, pod, next) = outcome("", json!({field: {name: "a"}}), json!({field: {name: "b"}})).await;
+        let text = format!(
+            "Error seen: metadata override conflict: {what} \"{name}\" is defined in template with value \"a\", but claim requests \"b\""
+        );
+        assert_eq!((reason.as_str(), message), ("ReconcilerError", text));
+        assert!(pod.is_none() && next == Next::After(std::time::Duration::from_secs(60)));
+        let (reason, ..) = outcome("", json!({field: {name: "a"}}), json!({field: {name: "a"}})).await;
+        assert_eq!(reason, "SandboxNotReady", "equal values are fine");
+    }
+}
+
+/// edits of a bound claim flow to its Sandbox, removals too.
+#[tokio::test]
+async fn x_060_edits_flow_to_a_bound_sandbox() {
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    rig.claim_on("c", "p");
+    rig.claim("c").await.expect("no error");
+    let name = rig.bound("c").expect("bound");
+    let extra = |labels: Value| json!({"spec": {"additionalPodMetadata": {"labels": labels}}});
+    rig.model.edit(Kind::Claim, &key("c"), extra(json!({"sandbox.users.io/x": "v"})));
+    rig.claim("c").await.expect("no error");
+    let labels = |rig: &Rig| rig.sandbox(&name).spec.pod_template.metadata.expect("metadata").labels.expect("labels");
+    assert_eq!(labels(&rig).get("sandbox.users.io/x").map(String::as_str), Some("v"));
+    rig.model.edit(Kind::Claim, &key("c"), extra(json!({"sandbox.users.io/x": null})));
+    rig.claim("c").await.expect("no error");
+    assert_eq!(labels(&rig).get("sandbox.users.io/x"), None);
+    assert_eq!(rig.sandboxes().len(), 1, "the Sandbox stays the same");
+}
+
+/// bad metadata is said even when the pool is missing, and on a bound claim.
+#[tokio::test]
+async fn x_061_metadata_is_checked_before_anything_is_looked_up() {
+    let rig = Rig::new();
+    rig.claim_with(
+        "c",
+        json!({}),
+        json!({"warmPoolRef": {"name": "missing"}, "additionalPodMetadata": {"labels": {"team": "v"}}}),
+    );
+    rig.claim("c").await.expect("no error");
+    assert_eq!(rig.ready_of("c").1, "InvalidMetadata");
+}
