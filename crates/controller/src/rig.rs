@@ -19,6 +19,7 @@ use crate::{
     model::{FakeClock, Model, merge},
     object::{Key, Kind},
     pool::{self, PoolReconciler, PoolSettings},
+    ports::Ports,
     reconcile::{Next, ReconcileError, Reconciler},
     request::Request,
     store::Store,
@@ -56,12 +57,23 @@ impl Rig {
 
     /// Another controller on the same API, with a store of its own that has seen nothing yet.
     pub(crate) fn on(model: Arc<Model>, clock: Arc<FakeClock>, claim: ClaimSettings, pool: PoolSettings) -> Self {
+        Self::through(model.clone(), model, clock, claim, pool)
+    }
+
+    /// The same, with something between the controller and the API.
+    pub(crate) fn through(
+        model: Arc<Model>,
+        ports: Arc<dyn Ports>,
+        clock: Arc<FakeClock>,
+        claim: ClaimSettings,
+        pool: PoolSettings,
+    ) -> Self {
         let store = Store::new(vec![claim::route, pool::route], false);
         let metrics = Arc::new(Metrics::default());
         let (events, receiver) = Events::channel();
         let claims =
-            ClaimReconciler::new(store.clone(), model.clone(), clock.clone(), events.clone(), metrics.clone(), claim);
-        let pools = PoolReconciler::new(store.clone(), model.clone(), clock.clone(), events, metrics.clone(), pool);
+            ClaimReconciler::new(store.clone(), ports.clone(), clock.clone(), events.clone(), metrics.clone(), claim);
+        let pools = PoolReconciler::new(store.clone(), ports, clock.clone(), events, metrics.clone(), pool);
         Self { model, clock, store, claims, pools, cursor: Mutex::new(0), events: Mutex::new(receiver), metrics }
     }
 
