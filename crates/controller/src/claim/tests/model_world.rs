@@ -336,10 +336,10 @@ impl WorldUnderTest {
         let claims: Vec<SandboxClaim> = self.claims();
         let mut published = BTreeMap::new();
         for claim in &claims {
-            if let Some(name) = claim.bound_sandbox() {
-                if let Some(other) = published.insert(name.to_owned(), claim.name().to_owned()) {
-                    return Err(TestCaseError::fail(format!("{name} is published by {other} and {}", claim.name())));
-                }
+            if let Some(name) = claim.bound_sandbox()
+                && let Some(other) = published.insert(name.to_owned(), claim.name().to_owned())
+            {
+                return Err(TestCaseError::fail(format!("{name} is published by {other} and {}", claim.name())));
             }
         }
         for sandbox in self.controllers[0].sandboxes() {
