@@ -37,6 +37,7 @@ pub(crate) fn create(context: &mut Context<'_>, mut object: Value, options: &Wri
     errors.extend(builtin::metadata::validate(&object));
     errors.extend(validate(&endpoint, &object, None));
     refuse(&resource, &name, &errors)?;
+    context.core.front.check_escalation(context.user, &resource, None, &object)?;
     managed::created(&mut object, &manager(context, options, "Update"), schema_of(&endpoint).as_deref());
     Ok(object)
 }
@@ -75,6 +76,7 @@ pub(crate) fn update(
         errors.extend(builtin::validate_update(&resource, old, &new));
     }
     refuse(&resource, &name, &errors)?;
+    context.core.front.check_escalation(context.user, &resource, Some(old), &new)?;
     if !context.applied {
         managed::updated(old, &mut new, &manager(context, options, "Update"), schema_of(&endpoint).as_deref());
     }

@@ -19,10 +19,14 @@ use std::sync::Arc;
 pub(crate) use door::Door;
 pub(crate) use loopback::upgrade;
 
+use serde_json::Value;
+
 use crate::auth::authenticate::{Authenticator, Objects};
+use crate::auth::escalation;
 use crate::auth::rbac::{AccessTarget, Attributes};
 use crate::identity::UserInfo;
 use crate::node::{NoNode, NodeBackend, SharedBackend};
+use crate::registry::Resource;
 use crate::request::{ResourceRequest, Target, Verb};
 use crate::serve::Credentials;
 use crate::status::ApiError;
@@ -65,6 +69,20 @@ impl Front {
 
     pub(crate) async fn close_streams(&self) {
         self.streams.close().await;
+    }
+
+    /// Whether `user` may store this role or binding; other kinds always pass.
+    pub(crate) fn check_escalation(
+        &self,
+        user: &UserInfo,
+        resource: &Resource,
+        old: Option<&Value>,
+        object: &Value,
+    ) -> Result<(), ApiError> {
+        if user.is_administrator() || resource.group != "rbac.authorization.k8s.io" {
+            return Ok(());
+        }
+        escalation::check(&self.policies.current(), user, &resource.plural, old, object)
     }
 
     /// Whether `user` may do what `target` asks for.

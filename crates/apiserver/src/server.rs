@@ -235,7 +235,7 @@ impl ApiServer {
             .ok_or_else(ApiError::no_such_path)?;
         let reply = match front.review(&self.core.store, user, &wanted, &parts, &body) {
             Some(answer) => answer?,
-            None => verbs::dispatch(&self.core, &wanted, &parts, body).await?,
+            None => verbs::dispatch(&self.core, user, &wanted, &parts, body).await?,
         };
         Ok(render::reply_response(&endpoint, reply, form, include))
     }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::{
     convert::View,
+    identity::UserInfo,
     registry::Endpoint,
     request::{ResourceRequest, Verb},
     server::Core,
@@ -67,6 +68,7 @@ impl Reply {
 /// Everything a verb may need to know about its request.
 pub(crate) struct Context<'a> {
     pub(crate) core: &'a Arc<Core>,
+    pub(crate) user: &'a UserInfo,
     pub(crate) endpoint: Endpoint,
     pub(crate) request: &'a ResourceRequest,
     pub(crate) parts: &'a Parts,
@@ -97,6 +99,7 @@ impl Context<'_> {
 /// Does what a resource request asks for.
 pub(crate) async fn dispatch(
     core: &Arc<Core>,
+    user: &UserInfo,
     request: &ResourceRequest,
     parts: &Parts,
     body: Bytes,
@@ -108,7 +111,7 @@ pub(crate) async fn dispatch(
         .ok_or_else(ApiError::no_such_path)?;
     check_scope(&endpoint, request)?;
     let warnings = endpoint.version().deprecation_warning.iter().cloned().collect();
-    let mut context = Context { core, endpoint, request, parts, warnings, applied: false };
+    let mut context = Context { core, user, endpoint, request, parts, warnings, applied: false };
     let reply = perform(&mut context, body).await;
     let warnings = context.warnings;
     reply.map(|mut reply| {

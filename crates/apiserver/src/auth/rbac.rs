@@ -137,6 +137,8 @@ struct Grant {
 #[derive(Debug, Default)]
 pub struct Policy {
     grants: Vec<Grant>,
+    roles: HashMap<(String, String), Vec<Rule>>,
+    cluster_roles: HashMap<String, Vec<Rule>>,
 }
 
 impl Policy {
@@ -164,7 +166,16 @@ impl Policy {
                 grants.push(grant(binding, Some(here), rules.clone(), source));
             }
         }
-        Self { grants }
+        Self { grants, roles, cluster_roles }
+    }
+
+    /// The rules of a stored role, aggregated ones included.
+    pub fn role_rules(&self, kind: &str, namespace: &str, name: &str) -> Option<&[Rule]> {
+        let rules = match kind {
+            "ClusterRole" => self.cluster_roles.get(name),
+            _ => self.roles.get(&(namespace.to_owned(), name.to_owned())),
+        };
+        rules.map(Vec::as_slice)
     }
 
     /// Where the permission comes from, or `None` when there is none.
@@ -208,7 +219,7 @@ fn star() -> Vec<String> {
     vec!["*".into()]
 }
 
-fn rules_of(role: &Value) -> Vec<Rule> {
+pub(super) fn rules_of(role: &Value) -> Vec<Rule> {
     let rules = role["rules"].as_array().into_iter().flatten();
     rules.filter_map(|rule| Rule::deserialize(rule).ok()).collect()
 }
