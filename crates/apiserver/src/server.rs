@@ -24,7 +24,7 @@ use crate::{
     request::{Target, query_value},
     serve::{Credentials, Listener, ListenerConfig, ServeError},
     status::ApiError,
-    store::{CommitError, Store, Stored},
+    store::{CommitError, FileError, Store, Stored},
     table::{Form, IncludeObject},
     verbs::{self, MAX_BODY},
 };
@@ -45,8 +45,8 @@ pub struct Config {
 pub enum OpenError {
     #[error("cannot start the store's writer")]
     Writer(#[source] std::io::Error),
-    #[error("the stored CustomResourceDefinition {name} is not valid any longer: {why}")]
-    Definition { name: String, why: String },
+    #[error(transparent)]
+    Store(#[from] FileError),
     #[error("cannot prepare certificates and tokens")]
     Credentials(#[from] ServeError),
     #[error("cannot create the objects every cluster has")]
@@ -68,18 +68,6 @@ impl Core {
         if &*resource.storage == CRDS {
             let defined = compile_crd(&object.parse())
                 .map_err(|e| ApiError::invalid(&resource.group, &resource.kind, &object.key.name, &e))?;
-            self.registry.put(&object.key.name, Arc::new(defined));
-        }
-        Ok(())
-    }
-
-    /// Serves the custom resources whose definitions were stored before.
-    fn serve_stored_definitions(&self) -> Result<(), OpenError> {
-        for object in self.store.collection(&CRDS.into()).list("") {
-            let defined = compile_crd(&object.parse()).map_err(|errors| OpenError::Definition {
-                name: object.key.name.to_string(),
-                why: errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
-            })?;
             self.registry.put(&object.key.name, Arc::new(defined));
         }
         Ok(())
@@ -125,7 +113,7 @@ const CRDS: &str = "apiextensions.k8s.io/customresourcedefinitions";
 #[derive(Clone)]
 pub struct ApiServer {
     core: Arc<Core>,
-    _closer: Arc<Closer>,
+    closer: Arc<Closer>,
 }
 
 struct Closer {
@@ -133,31 +121,45 @@ struct Closer {
     housekeeping: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Closer {
-    fn drop(&mut self) {
+impl Closer {
+    fn close(&self) {
         self.housekeeping.abort();
         self.store.close();
     }
 }
 
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 impl ApiServer {
     pub async fn open(config: Config) -> Result<Self, OpenError> {
-        let store = Store::in_memory().map_err(OpenError::Writer)?;
+        let registry = Registry::default();
+        let store = match &config.data_dir {
+            None => Store::in_memory().map_err(OpenError::Writer)?,
+            Some(folder) => open_folder(folder, !config.no_fsync, &registry)?,
+        };
         let core = Arc::new(Core {
             store: store.clone(),
-            registry: Registry::default(),
+            registry,
             conversions: Conversions::new(config.converter),
             front: Front::new(credentials(config.data_dir.as_deref())?, &store),
             controllers: Arc::default(),
         });
-        core.serve_stored_definitions()?;
         core.controllers.load(&core);
         let controllers = core.controllers.clone();
         store.observe(move |storage, event| controllers.observe(storage, event));
         let housekeeping = tokio::spawn(crate::controllers::run(Arc::downgrade(&core)));
-        let server = Self { core, _closer: Arc::new(Closer { store, housekeeping }) };
+        let server = Self { core, closer: Arc::new(Closer { store, housekeeping }) };
         crate::bootstrap::run(&server.core).await?;
         Ok(server)
+    }
+
+    /// Finishes queued writes, refuses new ones and lets go of the data folder, although clients may still exist.
+    pub fn close(&self) {
+        self.closer.close();
     }
 
     /// What is served right now.
@@ -239,6 +241,22 @@ impl ApiServer {
         };
         Ok(render::reply_response(&endpoint, reply, form, include))
     }
+}
+
+/// Opens the store in a folder. Custom resources must be known before their objects are read.
+fn open_folder(folder: &std::path::Path, fsync: bool, registry: &Registry) -> Result<Arc<Store>, OpenError> {
+    let learn = |raw: &[u8]| {
+        let crd: serde_json::Value = serde_json::from_slice(raw).map_err(|e| e.to_string())?;
+        let name = crd["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let resource = compile_crd(&crd).map_err(|errors| {
+            let why = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            format!("the CustomResourceDefinition {name} is not valid: {why}")
+        })?;
+        registry.put(&name, Arc::new(resource));
+        Ok(())
+    };
+    let known = |storage: &str| registry.snapshot().by_storage(storage).cloned();
+    Ok(Store::open(folder, fsync, CRDS, learn, known)?)
 }
 
 /// Certificates and tokens live beside the objects, or nowhere when these do.

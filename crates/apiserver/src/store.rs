@@ -6,20 +6,27 @@
 //! then publishes it. The *collections* hold only published state, and serve every read. So nobody ever reads what a
 //! power cut could take back, and two writers of one object are ordered without waiting for the disk.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+    sync::Arc,
+};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 mod collection;
+mod file;
 mod object;
 mod sequencer;
 mod writer;
 
 pub use collection::{Collection, Event, EventKind, Expired};
+pub use file::FileError;
 pub use object::{Draft, ObjectKey, OwnerRef, Stored};
 pub use sequencer::{Change, CommitError, Expect, LatestView, Write};
 
+use crate::registry::Resource;
 use sequencer::Sequencer;
 
 /// Called with the collection's name and the event.
@@ -39,13 +46,43 @@ pub struct Store {
 impl Store {
     /// A store that forgets everything when it is dropped.
     pub fn in_memory() -> std::io::Result<Arc<Self>> {
-        Self::start(1, HashMap::new(), writer::Backing::Memory)
+        Self::start(1, 1, HashMap::new(), Box::new(writer::Memory))
+    }
+
+    /// A store in a folder, which this process holds until the store is closed. `resource` knows the resources; it is
+    /// asked after `first` was given everything of the collection it names.
+    pub fn open(
+        folder: &Path,
+        fsync: bool,
+        first: &str,
+        mut learn: impl FnMut(&[u8]) -> Result<(), String>,
+        resource: impl Fn(&str) -> Option<Arc<Resource>> + Sync,
+    ) -> Result<Arc<Self>, FileError> {
+        let (file, loaded) = file::DataFile::open(folder, fsync)?;
+        let path = folder.join("objects.db");
+        let corrupt = |why| FileError::Corrupt { file: path.clone(), why };
+        for row in loaded.rows.iter().filter(|r| r.storage == first) {
+            learn(&row.data).map_err(corrupt)?;
+        }
+        let next_row = loaded.rows.iter().map(|r| r.id).max().unwrap_or(0) + 1;
+        let objects = restore(loaded.rows, &resource).map_err(corrupt)?;
+        let mut collections: HashMap<Arc<str>, BTreeMap<ObjectKey, Arc<Stored>>> = HashMap::new();
+        for (storage, object) in objects {
+            collections.entry(storage).or_default().insert(object.key.clone(), Arc::new(object));
+        }
+        let collections = collections
+            .into_iter()
+            .map(|(storage, objects)| (storage, Arc::new(Collection::loaded(loaded.last_version, objects))))
+            .collect();
+        Self::start(loaded.last_version, next_row, collections, Box::new(file))
+            .map_err(|source| FileError::Io { path: folder.to_owned(), source })
     }
 
     fn start(
         last_version: u64,
+        next_row: i64,
         collections: HashMap<Arc<str>, Arc<Collection>>,
-        backing: writer::Backing,
+        backing: Box<dyn writer::Backing>,
     ) -> std::io::Result<Arc<Self>> {
         let store = Arc::new(Self {
             collections: RwLock::new(collections),
@@ -54,6 +91,7 @@ impl Store {
             observers: RwLock::default(),
             writer: Mutex::default(),
         });
+        store.sequencer.set_next_row(next_row);
         let thread = writer::spawn(&store, backing)?;
         *store.writer.lock() = Some(thread);
         Ok(store)
@@ -138,4 +176,33 @@ impl Store {
         }
         self.collection(storage).publish(event);
     }
+}
+
+/// Parses stored rows, on all cores: this is most of what a start with many objects takes.
+fn restore(
+    rows: Vec<file::Row>,
+    resource: &(impl Fn(&str) -> Option<Arc<Resource>> + Sync),
+) -> Result<Vec<(Arc<str>, Stored)>, String> {
+    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
+    let mut shares: Vec<Vec<file::Row>> = (0..workers).map(|_| Vec::new()).collect();
+    for (i, row) in rows.into_iter().enumerate() {
+        shares[i % workers].push(row);
+    }
+    let one = |row: file::Row| {
+        // Objects of a resource nobody serves any longer cannot exist: their CRD waits for them.
+        let resource = resource(&row.storage)
+            .ok_or_else(|| format!("row {} belongs to {}, which is not defined", row.id, row.storage))?;
+        Ok((resource.storage.clone(), Stored::restore(&resource, row.id, row.version, row.data)?))
+    };
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = shares
+            .into_iter()
+            .map(|share| scope.spawn(|| share.into_iter().map(one).collect::<Result<Vec<_>, String>>()))
+            .collect();
+        let mut all = Vec::new();
+        for handle in handles {
+            all.extend(handle.join().map_err(|_| "a row could not be read".to_owned())??);
+        }
+        Ok(all)
+    })
 }

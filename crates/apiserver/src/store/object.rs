@@ -91,6 +91,29 @@ impl Stored {
         Self::assemble(self.row, self.key.clone(), version, self.facts.clone(), head, tail)
     }
 
+    /// An object read back from disk, which must be exactly what [`Draft`] writes.
+    pub(super) fn restore(resource: &Resource, row: i64, version: u64, data: Vec<u8>) -> Result<Self, String> {
+        const MARK: &[u8] = b"\"metadata\":{\"resourceVersion\":\"";
+        let value: Value = serde_json::from_slice(&data).map_err(|e| format!("row {row} is not JSON: {e}"))?;
+        let digits = version.to_string();
+        let at = data
+            .windows(MARK.len())
+            .position(|w| w == MARK)
+            .map(|at| at + MARK.len())
+            .filter(|at| data[*at..].starts_with(digits.as_bytes()))
+            .ok_or_else(|| format!("row {row} does not have version {version}"))?;
+        let draft = Draft::facts_of(resource, &value);
+        Ok(Self {
+            row,
+            key: draft.0,
+            version,
+            facts: draft.1,
+            version_at: at as u32,
+            version_len: digits.len() as u32,
+            bytes: data.into(),
+        })
+    }
+
     fn assemble(row: i64, key: ObjectKey, version: u64, facts: Arc<Facts>, head: &[u8], tail: &[u8]) -> Self {
         let digits = version.to_string();
         let mut bytes = Vec::with_capacity(head.len() + digits.len() + tail.len());
@@ -124,14 +147,17 @@ impl Draft {
         let empty = Map::new();
         let root = object.as_object().unwrap_or(&empty);
         let meta = root.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
-        let text = |key: &str| meta.get(key).and_then(Value::as_str).unwrap_or_default();
         let (buffer, version_at) = serialise(root, meta);
-        Self {
-            key: ObjectKey::new(if resource.namespaced { text("namespace") } else { "" }, text("name")),
-            facts: Arc::new(facts(resource, object, meta)),
-            buffer,
-            version_at,
-        }
+        let (key, facts) = Self::facts_of(resource, object);
+        Self { key, facts, buffer, version_at }
+    }
+
+    fn facts_of(resource: &Resource, object: &Value) -> (ObjectKey, Arc<Facts>) {
+        let empty = Map::new();
+        let meta = object["metadata"].as_object().unwrap_or(&empty);
+        let text = |key: &str| meta.get(key).and_then(Value::as_str).unwrap_or_default();
+        let key = ObjectKey::new(if resource.namespaced { text("namespace") } else { "" }, text("name"));
+        (key, Arc::new(facts(resource, object, meta)))
     }
 
     pub(super) fn seal(self, row: i64, version: u64) -> Stored {

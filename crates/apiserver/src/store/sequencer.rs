@@ -57,7 +57,6 @@ pub(super) type Ack = oneshot::Sender<Result<Arc<Stored>, CommitError>>;
 pub(super) struct Pending {
     pub(super) storage: Arc<str>,
     pub(super) event: Event,
-    #[expect(dead_code, reason = "memory has nothing to wait for")]
     pub(super) durable: bool,
     pub(super) ack: Option<Ack>,
 }
@@ -134,6 +133,16 @@ impl Sequencer {
             }),
             ready: Condvar::new(),
         }
+    }
+
+    /// The first row number that is free.
+    pub(super) fn set_next_row(&self, row: i64) {
+        self.queue.lock().next_row = row;
+    }
+
+    /// Nothing waits to be written.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.lock().pending.is_empty()
     }
 
     pub(super) fn latest(&self, store: &Store, storage: &Arc<str>, key: &ObjectKey) -> Option<Arc<Stored>> {

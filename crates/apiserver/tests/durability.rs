@@ -1,0 +1,285 @@
+//! What survives: restarts, `kill -9`, full disks; and what is said when the data cannot be used.
+
+use std::{
+    collections::HashMap,
+    io::{BufRead as _, BufReader, Write as _},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use agent_sandbox_apiserver::{ApiServer, Config, OpenError, UserInfo};
+use futures::StreamExt as _;
+use http_body_util::{BodyExt as _, Full};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+};
+use serde_json::json;
+
+async fn open(folder: &Path) -> Result<ApiServer, OpenError> {
+    ApiServer::open(Config { data_dir: Some(folder.to_owned()), ..Config::default() }).await
+}
+
+fn configs(server: &ApiServer) -> Api<ConfigMap> {
+    Api::namespaced(server.client(), "default")
+}
+
+fn config(name: &str) -> ConfigMap {
+    serde_json::from_value(json!({"metadata": {"name": name}, "data": {"k": "v"}})).expect("a config map")
+}
+
+fn version(object: &ConfigMap) -> u64 {
+    object.metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).expect("stored objects have a version")
+}
+
+fn text_of(error: &OpenError) -> String {
+    let mut out = error.to_string();
+    let mut at: &dyn std::error::Error = error;
+    while let Some(source) = at.source() {
+        out.push_str(&format!(": {source}"));
+        at = source;
+    }
+    out
+}
+
+#[tokio::test]
+async fn everything_is_there_after_a_restart_and_versions_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let crd = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "things.example.com"},
+        "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "things", "kind": "Thing"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}});
+    let (last, before) = {
+        let server = open(folder.path()).await.unwrap();
+        send(&server, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd).await;
+        send(
+            &server,
+            "POST",
+            "/apis/example.com/v1/namespaces/default/things",
+            &json!({"metadata": {"name": "t"}, "x": 1}),
+        )
+        .await;
+        configs(&server).create(&PostParams::default(), &config("gone")).await.unwrap();
+        configs(&server).delete("gone", &Default::default()).await.unwrap();
+        let made = configs(&server).create(&PostParams::default(), &config("kept")).await.unwrap();
+        server.close();
+        (version(&made), made)
+    };
+    let server = open(folder.path()).await.unwrap();
+    let kept = configs(&server).get("kept").await.unwrap();
+    assert_eq!(kept, before);
+    assert!(configs(&server).get_opt("gone").await.unwrap().is_none());
+    let (code, thing) = send(&server, "GET", "/apis/example.com/v1/namespaces/default/things/t", &json!({})).await;
+    assert_eq!((code, &thing["x"]), (200, &json!(1)));
+    let next = configs(&server).create(&PostParams::default(), &config("next")).await.unwrap();
+    assert!(version(&next) > last);
+    // A watch from before the restart is told to list again, one from the newest version goes on.
+    let old = configs(&server).watch(&WatchParams::default(), "2").await.err();
+    assert!(matches!(&old, Some(kube::Error::Api(e)) if e.code == 410 && e.reason == "Expired"), "{old:?}");
+    let mut events =
+        configs(&server).watch(&WatchParams::default(), &version(&next).to_string()).await.unwrap().boxed();
+    configs(&server).create(&PostParams::default(), &config("later")).await.unwrap();
+    assert!(
+        matches!(events.next().await, Some(Ok(WatchEvent::Added(o))) if o.metadata.name.as_deref() == Some("later"))
+    );
+}
+
+async fn send(server: &ApiServer, method: &str, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
+    let request = http::Request::builder().method(method).uri(path).header("content-type", "application/json");
+    let request = request.body(Full::new(bytes::Bytes::from(body.to_string()))).expect("a request");
+    let response = server.handle(&UserInfo::administrator(), request).await;
+    let code = response.status().as_u16();
+    let bytes = response.into_body().collect().await.expect("a body").to_bytes();
+    (code, serde_json::from_slice(&bytes).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn a_second_process_is_told_who_holds_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = open(folder.path()).await.unwrap();
+    let error = text_of(&open(folder.path()).await.err().expect("the folder is taken"));
+    assert!(
+        error.contains(&folder.path().display().to_string()) && error.contains(&std::process::id().to_string()),
+        "{error}"
+    );
+    drop(first);
+    open(folder.path()).await.unwrap();
+}
+
+#[tokio::test]
+async fn damaged_foreign_and_newer_files_are_named_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("objects.db");
+    {
+        let server = open(folder.path()).await.unwrap();
+        configs(&server).create(&PostParams::default(), &config("a")).await.unwrap();
+        server.close();
+    }
+    let good = std::fs::read(&file).unwrap();
+    std::fs::write(&file, b"this is not a database, just some text that is long enough to be read").unwrap();
+    let error = text_of(&open(folder.path()).await.err().expect("damaged"));
+    assert!(error.contains("objects.db is damaged") && error.contains("move it away"), "{error}");
+    assert!(std::fs::read(&file).unwrap().starts_with(b"this is not"), "nothing was changed");
+
+    std::fs::write(&file, &good).unwrap();
+    let edit = |sql: &str| rusqlite::Connection::open(&file).unwrap().execute_batch(sql).unwrap();
+    edit("PRAGMA user_version=99");
+    let error = text_of(&open(folder.path()).await.err().expect("newer"));
+    assert!(error.contains("format 99") && error.contains("newer program"), "{error}");
+
+    edit("PRAGMA user_version=1; UPDATE objects SET data = CAST('broken' AS BLOB) WHERE storage = '/configmaps'");
+    let error = text_of(&open(folder.path()).await.err().expect("a broken row"));
+    assert!(error.contains("is damaged (row"), "{error}");
+
+    edit("PRAGMA application_id=7");
+    let error = text_of(&open(folder.path()).await.err().expect("foreign"));
+    assert!(error.contains("not a data file of this program"), "{error}");
+}
+
+/// The child of the crash test: writes and watches until it is killed, and says what it was told.
+#[test]
+fn crash_child() {
+    let Ok(folder) = std::env::var("CRASH_TEST_FOLDER") else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let server = open(Path::new(&folder)).await.unwrap();
+        let api = configs(&server);
+        let mut events = api.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+        tokio::spawn(async move {
+            while let Some(Ok(event)) = events.next().await {
+                if let WatchEvent::Added(o) | WatchEvent::Modified(o) = event {
+                    say(&format!("seen {} {}", o.metadata.name.as_deref().unwrap(), version(&o)));
+                }
+            }
+        });
+        for writer in 0..8 {
+            let api = api.clone();
+            tokio::spawn(async move {
+                for n in 0u64.. {
+                    let name = format!("w{writer}-{}", n % 50);
+                    let patch =
+                        Patch::Apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"n": n.to_string()}}));
+                    let stored = api.patch(&name, &PatchParams::apply("crash").force(), &patch).await.unwrap();
+                    say(&format!("acked {name} {}", version(&stored)));
+                }
+            });
+        }
+        std::future::pending::<()>().await;
+    });
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}");
+    let _ = out.flush();
+}
+
+#[test]
+fn acknowledged_writes_survive_kill_and_nothing_else_was_shown() {
+    let rounds = if std::env::var_os("AGENT_SANDBOX_SOAK").is_some() { 50 } else { 8 };
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut newest = 0;
+    for round in 0..rounds {
+        let (acked, seen) = crash(folder.path(), Duration::from_millis(120 + 37 * (round % 7)));
+        assert!(!acked.is_empty() || round == 0, "round {round}: the child wrote nothing");
+        let stored: HashMap<String, u64> = runtime.block_on(async {
+            let server = open(folder.path()).await.unwrap();
+            let list = configs(&server).list(&ListParams::default()).await.unwrap();
+            let now: u64 = list.metadata.resource_version.unwrap().parse().unwrap();
+            let shown = acked.values().chain(seen.values()).copied().max().unwrap_or(0);
+            assert!(now >= shown && now >= newest, "round {round}: version {now} went back behind {shown} or {newest}");
+            newest = now;
+            server.close();
+            list.items.iter().map(|o| (o.metadata.name.clone().unwrap(), version(o))).collect()
+        });
+        for (name, version) in acked.iter().chain(&seen) {
+            let found = stored.get(name).copied().unwrap_or(0);
+            assert!(found >= *version, "round {round}: {name} was shown at {version} and is {found} after the crash");
+        }
+    }
+}
+
+/// Runs the child for a while and kills it; returns the newest version it was told of, per object.
+fn crash(folder: &Path, life: Duration) -> (HashMap<String, u64>, HashMap<String, u64>) {
+    let mut child = Command::new(std::env::current_exe().expect("this test's own program"))
+        .args(["--exact", "crash_child", "--nocapture", "--test-threads=1"])
+        .env("CRASH_TEST_FOLDER", folder)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the child starts");
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let (mut acked, mut seen) = (HashMap::new(), HashMap::new());
+    let mut deadline = None;
+    let give_up = Instant::now() + Duration::from_secs(60);
+    for line in lines.map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        if let [kind @ ("acked" | "seen"), name, version] = words.as_slice()
+            && let Ok(version) = version.parse::<u64>()
+        {
+            let told = if *kind == "acked" { &mut acked } else { &mut seen };
+            let entry = told.entry((*name).to_owned()).or_insert(0);
+            *entry = version.max(*entry);
+            deadline.get_or_insert_with(|| Instant::now() + life);
+        }
+        if deadline.is_some_and(|d| Instant::now() >= d) || Instant::now() >= give_up {
+            let _ = child.kill();
+            deadline = None;
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    (acked, seen)
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_writes_and_keeps_reading() {
+    let folder = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "none"]).arg(folder.path()).status();
+    if !mounted.is_ok_and(|s| s.success()) {
+        println!("skipped: mounting a small tmpfs needs root");
+        return;
+    }
+    let _unmount = Unmount(folder.path().to_owned());
+    let mut acked = Vec::new();
+    let failure = {
+        let server = open(folder.path()).await.unwrap();
+        let mut failure = None;
+        for n in 0..200 {
+            let mut object = config(&format!("c{n}"));
+            object.data = Some([("k".to_owned(), "x".repeat(50_000))].into());
+            match configs(&server).create(&PostParams::default(), &object).await {
+                Ok(made) => acked.push(made),
+                Err(kube::Error::Api(status)) => {
+                    failure = Some(status);
+                    break;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        let failure = failure.expect("two megabytes are full sooner or later");
+        assert_eq!(
+            configs(&server).list(&ListParams::default()).await.unwrap().items.len(),
+            acked.len(),
+            "reads go on"
+        );
+        server.close();
+        failure
+    };
+    assert_eq!(failure.code, 500);
+    assert!(failure.message.contains("objects.db"), "{}", failure.message);
+    assert!(!acked.is_empty());
+    let server = open(folder.path()).await.unwrap();
+    for object in &acked {
+        assert_eq!(&configs(&server).get(object.metadata.name.as_deref().unwrap()).await.unwrap(), object);
+    }
+}
+
+struct Unmount(std::path::PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
