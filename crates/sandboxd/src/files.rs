@@ -13,7 +13,7 @@ pub mod write;
 
 use rustix::io::Errno;
 
-pub(crate) use refuse::require_regular;
+pub(crate) use refuse::{require_regular, require_single_name};
 pub use root::{Follow, Located, Root};
 
 /// Why a file operation below a root failed.

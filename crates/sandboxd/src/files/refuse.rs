@@ -45,6 +45,11 @@ pub(crate) fn require_regular(descriptor: impl AsFd) -> Result<Stat, FileError> 
     Ok(stat)
 }
 
+/// Refuses to change a file in place that has other names: below a confined root one of them may be outside.
+pub(crate) fn require_single_name(descriptor: impl AsFd) -> Result<(), FileError> {
+    if fstat(descriptor)?.st_nlink > 1 { Err(FileError::Refused("a file with several names")) } else { Ok(()) }
+}
+
 /// Passes only a directory of an ordinary file system.
 pub(crate) fn require_directory(descriptor: impl AsFd) -> Result<Stat, FileError> {
     let stat = fstat(&descriptor)?;

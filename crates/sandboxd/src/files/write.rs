@@ -10,7 +10,7 @@ use bytes::Bytes;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
-use super::refuse::{is_kernel_file_system, kind, require_regular};
+use super::refuse::{is_kernel_file_system, kind, require_regular, require_single_name};
 use super::root::Located;
 use super::{FileError, blocking};
 
@@ -82,6 +82,7 @@ impl Replacement {
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = openat(parent, name, flags, Mode::empty())?;
         require_regular(&file)?;
+        require_single_name(&file)?;
         rustix::fs::ftruncate(&file, 0)?;
         Ok(Self { parent: Arc::clone(parent), name: name.clone(), file: Arc::new(file), temporary: None })
     }

@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::routes::{Operation, Query};
 use super::stream::Format;
 use crate::files::tree::{copy, make_directories, remove};
-use crate::files::{FileError, Follow, Located, blocking};
+use crate::files::{FileError, Follow, Located, blocking, require_single_name};
 use crate::paths::RelPath;
 use crate::runtime::{Purpose, Runtime};
 use crate::server::body::{self, Body};
@@ -82,7 +82,11 @@ async fn rearrange(
         Operation::FileChmod => {
             let path = field(wanted.path, "path")?;
             let mode = mode.ok_or_else(|| ApiError::invalid("\"mode\" is missing from the request body"))?;
-            change(move || change_mode(&locate(&runtime, &path, Purpose::Read, Follow::Link)?.1, mode)).await
+            change(move || {
+                let (_, located) = locate(&runtime, &path, Purpose::Read, Follow::Link)?;
+                change_mode(&located, mode, runtime.meaning.root().is_whole())
+            })
+            .await
         }
         Operation::FileMove => {
             let (from, to) = (field(wanted.from, "from")?, field(wanted.to, "to")?);
@@ -126,8 +130,12 @@ fn move_entry(source: &Located, target: &Located, overwrite: bool) -> Result<(),
     }
 }
 
-fn change_mode(located: &Located, mode: u32) -> Result<(), FileError> {
-    let descriptor = if located.is_directory() { located.open_directory()? } else { located.open_file()?.0 };
+fn change_mode(located: &Located, mode: u32, whole_root: bool) -> Result<(), FileError> {
+    let directory = located.is_directory();
+    let descriptor = if directory { located.open_directory()? } else { located.open_file()?.0 };
+    if !directory && !whole_root {
+        require_single_name(&descriptor)?;
+    }
     Ok(rustix::fs::fchmod(&descriptor, Mode::from_raw_mode(mode))?)
 }
 

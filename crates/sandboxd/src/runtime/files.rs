@@ -6,6 +6,7 @@ use agent_sandbox_protocol::runtime::{ExistsResponse, FileEntry, FileKind, Valid
 use axum::extract::multipart::{Field, Multipart};
 use axum::extract::{DefaultBodyLimit, FromRequest};
 use http::{Request, Response, StatusCode};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use super::execute::invalid;
@@ -88,8 +89,10 @@ impl Runtime {
         .await;
         match opened {
             Ok((file, stat)) => download::respond(&request, file, &stat, Some(&shown)),
-            Err(FileError::Escapes | FileError::Refused(_)) => access_denied(),
-            Err(FileError::Os(rustix::io::Errno::ISDIR)) => message(StatusCode::NOT_FOUND, "File not found"),
+            Err(FileError::Escapes | FileError::Refused(_) | FileError::Os(Errno::ACCESS | Errno::PERM)) => {
+                access_denied()
+            }
+            Err(FileError::Os(Errno::ISDIR)) => message(StatusCode::NOT_FOUND, "File not found"),
             Err(error) if error.is_missing() => message(StatusCode::NOT_FOUND, "File not found"),
             Err(error) => message(StatusCode::INTERNAL_SERVER_ERROR, format!("File download failed: {error}")),
         }

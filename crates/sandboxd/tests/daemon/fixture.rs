@@ -20,6 +20,8 @@ pub(crate) struct Daemon {
     pub(crate) outside: PathBuf,
     pub(crate) process: Child,
     pub(crate) log: Arc<Mutex<String>>,
+    /// Started through another program, which does not hand signals on.
+    wrapped: bool,
     directory: tempfile::TempDir,
 }
 
@@ -51,6 +53,12 @@ impl Setup {
 
     pub(crate) fn command(mut self, argv: &[&str]) -> Self {
         self.command = argv.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// Runs in the child between fork and exec.
+    pub(crate) fn before_exec(mut self, hook: fn() -> std::io::Result<()>) -> Self {
+        self.before_exec = Some(hook);
         self
     }
 
@@ -108,14 +116,16 @@ fn start(
     let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the daemon starts");
     let log = Arc::new(Mutex::new(String::new()));
     let address = watch_log(&mut process, &log);
-    Daemon { address, outside, process, log, directory }
+    Daemon { address, outside, process, log, wrapped: false, directory }
 }
 
 /// Starts any command that ends up as a daemon which logs its address.
 pub(crate) fn start_command(command: Command) -> Daemon {
     let directory = tempfile::tempdir().expect("a directory");
     let outside = directory.path().to_path_buf();
-    start(command, None, directory, outside)
+    let mut daemon = start(command, None, directory, outside);
+    daemon.wrapped = true;
+    daemon
 }
 
 /// Reads the address from the log and keeps collecting the rest.
@@ -140,6 +150,10 @@ fn watch_log(process: &mut Child, log: &Arc<Mutex<String>>) -> SocketAddr {
 }
 
 impl Daemon {
+    pub(crate) fn sandbox(&self) -> PathBuf {
+        self.outside.join("sandbox")
+    }
+
     pub(crate) fn base(&self) -> PathBuf {
         self.outside.join("sandbox/home/user")
     }
@@ -191,7 +205,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // The daemon ends what it started; killed outright it could not.
-        if matches!(self.process.try_wait(), Ok(None)) {
+        if !self.wrapped && matches!(self.process.try_wait(), Ok(None)) {
             self.signal(rustix::process::Signal::TERM);
             let deadline = Instant::now() + Duration::from_secs(15);
             while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {

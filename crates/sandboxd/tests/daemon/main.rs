@@ -3,6 +3,7 @@
 #![expect(clippy::panic, clippy::print_stdout, reason = "a test that cannot go on says why")]
 
 mod client;
+mod confinement;
 
 mod examples;
 mod fixture;
@@ -15,5 +16,6 @@ mod noise;
 mod pid_one;
 mod runtime_execute;
 mod runtime_files;
+mod sdk;
 
 mod workspace_rest;

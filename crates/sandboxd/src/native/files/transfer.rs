@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{locate, parse_mode};
 use crate::files::write::{BatchWriter, Permissions, Replacement};
-use crate::files::{FileError, Follow, Located, blocking};
+use crate::files::{FileError, Follow, Located, blocking, require_regular, require_single_name};
 use crate::native::error::ApiError;
 use crate::native::routes::Query;
 use crate::runtime::{Purpose, Runtime};
@@ -45,7 +45,13 @@ pub(super) async fn write(
         let path = runtime.meaning.resolve(path.as_bytes(), Purpose::Write)?;
         let located = runtime.meaning.root().locate_creating_parents(&path)?;
         match located.exists() && append {
-            true => Ok(Target::Appended(Arc::new(open_to_append(&located)?))),
+            true => {
+                let file = open_to_append(&located)?;
+                if !runtime.meaning.root().is_whole() {
+                    require_single_name(&file)?;
+                }
+                Ok(Target::Appended(Arc::new(file)))
+            }
             false => Ok(Target::Replaced(Replacement::begin(&located, permissions)?)),
         }
     })
@@ -85,6 +91,6 @@ fn open_to_append(located: &Located) -> Result<OwnedFd, FileError> {
     let flags =
         OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = openat(parent, name, flags, Mode::empty())?;
-    crate::files::require_regular(&file)?;
+    require_regular(&file)?;
     Ok(file)
 }
