@@ -6,7 +6,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use super::plan::VethPlan;
 use super::sys;
 
+mod filter;
 mod netlink;
+mod nft;
+mod node;
+mod pool;
+
+pub(crate) use node::NodeNetwork;
 
 use netlink::{Netlink, link_message};
 
@@ -33,8 +39,18 @@ pub(crate) fn delete_link(name: &str) -> io::Result<()> {
     }
 }
 
+/// Adds an address to, or removes it from, the host's loopback interface. Already there, or already gone, is success.
+fn loopback_address(address: std::net::Ipv4Addr, present: bool) -> io::Result<()> {
+    let (kind, flags) =
+        if present { (libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE) } else { (libc::RTM_DELADDR, 0) };
+    match Netlink::open()?.change_address(kind, flags, 1, address, 32) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EEXIST | libc::EADDRNOTAVAIL)) => Ok(()),
+        other => other,
+    }
+}
+
 /// Lays a cable between the host and the Pod's namespace: the Pod has one address and reaches everything through the
-/// host's end, which has the gateway's address on every cable. No bridge, so no shared broadcast domain between Pods.
+/// gateway, for whose address the host answers on every cable. No bridge, so no broadcast domain shared by Pods.
 pub(crate) fn connect(veth: &VethPlan, namespace: BorrowedFd<'_>) -> io::Result<()> {
     let mut host = Netlink::open()?;
     let mut message = link_message(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL, 0, 0, 0);
@@ -52,17 +68,17 @@ pub(crate) fn connect(veth: &VethPlan, namespace: BorrowedFd<'_>) -> io::Result<
     host.call(&mut message)?;
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", veth.host_name), "1");
     let host_index = host.link_index(&veth.host_name)?;
-    host.add_address(host_index, veth.gateway, 32)?;
     host.set_up(host_index)?;
-    host.add_route(Some((veth.address, 32)), None, host_index)?;
+    // The gateway's address is on the host's loopback; connections of the node's own come from it.
+    host.add_route(Some((veth.address, 32)), None, Some(veth.gateway), host_index)?;
     inside(namespace, || {
         let mut pod = Netlink::open()?;
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{INSIDE}/disable_ipv6"), "1");
         let index = pod.link_index(INSIDE)?;
         pod.add_address(index, veth.address, 32)?;
         pod.set_up(index)?;
-        pod.add_route(Some((veth.gateway, 32)), None, index)?;
-        pod.add_route(None, Some(veth.gateway), index)
+        pod.add_route(Some((veth.gateway, 32)), None, None, index)?;
+        pod.add_route(None, Some(veth.gateway), None, index)
     })
 }
 

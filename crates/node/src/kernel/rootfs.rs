@@ -315,7 +315,10 @@ fn open_sub_path(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
         current = match open() {
             Ok(found) => found,
             Err(rustix::io::Errno::NOENT) => {
-                rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(model.st_mode & 0o7777))?;
+                let mode = Mode::from_raw_mode(model.st_mode & 0o7777);
+                rustix::fs::mkdirat(&current, name, mode)?;
+                // The umask may have narrowed it.
+                rustix::fs::chmodat(&current, name, mode, AtFlags::empty())?;
                 let owner = (Uid::from_raw(model.st_uid), Gid::from_raw(model.st_gid));
                 rustix::fs::chownat(&current, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)?;
                 open()?

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -18,6 +19,7 @@ use super::config::KernelConfig;
 use super::ids::IdBlocks;
 use super::images::ImageStore;
 use super::layers;
+use super::net::NodeNetwork;
 use super::plan::IdMode;
 use super::spawner::Spawner;
 use super::wire::Call;
@@ -45,12 +47,16 @@ pub struct KernelRuntime {
     spawner: tokio::sync::Mutex<Option<Spawner>>,
     ids: Mutex<IdBlocks>,
     images: ImageStore,
+    /// As root: addresses and rules of Pods.
+    network: Option<NodeNetwork>,
     pods: Books,
     /// Which Pod uses what is kept for an owner: two Pods of one owner at a time must not share a writable layer.
     holders: Mutex<HashMap<String, String>>,
     /// One creation or removal of a Pod at a time.
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     events: broadcast::Sender<RuntimeEvent>,
+    /// Whether Pods of an earlier node process have been looked for.
+    recovered: AtomicBool,
     weaknesses: Vec<Weakness>,
 }
 
@@ -75,17 +81,20 @@ impl KernelRuntime {
         let ids =
             IdBlocks::open(&config.data_dir, config.first_id, config.id_blocks).map_err(step("reading id blocks"))?;
         let spawner = Spawner::start(&config.helper).map_err(step("starting the spawner"))?;
-        let weaknesses = create::weaknesses(&layout, privileged);
+        let network = open_network(&config, privileged);
+        let weaknesses = create::weaknesses(&layout, privileged, network.is_some());
         Ok(Arc::new(Self {
             privileged,
             layout,
             spawner: tokio::sync::Mutex::new(Some(spawner)),
             ids: Mutex::new(ids),
             images,
+            network,
             pods: Books::default(),
             holders: Mutex::new(HashMap::new()),
             turns: Mutex::new(HashMap::new()),
             events: broadcast::Sender::new(EVENT_BUFFER),
+            recovered: AtomicBool::new(false),
             weaknesses,
             config,
         }))
@@ -127,6 +136,9 @@ impl Drop for KernelRuntime {
     /// The group above all Pods goes when no Pod is left in it; while one is, the kernel keeps it, and so must we.
     fn drop(&mut self) {
         self.layout.plan("", create::no_limits()).remove_if_empty();
+        if let Some(network) = self.network.as_ref().filter(|_| self.pods.lock().is_empty()) {
+            network.close();
+        }
     }
 }
 
@@ -137,6 +149,19 @@ fn prepare_data_dir(dir: &Path) -> io::Result<()> {
     }
     // Layers are mounted for sandboxes, whose root must be able to enter them.
     fs::set_permissions(dir.join("images"), fs::Permissions::from_mode(0o755))
+}
+
+fn open_network(config: &KernelConfig, privileged: bool) -> Option<NodeNetwork> {
+    if !privileged {
+        return None;
+    }
+    match NodeNetwork::open(&config.data_dir, config.pod_network.as_deref()) {
+        Ok(network) => Some(network),
+        Err(error) => {
+            tracing::warn!(%error, "Pods get no addresses: the host's packet filter or routes cannot be set up");
+            None
+        }
+    }
 }
 
 fn detect_cgroups(config: &KernelConfig, privileged: bool) -> CgroupLayout {
@@ -188,17 +213,25 @@ impl PodRuntime for KernelRuntime {
                 }
             }
         }
+        // A Pod whose supervisor died before this node started is known by its folder only.
+        let saved = match &pod {
+            Some(pod) => Some((pod.plan.veth.clone(), pod.keeper.clone())),
+            None => create::SavedPlan::read(&self.pod_dir(uid)).map(|saved| (saved.plan.veth, saved.keeper)),
+        };
+        let (veth, keeper) = saved.unzip();
+        if let (Some(network), Some(Some(veth))) = (&self.network, &veth)
+            && let Err(error) = network.release(veth)
+        {
+            tracing::warn!(pod = uid, %error, "Network rules of a removed Pod stay behind");
+        }
         self.remove_remains(uid, pod.as_deref()).await?;
         self.pods.lock().remove(uid);
-        let keeper = pod.map(|pod| pod.keeper.clone());
         if let Some(keeper) = keeper {
             if keeper == uid {
-                self.ids
-                    .lock()
-                    .forget(uid)
-                    .map_err(|source| RuntimeError::Kernel { step: "saving id blocks".to_owned(), source })?;
+                let step = |source| RuntimeError::Kernel { step: "saving id blocks".to_owned(), source };
+                self.ids.lock().forget(uid).map_err(step)?;
             }
-            self.holders.lock().remove(&keeper);
+            self.holders.lock().retain(|kept, holder| *kept != keeper || holder != uid);
         }
         drop(guard);
         self.turns.lock().remove(uid);
@@ -240,8 +273,15 @@ impl PodRuntime for KernelRuntime {
         sessions::dial(&*self.pod(pod)?, port).await
     }
 
-    async fn set_rules(&self, pod: &str, _rules: PodRules) -> Result<(), RuntimeError> {
-        self.pod(pod).map(drop)
+    async fn set_rules(&self, pod: &str, rules: PodRules) -> Result<(), RuntimeError> {
+        let pod = self.pod(pod)?;
+        match (&self.network, &pod.plan.veth) {
+            (Some(network), Some(veth)) => network
+                .set_rules(veth, &rules)
+                .map_err(|source| RuntimeError::Kernel { step: "writing network rules".to_owned(), source }),
+            // Loopback only: closed by nature.
+            _ => Ok(()),
+        }
     }
 
     async fn ensure_volume(&self, request: VolumeRequest) -> Result<Volume, RuntimeError> {
@@ -294,7 +334,11 @@ impl PodRuntime for KernelRuntime {
     }
 
     fn dns_address(&self) -> Option<IpAddr> {
-        None
+        self.network.as_ref().map(|network| network.gateway().into())
+    }
+
+    fn pod_network(&self) -> Option<(IpAddr, u8)> {
+        self.network.as_ref().map(|network| (network.network().base.into(), network.network().prefix))
     }
 
     fn pod_dir(&self, pod: &str) -> PathBuf {

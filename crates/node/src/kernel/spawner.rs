@@ -41,7 +41,8 @@ impl Spawner {
             .current_dir("/")
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
-            .stderr(Stdio::inherit())
+            // Supervisors outlive us: holding our terminal or pipe open would keep whoever reads it waiting.
+            .stderr(Stdio::null())
             .spawn()
             .map(|mut child| {
                 // It ends when our socket closes; this thread only keeps it from staying a zombie.

@@ -89,6 +89,10 @@ fn start(plan: PodPlan, control: &OwnedFd) -> Step<Supervisor> {
     let own_net_namespace = fs::File::open("/proc/self/ns/net").step("opening a namespace")?.into();
     let namespaces = pod::make(&plan)?;
     let own_pid_namespace = fs::File::open("/proc/self/ns/pid").step("opening a namespace")?.into();
+    if !plan.ids.is_privileged() {
+        // Without privilege there is no way back into the host's network, and no need for it: stay inside.
+        sys::setns(namespaces.net.as_fd(), libc::CLONE_NEWNET).step("joining the network namespace")?;
+    }
     let listener = listen(&plan.dir).step("listening on the Pod's socket")?;
     let (first_host_id, id_count) = plan.ids.host_range();
     let sandbox = PodSandbox {
@@ -319,10 +323,16 @@ impl Supervisor {
     /// A socket made inside the Pod's network namespace; who connects it, and from where, no longer matters.
     fn open_socket(&self, ipv6: bool) -> Result<OwnedFd, Failure> {
         let failed = |error: io::Error| Failure::kernel("opening a socket inside the Pod", &error);
+        let open = || {
+            let family = if ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+        };
+        if !self.plan.ids.is_privileged() {
+            return open().map_err(|error| failed(error.into()));
+        }
         sys::setns(self.namespaces.net.as_fd(), libc::CLONE_NEWNET).map_err(failed)?;
-        let family = if ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None);
+        let socket = open();
         // Staying inside would make every later call wrong: ending takes the Pod down, which is the lesser harm.
         if let Err(error) = sys::setns(self.own_net_namespace.as_fd(), libc::CLONE_NEWNET) {
             return Err(failed(error));

@@ -13,50 +13,56 @@ use agent_sandbox_node::runtime::{
 use tokio::io::AsyncReadExt;
 
 /// Longest anything in these tests may take on a busy machine.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Whether the test can run here; prints why not.
-pub fn is_root() -> bool {
-    let root = rustix::process::geteuid().is_root();
+pub(crate) fn is_root() -> bool {
+    let root = runs_as_root();
     if !root {
         eprintln!("skipped: needs root");
     }
     root
 }
 
-pub struct Node {
-    pub runtime: Arc<KernelRuntime>,
-    folder: tempfile::TempDir,
+/// Without root the same Pods run under the caller's one id.
+pub(crate) fn runs_as_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+pub(crate) struct Node {
+    pub(crate) runtime: Arc<KernelRuntime>,
+    folder: Arc<tempfile::TempDir>,
 }
 
 impl Node {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(|_| {}).await
     }
 
-    pub async fn start_with(change: impl FnOnce(&mut KernelConfig)) -> Self {
+    pub(crate) async fn start_with(change: impl FnOnce(&mut KernelConfig)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let runtime = KernelRuntime::open(config(folder.path(), change)).await.unwrap();
-        Self { runtime, folder }
+        Self { runtime, folder: Arc::new(folder) }
     }
 
-    pub fn data(&self) -> &Path {
+    pub(crate) fn data(&self) -> &Path {
         self.folder.path()
     }
 
     /// A second node process over the same data, as after a crash of the first.
-    pub async fn restart(self) -> Self {
-        let Self { runtime, folder } = self;
-        drop(runtime);
+    pub(crate) async fn restart(self) -> Self {
+        // Forgotten, not dropped: a crash runs no destructor.
+        let folder = Arc::clone(&self.folder);
+        std::mem::forget(self);
         let runtime = KernelRuntime::open(config(folder.path(), |_| {})).await.unwrap();
         Self { runtime, folder }
     }
 
-    pub fn log_path(&self, pod: &str, container: &str) -> PathBuf {
+    pub(crate) fn log_path(&self, pod: &str, container: &str) -> PathBuf {
         self.data().join("logs").join(pod).join(format!("{container}.log"))
     }
 
-    pub async fn container(&self, pod: &str, name: &str, command: &[&str]) -> ContainerSpec {
+    pub(crate) async fn container(&self, pod: &str, name: &str, command: &[&str]) -> ContainerSpec {
         let image = self.runtime.ensure("host", PullPolicy::IfNotPresent, &[], None).await.unwrap();
         ContainerSpec {
             name: name.into(),
@@ -79,14 +85,14 @@ impl Node {
     }
 
     /// Starts a container and waits for its end.
-    pub async fn run(&self, pod: &str, spec: ContainerSpec) -> Exit {
+    pub(crate) async fn run(&self, pod: &str, spec: ContainerSpec) -> Exit {
         let mut events = self.runtime.events();
         let (name, attempt) = (spec.name.clone(), spec.attempt);
         self.runtime.start_container(pod, spec).await.unwrap();
         self.exit_of(&mut events, pod, &name, attempt).await
     }
 
-    pub async fn exit_of(
+    pub(crate) async fn exit_of(
         &self,
         events: &mut tokio::sync::broadcast::Receiver<RuntimeEvent>,
         pod: &str,
@@ -109,13 +115,13 @@ impl Node {
     }
 
     /// The container's output so far, without time stamps.
-    pub fn output(&self, pod: &str, container: &str) -> String {
+    pub(crate) fn output(&self, pod: &str, container: &str) -> String {
         let text = std::fs::read_to_string(self.log_path(pod, container)).unwrap_or_default();
         text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default()).collect::<Vec<_>>().join("\n")
     }
 
     /// Runs a command in a container; gives its exit code, stdout and stderr.
-    pub async fn exec(&self, pod: &str, container: &str, command: &[&str]) -> (i32, String, String) {
+    pub(crate) async fn exec(&self, pod: &str, container: &str, command: &[&str]) -> (i32, String, String) {
         let request = ExecRequest {
             command: command.iter().map(|word| (*word).to_owned()).collect(),
             stdout: true,
@@ -133,20 +139,37 @@ impl Node {
         (code, out, err)
     }
 
-    pub async fn state(&self, pod: &str, container: &str) -> ContainerState {
+    pub(crate) async fn state(&self, pod: &str, container: &str) -> ContainerState {
         let state = self.runtime.state(pod).await.unwrap().expect("the Pod is known");
         state.containers.into_iter().find(|state| state.name == container).expect("the container is known")
     }
 }
 
+impl Drop for Node {
+    /// A failed test leaves its Pods; their supervisors end here, and everything else with them.
+    fn drop(&mut self) {
+        let Ok(pods) = std::fs::read_dir(self.folder.path().join("pods")) else { return };
+        for pod in pods.flatten() {
+            let record = std::fs::read(pod.path().join("supervisor.json")).unwrap_or_default();
+            let pid =
+                serde_json::from_slice::<serde_json::Value>(&record).ok().and_then(|record| record["pid"].as_i64());
+            if let Some(pid) = pid.and_then(|pid| rustix::process::Pid::from_raw(pid as i32)) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+    }
+}
+
 fn config(folder: &Path, change: impl FnOnce(&mut KernelConfig)) -> KernelConfig {
     let mut config = KernelConfig::new(folder);
-    config.helper = HelperProgram::Path(env!("CARGO_BIN_EXE_agent-sandbox-node-helper").into());
+    let helper = std::env::var_os("NODE_HELPER").map(PathBuf::from);
+    config.helper =
+        HelperProgram::Path(helper.unwrap_or_else(|| env!("CARGO_BIN_EXE_agent-sandbox-node-helper").into()));
     change(&mut config);
     config
 }
 
-pub fn pod(uid: &str) -> PodSandboxSpec {
+pub(crate) fn pod(uid: &str) -> PodSandboxSpec {
     PodSandboxSpec {
         uid: uid.into(),
         namespace: "default".into(),

@@ -1,8 +1,13 @@
 //! The kernel half on a real kernel: Pods made, run, entered, killed and removed.
 //!
-//! Needs root; every test says so and passes without doing anything where it is missing.
+//! Tests of `lifecycle` run as root and, through `rootless`, again as an ordinary user. The others need root; each says so
+//! and passes without doing anything where it is missing.
 
 #![expect(clippy::unwrap_used, unreachable_pub, reason = "a failed step of a test is a failed test")]
 
 mod fixture;
+mod kept;
 mod lifecycle;
+mod limits;
+mod network;
+mod rootless;

@@ -17,8 +17,12 @@ const HEADER: usize = 16;
 
 impl NetlinkMessage {
     pub(super) fn new(kind: u16, flags: libc::c_int) -> Self {
+        Self::without_acknowledgement(kind, flags | libc::NLM_F_ACK)
+    }
+
+    pub(super) fn without_acknowledgement(kind: u16, flags: libc::c_int) -> Self {
         let mut bytes = vec![0; HEADER];
-        let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK | flags) as u16;
+        let flags = (libc::NLM_F_REQUEST | flags) as u16;
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
         Self { bytes }
@@ -69,7 +73,7 @@ impl NetlinkMessage {
         }
     }
 
-    fn finish(&mut self, sequence: u32) -> &[u8] {
+    pub(super) fn finish(&mut self, sequence: u32) -> &[u8] {
         let length = self.bytes.len() as u32;
         self.bytes[0..4].copy_from_slice(&length.to_ne_bytes());
         self.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
@@ -124,7 +128,18 @@ impl Netlink {
     }
 
     pub(super) fn add_address(&mut self, index: i32, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
-        let mut message = NetlinkMessage::new(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE);
+        self.change_address(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, index, address, prefix)
+    }
+
+    pub(super) fn change_address(
+        &mut self,
+        kind: u16,
+        flags: libc::c_int,
+        index: i32,
+        address: Ipv4Addr,
+        prefix: u8,
+    ) -> io::Result<()> {
+        let mut message = NetlinkMessage::new(kind, flags);
         message.raw(&[AF_INET, prefix, 0, libc::RT_SCOPE_UNIVERSE]);
         message.raw(&index.to_ne_bytes());
         message.attribute(libc::IFA_LOCAL, &address.octets());
@@ -137,6 +152,7 @@ impl Netlink {
         &mut self,
         destination: Option<(Ipv4Addr, u8)>,
         gateway: Option<Ipv4Addr>,
+        source: Option<Ipv4Addr>,
         index: i32,
     ) -> io::Result<()> {
         let mut message = NetlinkMessage::new(libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_REPLACE);
@@ -150,18 +166,30 @@ impl Netlink {
         if let Some(gateway) = gateway {
             message.attribute(libc::RTA_GATEWAY, &gateway.octets());
         }
+        if let Some(source) = source {
+            message.attribute(libc::RTA_PREFSRC, &source.octets());
+        }
         message.attribute(libc::RTA_OIF, &index.to_ne_bytes());
         self.call(&mut message)
     }
 }
 
 /// Finds the answer to `sequence` in a datagram.
-fn acknowledgement(mut bytes: &[u8], sequence: u32) -> Option<io::Result<()>> {
+fn acknowledgement(bytes: &[u8], sequence: u32) -> Option<io::Result<()>> {
+    find_answer(bytes, Some(sequence))
+}
+
+/// Finds the first answer in a datagram, whatever it answers: in a batch, the first one is the first mistake.
+pub(super) fn acknowledgement_of_any(bytes: &[u8]) -> Option<io::Result<()>> {
+    find_answer(bytes, None)
+}
+
+fn find_answer(mut bytes: &[u8], sequence: Option<u32>) -> Option<io::Result<()>> {
     while bytes.len() >= HEADER {
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap_or_default());
         let kind = u16::from_ne_bytes([bytes[4], bytes[5]]);
         let length = (word(0) as usize).clamp(HEADER, bytes.len());
-        if word(8) == sequence && kind == libc::NLMSG_ERROR as u16 && length >= HEADER + 4 {
+        if sequence.is_none_or(|wanted| word(8) == wanted) && kind == libc::NLMSG_ERROR as u16 && length >= HEADER + 4 {
             let errno = word(HEADER) as i32;
             return Some(if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-errno)) });
         }

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::super::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
-use super::super::plan::{ContainerPlan, PodPlan};
+use super::super::plan::{ContainerPlan, PodPlan, VethPlan};
 use super::super::supervisor::records;
 use super::super::wire::{self, Answer};
 use super::*;
-use crate::runtime::{Limits, WeaknessKind};
+use crate::runtime::{Limits, NetworkMode, WeaknessKind};
 
 /// How long a dying process may keep its group busy.
 const GROUP_DEADLINE: Duration = Duration::from_secs(10);
@@ -71,16 +71,18 @@ fn machine_memory() -> Option<u64> {
 }
 
 /// What is weaker on this host than on a fully equipped one.
-pub(super) fn weaknesses(layout: &CgroupLayout, privileged: bool) -> Vec<Weakness> {
+pub(super) fn weaknesses(layout: &CgroupLayout, privileged: bool, networked: bool) -> Vec<Weakness> {
     let mut list = Vec::new();
     if !privileged {
         list.push(Weakness {
             kind: WeaknessKind::SharedUid,
             message: "all sandboxes run under your own user id; run as root for a block of ids each".to_owned(),
         });
+    }
+    if !networked {
         list.push(Weakness {
             kind: WeaknessKind::NoEgress,
-            message: "sandboxes have no network besides what the node forwards; run as root for addresses of their own"
+            message: "sandboxes have no network besides what the node forwards; addresses need root and nftables"
                 .to_owned(),
         });
     }
@@ -155,6 +157,16 @@ impl KernelRuntime {
         }
     }
 
+    fn cable(&self, spec: &PodSandboxSpec) -> Result<Option<VethPlan>, RuntimeError> {
+        match (&self.network, spec.network) {
+            (Some(network), NetworkMode::Routed) => network.take().map(Some).ok_or_else(|| RuntimeError::Exhausted {
+                what: "Pod address",
+                advice: "delete sandboxes that are no longer needed, or choose a larger Pod network".to_owned(),
+            }),
+            _ => Ok(None),
+        }
+    }
+
     fn plan_pod(&self, spec: PodSandboxSpec, keeper: &str) -> Result<PodPlan, RuntimeError> {
         let mut cgroup = self.layout.plan(&pod_group(&spec.uid), self.hard_limits(&spec.limits, true));
         if let Some(unified) = &cgroup.unified
@@ -167,7 +179,7 @@ impl KernelRuntime {
         Ok(PodPlan {
             dir: self.pod_dir(&spec.uid),
             ids: self.ids_of(keeper)?,
-            veth: None,
+            veth: self.cable(&spec)?,
             cgroup,
             images_dir: self.images.dir().to_owned(),
             weaknesses: self.weaknesses.clone(),
@@ -192,6 +204,17 @@ impl KernelRuntime {
 
     async fn try_make_pod(&self, spec: PodSandboxSpec, keeper: &str) -> Result<PodSandbox, RuntimeError> {
         let plan = self.plan_pod(spec, keeper)?;
+        let veth = plan.veth.clone();
+        let made = self.start_pod(plan, keeper).await;
+        if let (Err(_), Some(network), Some(veth)) = (&made, &self.network, &veth)
+            && let Err(error) = network.release(veth)
+        {
+            tracing::warn!(%error, "The cable of a Pod that could not be made stays behind");
+        }
+        made
+    }
+
+    async fn start_pod(&self, plan: PodPlan, keeper: &str) -> Result<PodSandbox, RuntimeError> {
         let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
         fs::create_dir_all(&plan.dir).map_err(step("making the Pod's folder"))?;
         let file = plan.dir.join("plan.json");
@@ -254,4 +277,11 @@ impl KernelRuntime {
 pub(super) struct SavedPlan {
     pub(super) plan: PodPlan,
     pub(super) keeper: String,
+}
+
+impl SavedPlan {
+    /// What was saved in a Pod's folder, if anything.
+    pub(super) fn read(dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(dir.join("plan.json")).ok()?).ok()
+    }
 }

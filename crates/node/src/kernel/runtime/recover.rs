@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::super::link::Link;
 use super::super::supervisor::records::{self, SupervisorRecord};
@@ -15,6 +16,7 @@ use crate::runtime::{PodRuntime, PodState, RuntimeError};
 impl KernelRuntime {
     /// Reconnects to every supervisor that still runs, and reports Pods whose supervisor does not.
     pub(super) async fn recover(&self) -> Result<Vec<PodState>, RuntimeError> {
+        let first_look = !self.recovered.swap(true, Ordering::AcqRel);
         let mut states = Vec::new();
         for uid in self.pod_folders() {
             let turn = self.turn(&uid);
@@ -25,8 +27,10 @@ impl KernelRuntime {
             }
             match self.recover_pod(&uid).await {
                 Some(state) => states.push(state),
-                // Died before its supervisor was ready: nothing ran, nobody was told.
-                None => self.remove_remains(&uid, None).await?,
+                // Died before its supervisor was ready: nothing ran, nobody was told. Only the first look may say so:
+                // later such a folder belongs to a Pod whose files are being prepared.
+                None if first_look => self.remove_remains(&uid, None).await?,
+                None => {}
             }
         }
         Ok(states)
@@ -40,8 +44,11 @@ impl KernelRuntime {
     async fn recover_pod(&self, uid: &str) -> Option<PodState> {
         let dir = self.pod_dir(uid);
         let record = records::read_supervisor(&dir).ok()?;
-        let saved: SavedPlan = serde_json::from_slice(&fs::read(dir.join("plan.json")).ok()?).ok()?;
+        let saved = SavedPlan::read(&dir)?;
         self.holders.lock().insert(saved.keeper.clone(), uid.to_owned());
+        if let (Some(network), Some(veth)) = (&self.network, &saved.plan.veth) {
+            network.mark(veth);
+        }
         if records::is_alive(&record) {
             match self.reconnect(&dir, saved).await {
                 Ok(pod) => {

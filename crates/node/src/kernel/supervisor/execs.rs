@@ -1,7 +1,7 @@
 //! Commands run in a container that already runs.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::super::launch::{self, Program, Streams};
 use super::super::sys::{self, Fork};
@@ -47,25 +47,18 @@ impl Supervisor {
             hostname: &self.plan.spec.hostname,
             make_working_dir: false,
         };
-        // Only children are affected: the fork lands in the container's process namespace.
-        sys::setns(namespaces.pid.as_fd(), libc::CLONE_NEWPID).map_err(failed("joining the process namespace"))?;
-        let forked = sys::fork_with(0);
-        if let Ok(Fork::Child) = forked {
-            launch::exec_main(
-                &self.plan,
-                &container.plan,
-                &self.namespaces,
-                namespaces,
-                &program,
-                streams,
-                &child_report,
-                &self.filter,
-            )
-        }
-        sys::setns(self.own_pid_namespace.as_fd(), libc::CLONE_NEWPID)
-            .map_err(failed("leaving the process namespace"))?;
-        let Fork::Parent(pid) = forked.map_err(failed("forking"))? else {
-            return Err(protocol("fork without a parent"));
+        let run = |streams: Streams, report: &OwnedFd| -> ! {
+            let (pod, filter) = (&self.namespaces, &self.filter);
+            launch::exec_main(&self.plan, &container.plan, pod, namespaces, &program, streams, report, filter)
+        };
+        let forked = if self.plan.ids.is_privileged() {
+            fork_there_and_back(namespaces.pid.as_fd(), self.own_pid_namespace.as_fd())
+        } else {
+            fork_through_another(namespaces.pid.as_fd())
+        };
+        let pid = match forked.map_err(failed("forking into the process namespace"))? {
+            Fork::Child => run(streams, &child_report),
+            Fork::Parent(pid) => pid,
         };
         drop((streams, child_report));
         let terminal = wait_for_exec(pid, &report, &mut self.buffer)?;
@@ -95,6 +88,49 @@ impl Supervisor {
                 exec.peer = None;
             }
         }
+    }
+}
+
+/// The fork lands in the container's process namespace; ours is only left for a moment, and only for children.
+fn fork_there_and_back(theirs: BorrowedFd<'_>, own: BorrowedFd<'_>) -> io::Result<Fork> {
+    sys::setns(theirs, libc::CLONE_NEWPID)?;
+    let forked = sys::fork_with(0);
+    if !matches!(forked, Ok(Fork::Child)) {
+        sys::setns(own, libc::CLONE_NEWPID)?;
+    }
+    forked
+}
+
+/// Without privilege there is no way back into our own process namespace, so a child goes instead of us. It ends at once,
+/// and what it forked becomes ours, because we are a sub-reaper.
+fn fork_through_another(theirs: BorrowedFd<'_>) -> io::Result<Fork> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let (gate, gate_keeper) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let between = match sys::fork_with(0)? {
+        Fork::Parent(pid) => pid,
+        Fork::Child => {
+            let answer = match sys::setns(theirs, libc::CLONE_NEWPID).and_then(|()| sys::fork_with(0)) {
+                Ok(Fork::Child) => {
+                    // Tying itself to its parent before the parent is us would kill it with the one in between.
+                    drop(gate_keeper);
+                    let _ = rustix::io::read(&gate, &mut [0u8; 1]);
+                    return Ok(Fork::Child);
+                }
+                Ok(Fork::Parent(pid)) => pid,
+                Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+            };
+            let _ = rustix::io::write(&write, &answer.to_ne_bytes());
+            sys::exit_now(0)
+        }
+    };
+    drop(write);
+    let mut answer = [0u8; 4];
+    let length = rustix::io::read(&read, &mut answer)?;
+    sys::wait_for(between)?;
+    drop(gate_keeper);
+    match i32::from_ne_bytes(answer) {
+        pid if length == 4 && pid > 0 => Ok(Fork::Parent(pid)),
+        errno => Err(io::Error::from_raw_os_error(if errno < 0 { -errno } else { libc::EIO })),
     }
 }
 

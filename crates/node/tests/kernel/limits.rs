@@ -1,0 +1,67 @@
+//! Limits hold, and what breaks them is told.
+
+use agent_sandbox_node::runtime::{Limits, PodRuntime, PodSandboxSpec, RuntimeEvent};
+
+use crate::fixture::{DEADLINE, Node, is_root, pod};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_memory_bomb_is_killed_and_called_so() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };
+    node.runtime.create_pod(PodSandboxSpec { limits, ..pod("p1") }).await.unwrap();
+    let mut spec = node.container("p1", "c", &["python3", "-c", "x=[]\nwhile True: x.append(bytearray(1<<20))"]).await;
+    spec.limits = limits;
+    let exit = node.run("p1", spec).await;
+    assert_eq!((exit.code, exit.signal, exit.oom_killed), (137, Some(9), true));
+    node.runtime.remove_pod("p1").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_bomb_stops_at_the_limit_of_processes_and_neighbours_go_on() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let limits = Limits { pids: Some(40), ..Limits::default() };
+    node.runtime.create_pod(PodSandboxSpec { limits, ..pod("bomb") }).await.unwrap();
+    node.runtime.create_pod(pod("neighbour")).await.unwrap();
+    let spec = node.container("neighbour", "c", &["sleep", "1000"]).await;
+    node.runtime.start_container("neighbour", spec).await.unwrap();
+    let script = "import os,time\nn=0\ntry:\n while True:\n  if os.fork()==0:\n   time.sleep(1000)\n  n+=1\nexcept OSError as e: print(n, e.errno, flush=True)";
+    let exit = node.run("bomb", node.container("bomb", "c", &["python3", "-c", script]).await).await;
+    let output = node.output("bomb", "c");
+    let mut words = output.split_whitespace();
+    let forked: u32 = words.next().unwrap().parse().unwrap();
+    assert!((30..40).contains(&forked) && words.next() == Some("11") && exit.code == 0, "{output}");
+    assert_eq!(node.exec("neighbour", "c", &["echo", "fine"]).await.1, "fine\n");
+    for uid in ["bomb", "neighbour"] {
+        node.runtime.remove_pod(uid).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_supervisor_takes_its_pod_down_and_nothing_is_left() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let mut events = node.runtime.events();
+    let sandbox = node.runtime.create_pod(pod("p1")).await.unwrap();
+    let state = node.runtime.start_container("p1", node.container("p1", "c", &["sleep", "1000"]).await).await.unwrap();
+    let supervisor = rustix::process::Pid::from_raw(sandbox.supervisor_pid as i32).unwrap();
+    rustix::process::kill_process(supervisor, rustix::process::Signal::KILL).unwrap();
+    let lost = tokio::time::timeout(DEADLINE, events.recv()).await.unwrap().unwrap();
+    assert_eq!(lost, RuntimeEvent::SupervisorLost { pod: "p1".into() });
+    assert!(!node.runtime.state("p1").await.unwrap().unwrap().alive);
+    node.runtime.remove_pod("p1").await.unwrap();
+    let gone = async {
+        while std::path::Path::new(&format!("/proc/{}", state.pid)).exists() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, gone).await.expect("the container died with its supervisor");
+    assert!(!node.data().join("pods/p1").exists());
+}

@@ -1,0 +1,97 @@
+//! Pods with addresses: closed by default, open where rules say so, never open to the host.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use agent_sandbox_node::runtime::{
+    Allow, IpBlock, NetworkMode, PodRules, PodRuntime, PodSandboxSpec, PortRange, Protocol,
+};
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::fixture::{DEADLINE, Node, is_root, pod};
+
+fn routed(uid: &str) -> PodSandboxSpec {
+    PodSandboxSpec { network: NetworkMode::Routed, ..pod(uid) }
+}
+
+/// A Pod that says hello on port 8000 to everybody who connects.
+async fn greeter(node: &Node, uid: &str) -> IpAddr {
+    let sandbox = node.runtime.create_pod(routed(uid)).await.unwrap();
+    let server = "import socket\ns=socket.create_server(('0.0.0.0', 8000))\nwhile True:\n c,_=s.accept(); c.sendall(b'hello'); c.close()";
+    let spec = node.container(uid, "c", &["python3", "-c", server]).await;
+    node.runtime.start_container(uid, spec).await.unwrap();
+    let dial = async {
+        while node.runtime.dial(uid, 8000).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, dial).await.expect("the server comes up");
+    sandbox.ips[0]
+}
+
+/// Whether a command in the Pod can connect. A dropped packet is told from a refusal: only silence counts as closed.
+async fn reaches(node: &Node, uid: &str, address: IpAddr, port: u16) -> bool {
+    let script = format!(
+        "import socket\ntry:\n socket.create_connection(('{address}', {port}), 1); print('open')\nexcept TimeoutError:\n print('closed')"
+    );
+    let (_, out, err) = node.exec(uid, "c", &["python3", "-c", &script]).await;
+    match out.trim() {
+        "open" => true,
+        "closed" => false,
+        other => panic!("{other} {err}"),
+    }
+}
+
+fn allow(peer: IpAddr, port: u16) -> Vec<Allow> {
+    vec![Allow {
+        peers: vec![IpBlock { address: peer, prefix: 32, except: Vec::new() }],
+        ports: vec![PortRange { protocol: Protocol::Tcp, first: port, last: port }],
+    }]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_host_reaches_a_pod_and_a_pod_never_reaches_the_host() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let address = greeter(&node, "net-1").await;
+    let mut stream = TcpStream::connect((address, 8000)).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "hello");
+    let gateway = node.runtime.dns_address().unwrap();
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    TcpStream::connect((gateway, port)).await.expect("control: the listener is there");
+    assert!(!reaches(&node, "net-1", gateway, port).await);
+    let everything = Allow {
+        peers: vec![IpBlock { address: [0, 0, 0, 0].into(), prefix: 0, except: Vec::new() }],
+        ports: Vec::new(),
+    };
+    let rules = PodRules { ingress: vec![everything.clone()], egress: vec![everything] };
+    node.runtime.set_rules("net-1", rules).await.unwrap();
+    assert!(!reaches(&node, "net-1", gateway, port).await, "no rule opens the host");
+    node.runtime.remove_pod("net-1").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_reach_each_other_only_where_both_sides_allow_it() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let (a, b) = (greeter(&node, "net-a").await, greeter(&node, "net-b").await);
+    assert!(!reaches(&node, "net-a", b, 8000).await, "closed by default");
+    node.runtime.set_rules("net-a", PodRules { egress: allow(b, 8000), ingress: Vec::new() }).await.unwrap();
+    assert!(!reaches(&node, "net-a", b, 8000).await, "one side is not enough");
+    node.runtime.set_rules("net-b", PodRules { ingress: allow(a, 8000), egress: Vec::new() }).await.unwrap();
+    assert!(reaches(&node, "net-a", b, 8000).await);
+    assert!(!reaches(&node, "net-b", a, 8000).await, "and not the other way");
+    node.runtime.set_rules("net-b", PodRules { ingress: allow(a, 9000), egress: Vec::new() }).await.unwrap();
+    assert!(!reaches(&node, "net-a", b, 8000).await, "another port is another port");
+    for uid in ["net-a", "net-b"] {
+        node.runtime.remove_pod(uid).await.unwrap();
+    }
+}
