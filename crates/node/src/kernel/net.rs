@@ -1,6 +1,7 @@
 //! Network plumbing through netlink: no program needed.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use super::plan::VethPlan;
@@ -12,7 +13,8 @@ mod nft;
 mod node;
 mod pool;
 
-pub(crate) use node::NodeNetwork;
+pub(crate) use node::{NodeNetwork, pod_network};
+pub(crate) use pool::{AddressPool, PodNetwork};
 
 use netlink::{Netlink, link_message};
 
@@ -39,8 +41,8 @@ pub(crate) fn delete_link(name: &str) -> io::Result<()> {
     }
 }
 
-/// Adds an address to, or removes it from, the host's loopback interface. Already there, or already gone, is success.
-fn loopback_address(address: std::net::Ipv4Addr, present: bool) -> io::Result<()> {
+/// Adds an address to, or removes it from, the loopback interface of the present namespace. Already there, or already gone, is success.
+pub(crate) fn loopback_address(address: Ipv4Addr, present: bool) -> io::Result<()> {
     let (kind, flags) =
         if present { (libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE) } else { (libc::RTM_DELADDR, 0) };
     match Netlink::open()?.change_address(kind, flags, 1, address, 32) {
@@ -51,7 +53,7 @@ fn loopback_address(address: std::net::Ipv4Addr, present: bool) -> io::Result<()
 
 /// Lays a cable between the host and the Pod's namespace: the Pod has one address and reaches everything through the
 /// gateway, for whose address the host answers on every cable. No bridge, so no broadcast domain shared by Pods.
-pub(crate) fn connect(veth: &VethPlan, namespace: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn connect(veth: &VethPlan, address: Ipv4Addr, namespace: BorrowedFd<'_>) -> io::Result<()> {
     let mut host = Netlink::open()?;
     let mut message = link_message(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL, 0, 0, 0);
     message.attribute_string(libc::IFLA_IFNAME, &veth.host_name);
@@ -70,12 +72,12 @@ pub(crate) fn connect(veth: &VethPlan, namespace: BorrowedFd<'_>) -> io::Result<
     let host_index = host.link_index(&veth.host_name)?;
     host.set_up(host_index)?;
     // The gateway's address is on the host's loopback; connections of the node's own come from it.
-    host.add_route(Some((veth.address, 32)), None, Some(veth.gateway), host_index)?;
+    host.add_route(Some((address, 32)), None, Some(veth.gateway), host_index)?;
     inside(namespace, || {
         let mut pod = Netlink::open()?;
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{INSIDE}/disable_ipv6"), "1");
         let index = pod.link_index(INSIDE)?;
-        pod.add_address(index, veth.address, 32)?;
+        pod.add_address(index, address, 32)?;
         pod.set_up(index)?;
         pod.add_route(Some((veth.gateway, 32)), None, None, index)?;
         pod.add_route(None, Some(veth.gateway), None, index)

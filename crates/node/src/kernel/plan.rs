@@ -18,6 +18,8 @@ pub(crate) struct PodPlan {
     /// The Pod's folder: socket, records, `etc` files.
     pub(crate) dir: PathBuf,
     pub(crate) ids: IdMode,
+    /// The Pod's address: on its cable, or on its loopback interface when it has none.
+    pub(crate) address: Ipv4Addr,
     pub(crate) veth: Option<VethPlan>,
     pub(crate) cgroup: CgroupPlan,
     /// Folder that holds all image layers and skeletons: mounted once per container, shifted into the Pod's ids.
@@ -68,7 +70,6 @@ impl IdMode {
 pub(crate) struct VethPlan {
     /// Name of the host's end; unique for ever, because a name still in tear-down cannot be used again.
     pub(crate) host_name: String,
-    pub(crate) address: Ipv4Addr,
     pub(crate) gateway: Ipv4Addr,
 }
 

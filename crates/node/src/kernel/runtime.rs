@@ -19,7 +19,7 @@ use super::config::KernelConfig;
 use super::ids::IdBlocks;
 use super::images::ImageStore;
 use super::layers;
-use super::net::NodeNetwork;
+use super::net::{self, AddressPool, NodeNetwork, PodNetwork};
 use super::plan::IdMode;
 use super::spawner::Spawner;
 use super::wire::Call;
@@ -49,6 +49,8 @@ pub struct KernelRuntime {
     images: ImageStore,
     /// As root: addresses and rules of Pods.
     network: Option<NodeNetwork>,
+    pod_network: PodNetwork,
+    addresses: Mutex<AddressPool>,
     pods: Books,
     /// Which Pod uses what is kept for an owner: two Pods of one owner at a time must not share a writable layer.
     holders: Mutex<HashMap<String, String>>,
@@ -81,7 +83,9 @@ impl KernelRuntime {
         let ids =
             IdBlocks::open(&config.data_dir, config.first_id, config.id_blocks).map_err(step("reading id blocks"))?;
         let spawner = Spawner::start(&config.helper).map_err(step("starting the spawner"))?;
-        let network = open_network(&config, privileged);
+        let pod_network = net::pod_network(&config.data_dir, config.pod_network.as_deref())
+            .map_err(step("choosing a network for Pods"))?;
+        let network = open_network(&config, pod_network, privileged);
         let weaknesses = create::weaknesses(&layout, privileged, network.is_some());
         Ok(Arc::new(Self {
             privileged,
@@ -90,6 +94,8 @@ impl KernelRuntime {
             ids: Mutex::new(ids),
             images,
             network,
+            pod_network,
+            addresses: Mutex::new(AddressPool::new(pod_network)),
             pods: Books::default(),
             holders: Mutex::new(HashMap::new()),
             turns: Mutex::new(HashMap::new()),
@@ -110,6 +116,15 @@ impl KernelRuntime {
 
     fn turn(&self, uid: &str) -> Arc<tokio::sync::Mutex<()>> {
         Arc::clone(self.turns.lock().entry(uid.to_owned()).or_default())
+    }
+
+    fn release_network(&self, plan: &super::plan::PodPlan) {
+        if let (Some(network), Some(veth)) = (&self.network, &plan.veth)
+            && let Err(error) = network.release(veth)
+        {
+            tracing::warn!(pod = plan.spec.uid, %error, "Network rules of a removed Pod stay behind");
+        }
+        self.addresses.lock().give_back(plan.address);
     }
 
     /// Removes what a Pod's supervisor cannot remove itself: it sits in the Pod's own group.
@@ -151,11 +166,11 @@ fn prepare_data_dir(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir.join("images"), fs::Permissions::from_mode(0o755))
 }
 
-fn open_network(config: &KernelConfig, privileged: bool) -> Option<NodeNetwork> {
+fn open_network(config: &KernelConfig, pod_network: PodNetwork, privileged: bool) -> Option<NodeNetwork> {
     if !privileged {
         return None;
     }
-    match NodeNetwork::open(&config.data_dir, config.pod_network.as_deref()) {
+    match NodeNetwork::open(&config.data_dir, pod_network) {
         Ok(network) => Some(network),
         Err(error) => {
             tracing::warn!(%error, "Pods get no addresses: the host's packet filter or routes cannot be set up");
@@ -215,18 +230,13 @@ impl PodRuntime for KernelRuntime {
         }
         // A Pod whose supervisor died before this node started is known by its folder only.
         let saved = match &pod {
-            Some(pod) => Some((pod.plan.veth.clone(), pod.keeper.clone())),
-            None => create::SavedPlan::read(&self.pod_dir(uid)).map(|saved| (saved.plan.veth, saved.keeper)),
+            Some(pod) => Some((pod.plan.clone(), pod.keeper.clone())),
+            None => create::SavedPlan::read(&self.pod_dir(uid)).map(|saved| (saved.plan, saved.keeper)),
         };
-        let (veth, keeper) = saved.unzip();
-        if let (Some(network), Some(Some(veth))) = (&self.network, &veth)
-            && let Err(error) = network.release(veth)
-        {
-            tracing::warn!(pod = uid, %error, "Network rules of a removed Pod stay behind");
-        }
         self.remove_remains(uid, pod.as_deref()).await?;
         self.pods.lock().remove(uid);
-        if let Some(keeper) = keeper {
+        if let Some((plan, keeper)) = saved {
+            self.release_network(&plan);
             if keeper == uid {
                 let step = |source| RuntimeError::Kernel { step: "saving id blocks".to_owned(), source };
                 self.ids.lock().forget(uid).map_err(step)?;
@@ -277,7 +287,7 @@ impl PodRuntime for KernelRuntime {
         let pod = self.pod(pod)?;
         match (&self.network, &pod.plan.veth) {
             (Some(network), Some(veth)) => network
-                .set_rules(veth, &rules)
+                .set_rules(veth, pod.plan.address, &rules)
                 .map_err(|source| RuntimeError::Kernel { step: "writing network rules".to_owned(), source }),
             // Loopback only: closed by nature.
             _ => Ok(()),
@@ -338,7 +348,7 @@ impl PodRuntime for KernelRuntime {
     }
 
     fn pod_network(&self) -> Option<(IpAddr, u8)> {
-        self.network.as_ref().map(|network| (network.network().base.into(), network.network().prefix))
+        Some((self.pod_network.base.into(), self.pod_network.prefix))
     }
 
     fn pod_dir(&self, pod: &str) -> PathBuf {

@@ -97,7 +97,7 @@ fn start(plan: PodPlan, control: &OwnedFd) -> Step<Supervisor> {
     let (first_host_id, id_count) = plan.ids.host_range();
     let sandbox = PodSandbox {
         uid: plan.spec.uid.clone(),
-        ips: plan.veth.iter().map(|veth| veth.address.into()).collect(),
+        ips: vec![plan.address.into()],
         first_host_id,
         id_count,
         supervisor_pid: std::process::id(),

@@ -5,12 +5,11 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::filter;
 use super::nft::Batch;
-use super::pool::{AddressPool, PodNetwork, choose_network, parse_routes};
+use super::pool::{PodNetwork, choose_network, parse_routes};
 use super::{super::plan::VethPlan, loopback_address};
 use crate::runtime::PodRules;
 
@@ -22,26 +21,18 @@ pub(crate) struct NodeNetwork {
     /// What the names of our cables begin with.
     cables: String,
     table: String,
-    pool: Mutex<AddressPool>,
     /// Where the host's own setting of forwarding is kept while ours is in place.
     forwarding_record: PathBuf,
 }
 
 impl NodeNetwork {
-    /// Chooses a network and puts our table in place: from the first moment, Pods reach nothing.
-    pub(crate) fn open(data_dir: &Path, wanted: Option<&str>) -> io::Result<Self> {
-        let hash = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
-        let word = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
-        let network = match wanted {
-            Some(text) => PodNetwork::parse(text)
-                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{text} is not a Pod network")))?,
-            None => saved_or_chosen(&data_dir.join("pod-network"), word)?,
-        };
+    /// Puts our table in place: from the first moment, Pods reach nothing.
+    pub(crate) fn open(data_dir: &Path, network: PodNetwork) -> io::Result<Self> {
+        let word = word_of(data_dir);
         let this = Self {
             network,
             cables: format!("asb{:04x}", word >> 16),
             table: format!("agent-sandbox-{word:08x}"),
-            pool: Mutex::new(AddressPool::new(network)),
             forwarding_record: data_dir.join("ip-forward"),
         };
         this.make_table()?;
@@ -77,30 +68,20 @@ impl NodeNetwork {
         self.network.gateway()
     }
 
-    pub(crate) fn network(&self) -> PodNetwork {
-        self.network
-    }
-
-    /// A cable for a new Pod; `None` when all addresses are taken.
-    pub(crate) fn take(&self) -> Option<VethPlan> {
-        let address = self.pool.lock().take()?;
+    /// A cable for a new Pod.
+    pub(crate) fn cable(&self) -> VethPlan {
         let number = rand::random::<u32>();
-        Some(VethPlan { host_name: format!("{}{number:08x}", self.cables), address, gateway: self.gateway() })
-    }
-
-    /// Remembers a cable of a Pod found again.
-    pub(crate) fn mark(&self, veth: &VethPlan) {
-        self.pool.lock().mark(veth.address);
+        VethPlan { host_name: format!("{}{number:08x}", self.cables), gateway: self.gateway() }
     }
 
     /// Opens what these rules allow, and closes the rest.
-    pub(crate) fn set_rules(&self, veth: &VethPlan, rules: &PodRules) -> io::Result<()> {
+    pub(crate) fn set_rules(&self, veth: &VethPlan, address: Ipv4Addr, rules: &PodRules) -> io::Result<()> {
         if !rules.egress.is_empty() || !rules.ingress.is_empty() {
             self.forward()?;
         }
         let mut batch = Batch::new(&self.table);
         let directions = [
-            ("from", chain_name("out", veth), filter::egress_rules(veth.address, rules)),
+            ("from", chain_name("out", veth), filter::egress_rules(address, rules)),
             ("to", chain_name("in", veth), filter::ingress_rules(rules)),
         ];
         for (map, chain, list) in &directions {
@@ -129,7 +110,6 @@ impl NodeNetwork {
             other => other,
         };
         super::delete_link(&veth.host_name)?;
-        self.pool.lock().give_back(veth.address);
         result
     }
 
@@ -164,6 +144,21 @@ impl NodeNetwork {
 
 fn chain_name(direction: &str, veth: &VethPlan) -> String {
     format!("{direction}-{}", veth.host_name)
+}
+
+/// A number of this data folder's own.
+fn word_of(data_dir: &Path) -> u32 {
+    let hash = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
+    u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
+}
+
+/// The network of Pod addresses: the operator's, else one that overlaps no route.
+pub(crate) fn pod_network(data_dir: &Path, wanted: Option<&str>) -> io::Result<PodNetwork> {
+    match wanted {
+        Some(text) => PodNetwork::parse(text)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{text} is not a Pod network"))),
+        None => saved_or_chosen(&data_dir.join("pod-network"), word_of(data_dir)),
+    }
 }
 
 /// A node keeps its network over restarts: running Pods have addresses in it.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::super::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
-use super::super::plan::{ContainerPlan, PodPlan, VethPlan};
+use super::super::plan::{ContainerPlan, PodPlan};
 use super::super::supervisor::records;
 use super::super::wire::{self, Answer};
 use super::*;
@@ -157,14 +157,11 @@ impl KernelRuntime {
         }
     }
 
-    fn cable(&self, spec: &PodSandboxSpec) -> Result<Option<VethPlan>, RuntimeError> {
-        match (&self.network, spec.network) {
-            (Some(network), NetworkMode::Routed) => network.take().map(Some).ok_or_else(|| RuntimeError::Exhausted {
-                what: "Pod address",
-                advice: "delete sandboxes that are no longer needed, or choose a larger Pod network".to_owned(),
-            }),
-            _ => Ok(None),
-        }
+    fn take_address(&self) -> Result<std::net::Ipv4Addr, RuntimeError> {
+        self.addresses.lock().take().ok_or_else(|| RuntimeError::Exhausted {
+            what: "Pod address",
+            advice: "delete sandboxes that are no longer needed, or choose a larger Pod network".to_owned(),
+        })
     }
 
     fn plan_pod(&self, spec: PodSandboxSpec, keeper: &str) -> Result<PodPlan, RuntimeError> {
@@ -179,7 +176,8 @@ impl KernelRuntime {
         Ok(PodPlan {
             dir: self.pod_dir(&spec.uid),
             ids: self.ids_of(keeper)?,
-            veth: self.cable(&spec)?,
+            address: self.take_address()?,
+            veth: self.network.as_ref().filter(|_| spec.network == NetworkMode::Routed).map(NodeNetwork::cable),
             cgroup,
             images_dir: self.images.dir().to_owned(),
             weaknesses: self.weaknesses.clone(),
@@ -204,12 +202,9 @@ impl KernelRuntime {
 
     async fn try_make_pod(&self, spec: PodSandboxSpec, keeper: &str) -> Result<PodSandbox, RuntimeError> {
         let plan = self.plan_pod(spec, keeper)?;
-        let veth = plan.veth.clone();
-        let made = self.start_pod(plan, keeper).await;
-        if let (Err(_), Some(network), Some(veth)) = (&made, &self.network, &veth)
-            && let Err(error) = network.release(veth)
-        {
-            tracing::warn!(%error, "The cable of a Pod that could not be made stays behind");
+        let made = self.start_pod(plan.clone(), keeper).await;
+        if made.is_err() {
+            self.release_network(&plan);
         }
         made
     }

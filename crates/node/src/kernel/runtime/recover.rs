@@ -46,9 +46,7 @@ impl KernelRuntime {
         let record = records::read_supervisor(&dir).ok()?;
         let saved = SavedPlan::read(&dir)?;
         self.holders.lock().insert(saved.keeper.clone(), uid.to_owned());
-        if let (Some(network), Some(veth)) = (&self.network, &saved.plan.veth) {
-            network.mark(veth);
-        }
+        self.addresses.lock().mark(saved.plan.address);
         if records::is_alive(&record) {
             match self.reconnect(&dir, saved).await {
                 Ok(pod) => {

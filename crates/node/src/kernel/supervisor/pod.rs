@@ -22,7 +22,7 @@ pub(super) fn make(plan: &PodPlan) -> Step<PodNamespaces> {
     }
     let namespaces = shared_namespaces(plan)?;
     if let Some(veth) = &plan.veth {
-        net::connect(veth, namespaces.net.as_fd()).step("connecting the Pod's network")?;
+        net::connect(veth, plan.address, namespaces.net.as_fd()).step("connecting the Pod's network")?;
     }
     if !plan.spec.memory_volumes.is_empty() {
         memory_volumes(plan)?;
@@ -44,7 +44,7 @@ fn enter_own_group(plan: &PodPlan) -> io::Result<()> {
 fn write_etc(plan: &PodPlan) -> io::Result<()> {
     let etc = plan.dir.join("etc");
     fs::create_dir_all(&etc)?;
-    let address = plan.veth.as_ref().map_or_else(|| "127.0.0.1".to_owned(), |veth| veth.address.to_string());
+    let address = plan.address.to_string();
     for (name, text) in [
         ("hosts", plan.spec.hosts.replace("{pod_ip}", &address)),
         ("hostname", format!("{}\n", plan.spec.hostname)),
@@ -121,6 +121,10 @@ fn configure_inside(plan: &PodPlan) -> io::Result<()> {
         return Ok(());
     }
     net::loopback_up()?;
+    if plan.veth.is_none() {
+        // Without a cable the address still exists inside: programs may bind it, and the node dials from within.
+        net::loopback_address(plan.address, true)?;
+    }
     // Every user may have ports below 1024 and send echo requests: both only concern the Pod's own network.
     let write = |name: &str, value: &str| fs::write(format!("/proc/sys/{}", name.replace('.', "/")), value);
     write("net.ipv4.ip_unprivileged_port_start", "0")?;

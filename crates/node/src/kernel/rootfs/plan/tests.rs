@@ -29,6 +29,7 @@ fn pod(ids: IdMode) -> PodPlan {
         },
         dir: "/data/pods/pod-1".into(),
         ids,
+        address: std::net::Ipv4Addr::new(10, 64, 0, 2),
         veth: None,
         cgroup: CgroupPlan::default(),
         images_dir: "/data/images".into(),
