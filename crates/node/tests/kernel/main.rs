@@ -3,7 +3,7 @@
 //! Tests of `lifecycle` run as root and, through `rootless`, again as an ordinary user. The others need root; each says so
 //! and passes without doing anything where it is missing.
 
-#![expect(clippy::unwrap_used, unreachable_pub, reason = "a failed step of a test is a failed test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed step of a test is a failed test")]
 
 mod fixture;
 mod kept;
