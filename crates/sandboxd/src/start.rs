@@ -88,6 +88,8 @@ pub fn run(config: Config) -> Result<u8, RunError> {
 }
 
 async fn daemon(config: Config) -> Result<u8, RunError> {
+    // Before anyone can see that we live: PID 1 without a handler ignores the signal that tells it to stop.
+    let mut signals = Signals::install()?;
     let token = config.token.as_ref().map(Token::read).transpose().map_err(RunError::Token)?;
     let reaper = Reaper::start()?;
     let base = base_directory(&config);
@@ -105,7 +107,7 @@ async fn daemon(config: Config) -> Result<u8, RunError> {
         config.shutdown_timeout,
     ));
     let command = start_command(&config, &app, &reaper)?;
-    let code = until_told_to_stop(command.as_ref(), config.keep_running).await?;
+    let code = signals.until_told_to_stop(command.as_ref(), config.keep_running).await;
     app.stopping.store(true, Ordering::Relaxed);
     end_commands(&reaper, config.kill_grace).await;
     stop.cancel();
@@ -154,41 +156,58 @@ fn start_command(config: &Config, app: &App, reaper: &Reaper) -> Result<Option<C
     Ok(Some(launch.start_inheriting(reaper)?))
 }
 
-/// Waits for a stop signal or the command's end. Other signals go to the command, as if it were PID 1 itself.
-async fn until_told_to_stop(command: Option<&Child>, keep_running: bool) -> Result<Option<i32>, std::io::Error> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
-    let mut quit = signal(SignalKind::quit())?;
-    let mut user_1 = signal(SignalKind::user_defined1())?;
-    let mut user_2 = signal(SignalKind::user_defined2())?;
-    let mut ended = false;
-    loop {
-        let end = async {
-            match command {
-                Some(child) if !ended => child.wait().await,
-                _ => std::future::pending().await,
-            }
-        };
-        let forwarded = tokio::select! {
-            _ = terminate.recv() => return Ok(None),
-            _ = interrupt.recv() => return Ok(None),
-            _ = hang_up.recv() => Signal::HUP,
-            _ = quit.recv() => Signal::QUIT,
-            _ = user_1.recv() => Signal::USR1,
-            _ = user_2.recv() => Signal::USR2,
-            exit = end => {
-                let code = exit.shell_code();
-                tracing::info!(code, "Command ended");
-                if !keep_running {
-                    return Ok(Some(code));
+/// The signals the daemon listens to.
+struct Signals {
+    stop: [tokio::signal::unix::Signal; 2],
+    forwarded: [(Signal, tokio::signal::unix::Signal); 4],
+}
+
+impl Signals {
+    fn install() -> std::io::Result<Self> {
+        Ok(Self {
+            stop: [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?],
+            forwarded: [
+                (Signal::HUP, signal(SignalKind::hangup())?),
+                (Signal::QUIT, signal(SignalKind::quit())?),
+                (Signal::USR1, signal(SignalKind::user_defined1())?),
+                (Signal::USR2, signal(SignalKind::user_defined2())?),
+            ],
+        })
+    }
+
+    /// Waits for a stop signal or the command's end; `Some` is the command's status. Other signals go to the command,
+    /// as if it were PID 1 itself.
+    async fn until_told_to_stop(&mut self, command: Option<&Child>, keep_running: bool) -> Option<i32> {
+        let mut ended = false;
+        loop {
+            let end = async {
+                match command {
+                    Some(child) if !ended => child.wait().await,
+                    _ => std::future::pending().await,
                 }
-                ended = true;
-                continue;
+            };
+            let [terminate, interrupt] = &mut self.stop;
+            let [one, two, three, four] = &mut self.forwarded;
+            let forwarded = tokio::select! {
+                _ = terminate.recv() => return None,
+                _ = interrupt.recv() => return None,
+                _ = one.1.recv() => one.0,
+                _ = two.1.recv() => two.0,
+                _ = three.1.recv() => three.0,
+                _ = four.1.recv() => four.0,
+                exit = end => {
+                    let code = exit.shell_code();
+                    tracing::info!(code, "Command ended");
+                    if !keep_running {
+                        return Some(code);
+                    }
+                    ended = true;
+                    continue;
+                }
+            };
+            if let Some(child) = command {
+                child.signal(forwarded);
             }
-        };
-        if let Some(child) = command {
-            child.signal(forwarded);
         }
     }
 }

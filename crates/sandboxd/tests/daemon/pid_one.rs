@@ -84,6 +84,21 @@ fn a_command_that_ends_can_be_survived() {
     assert_eq!(daemon.get("/").status, 200);
 }
 
+/// As PID 1 a signal without a handler would be lost: handlers stand before the port accepts.
+#[test]
+fn a_stop_signal_right_after_the_port_accepts_is_not_lost() {
+    for _ in 0..10 {
+        let directory = tempfile::tempdir().expect("a directory");
+        let Some(mut daemon) = in_directory(directory.path(), &["sleep", "60"]) else { return };
+        drop(connect(daemon.address));
+        let inner = i32::try_from(inner_pid(&daemon)).ok().and_then(rustix::process::Pid::from_raw).expect("a number");
+        rustix::process::kill_process(inner, rustix::process::Signal::TERM).expect("sent");
+        let started = Instant::now();
+        daemon.wait();
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
+}
+
 /// Ten thousand short commands: no zombie, no descriptor leak. (A tenth by default; all with AGENT_SANDBOX_SOAK=1.)
 #[test]
 fn short_commands_leave_nothing_behind() {
