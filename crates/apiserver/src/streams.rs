@@ -19,3 +19,6 @@ pub mod request;
 pub mod spdy;
 pub mod upgrade;
 pub mod websocket;
+
+#[cfg(test)]
+mod tests;

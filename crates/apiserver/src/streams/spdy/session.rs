@@ -142,12 +142,27 @@ impl Session {
         R: AsyncStream<Item = io::Result<Bytes>> + Send + Unpin + 'static,
         W: Sink<Bytes, Error = io::Error> + Send + Unpin + 'static,
     {
+        Self::with_stall_limit(source, sink, STALL_LIMIT)
+    }
+
+    /// As [`start`](Self::start), with another patience for streams whose reader takes nothing.
+    pub fn with_stall_limit<R, W>(source: R, sink: W, stall_limit: Duration) -> Self
+    where
+        R: AsyncStream<Item = io::Result<Bytes>> + Send + Unpin + 'static,
+        W: Sink<Bytes, Error = io::Error> + Send + Unpin + 'static,
+    {
         let (output, frames) = mpsc::channel(OUTPUT_QUEUE);
         let (announce, incoming) = mpsc::channel(16);
         let ended = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        let reader =
-            Reader { streams: Streams::default(), output: output.clone(), announce, last_id: 0, ended: ended.clone() };
+        let reader = Reader {
+            streams: Streams::default(),
+            output: output.clone(),
+            announce,
+            last_id: 0,
+            ended: ended.clone(),
+            stall_limit,
+        };
         tasks.spawn(reader.run(source));
         tasks.spawn(write_frames(frames, sink, ended.clone()));
         Self { incoming, output, tasks, ended }
@@ -214,6 +229,7 @@ struct Reader {
     announce: mpsc::Sender<NewStream>,
     last_id: u32,
     ended: CancellationToken,
+    stall_limit: Duration,
 }
 
 impl Reader {
@@ -300,7 +316,7 @@ impl Reader {
         };
         if let Some(queue) = queue
             && !payload.is_empty()
-            && timeout(STALL_LIMIT, queue.send(payload)).await.is_err()
+            && timeout(self.stall_limit, queue.send(payload)).await.is_err()
         {
             tracing::warn!(stream = id, "Reset a stream whose reader stalled");
             if let Some(entry) = self.streams.lock().remove(&id) {
