@@ -3,6 +3,7 @@
 //! Two halves meet at [`runtime`]: the kubelet half decides what each Pod should be and reports what it is; the kernel
 //! half turns those decisions into namespaces, cgroups, mounts and processes, and survives the node being killed.
 
+pub mod dns;
 pub mod kernel;
 pub mod logs;
 pub mod node;

@@ -9,6 +9,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use crate::dns::{self, SharedNames};
 use crate::pods::backoff::BackoffPolicy;
 use crate::pods::recorder::Recorder;
 use crate::pods::refuse::Allowed;
@@ -132,9 +133,16 @@ impl Node {
             };
             tasks.push(tokio::spawn(binder.run()));
         }
+        let names = SharedNames::default();
+        names.write().domain.clone_from(&options.cluster_domain);
+        if let Some(address) = shared.runtime.dns_address() {
+            let upstreams = dns::server::upstreams(&shared.settings.host_resolv_conf);
+            let responder = dns::server::Responder { names: Arc::clone(&names), upstreams };
+            tasks.push(tokio::spawn(dns::server::run((address, 53).into(), responder)));
+        }
         let registry = Registry::default();
         let (commands, inbox) = mpsc::channel(16);
-        let manager = Manager::open(Arc::clone(&shared), Arc::clone(&registry), &options).await?;
+        let manager = Manager::open(Arc::clone(&shared), Arc::clone(&registry), names, &options).await?;
         let running = tokio::spawn(manager.run(inbox));
         Ok(NodeHandle(Arc::new(Inner {
             shared,

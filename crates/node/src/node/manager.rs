@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -18,6 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::owners::{OwnerEvent, Owners};
 use super::{NodeError, NodeOptions, Pods, stopped};
+use crate::dns::SharedNames;
 use crate::pods::actor::{self, Birth, Handle, Message};
 use crate::pods::model::PodState;
 use crate::pods::recorder::Severity;
@@ -60,15 +61,18 @@ pub(super) struct Manager {
     found: HashMap<String, runtime::PodState>,
     stopped: BTreeSet<String>,
     owners: Owners,
+    names: SharedNames,
     synced: bool,
     listed: BTreeSet<String>,
     runtime_events: broadcast::Receiver<RuntimeEvent>,
+    runtime_closed: bool,
 }
 
 impl Manager {
     pub(super) async fn open(
         shared: Arc<Shared>,
         registry: Registry,
+        names: SharedNames,
         options: &NodeOptions,
     ) -> Result<Self, NodeError> {
         // Subscribed before listing: an exit in between is in one or the other, or harmlessly in both.
@@ -87,9 +91,11 @@ impl Manager {
             found: found.into_iter().map(|p| (p.sandbox.uid.clone(), p)).collect(),
             stopped: stopped::take(&options.data_dir),
             owners: Owners::open(shared.client.clone(), owner_dir),
+            names,
             synced: false,
             listed: BTreeSet::new(),
             runtime_events,
+            runtime_closed: false,
             shared,
             registry,
         })
@@ -99,13 +105,15 @@ impl Manager {
         let client = self.shared.client.clone();
         let mut pods = watched::<Pod>(Api::all(client.clone()));
         let mut policies = watched::<NetworkPolicy>(Api::all(client.clone()));
-        let mut namespaces = watched::<Namespace>(Api::all(client));
+        let mut namespaces = watched::<Namespace>(Api::all(client.clone()));
+        let mut services = watched::<Service>(Api::all(client));
         loop {
             tokio::select! {
                 Some(event) = pods.next() => self.pod_event(event).await,
                 Some(event) = policies.next() => self.policy_event(event).await,
                 Some(event) = namespaces.next() => self.namespace_event(event).await,
-                event = self.runtime_events.recv() => self.runtime_event(event).await,
+                Some(event) = services.next() => self.service_event(event),
+                event = self.runtime_events.recv(), if !self.runtime_closed => self.runtime_event(event).await,
                 Some(done) = self.tasks.join_next(), if !self.tasks.is_empty() => self.task_done(done).await,
                 Some(ended) = self.actors.join_next(), if !self.actors.is_empty() => self.actor_ended(ended).await,
                 Some(event) = self.owners.next() => self.owner_event(event).await,
@@ -137,6 +145,7 @@ impl Manager {
 
     async fn pod_applied(&mut self, pod: Pod) {
         let key = uid(&pod);
+        self.names.write().put_pod(&key, &pod);
         let member = Member::of(&pod);
         let changed = self.world.members.get(&key) != Some(&member);
         if changed {
@@ -152,6 +161,9 @@ impl Manager {
             self.refresh_rules().await;
         } else if changed {
             self.refresh_rules_of(&key).await;
+        }
+        if changed && let Some(rules) = self.rules.get(&key) {
+            self.names.write().put_rules(&key, rules);
         }
     }
 
@@ -220,6 +232,7 @@ impl Manager {
 
     async fn pod_gone(&mut self, key: &str) {
         self.world.members.remove(key);
+        self.names.write().remove_pod(key);
         self.binding.remove(key);
         let handle = self.registry.read().get(key).cloned();
         if let Some(handle) = handle {
@@ -335,6 +348,18 @@ impl Manager {
         }
     }
 
+    fn service_event(&mut self, event: Result<watcher::Event<Service>, watcher::Error>) {
+        match event {
+            Ok(watcher::Event::Init) => self.names.write().clear_services(),
+            Ok(watcher::Event::InitApply(service) | watcher::Event::Apply(service)) => {
+                self.names.write().put_service(&service);
+            }
+            Ok(watcher::Event::Delete(service)) => self.names.write().remove_service(&service),
+            Ok(watcher::Event::InitDone) => {}
+            Err(error) => debug!(%error, "Watch of services was interrupted"),
+        }
+    }
+
     async fn refresh_rules(&mut self) {
         let keys: Vec<String> = self.registry.read().keys().cloned().collect();
         for key in keys {
@@ -348,6 +373,7 @@ impl Manager {
         let Some(handle) = handle else { return };
         let rules = self.world.rules(member);
         if self.rules.get(key) != Some(&rules) {
+            self.names.write().put_rules(key, &rules);
             self.rules.insert(key.to_owned(), rules.clone());
             let _ = handle.inbox.send(Message::Rules(rules)).await;
         }
@@ -363,8 +389,10 @@ impl Manager {
                 debug!(missed, "Runtime events were missed, looking at every Pod");
                 self.compare_all().await;
             }
-            // The runtime is gone: nothing to report any more, and nothing to spin on.
-            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+            Err(broadcast::error::RecvError::Closed) => {
+                tracing::error!("The runtime ended; Pods are no longer reported");
+                self.runtime_closed = true;
+            }
         }
     }
 
