@@ -68,10 +68,15 @@ impl Api {
             request = request.header(*name, *value);
         }
         let body = body.map(Value::to_string).unwrap_or_default();
-        let response = self.cluster.server.client().send(request.body(Body::from(body.into_bytes())).unwrap()).await.unwrap();
+        let response =
+            self.cluster.server.client().send(request.body(Body::from(body.into_bytes())).unwrap()).await.unwrap();
         let (parts, body) = response.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
-        Answer { status: parts.status, headers: parts.headers, body: serde_json::from_slice(&bytes).unwrap_or(Value::Null) }
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+        }
     }
 
     async fn get(&self, path: &str) -> Value {
@@ -94,7 +99,12 @@ impl Api {
     async fn columns(&self, path: &str) -> Vec<String> {
         let accept = [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")];
         let table = self.call("GET", path, &accept, None).await.object();
-        table["columnDefinitions"].as_array().unwrap().iter().map(|column| column["name"].as_str().unwrap().to_owned()).collect()
+        table["columnDefinitions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|column| column["name"].as_str().unwrap().to_owned())
+            .collect()
     }
 }
 
@@ -148,10 +158,17 @@ async fn s_001_s_002_s_003_x_008_volume_claim_templates_are_immutable() {
 async fn s_004_defaults_of_a_sandbox() {
     let api = Api::start().await;
     let stored = api.post(BETA, &sandbox("v1beta1", "s", json!({}))).await.object();
-    assert_eq!((&stored["spec"]["operatingMode"], &stored["spec"]["shutdownPolicy"]), (&json!("Running"), &json!("Retain")));
+    assert_eq!(
+        (&stored["spec"]["operatingMode"], &stored["spec"]["shutdownPolicy"]),
+        (&json!("Running"), &json!("Retain"))
+    );
     assert_eq!(stored["spec"].get("service"), None);
     let port = &stored["spec"]["podTemplate"]["spec"]["containers"][0]["ports"][0];
-    assert_eq!(port, &json!({ "containerPort": 80, "protocol": "TCP" }), "nested defaults come from Kubernetes' own schema");
+    assert_eq!(
+        port,
+        &json!({ "containerPort": 80, "protocol": "TCP" }),
+        "nested defaults come from Kubernetes' own schema"
+    );
     let old = api.get(&format!("{ALPHA}/s")).await;
     assert_eq!((&old["spec"]["replicas"], old["spec"].get("operatingMode")), (&json!(1), None));
     let stored = api.post(ALPHA, &sandbox("v1alpha1", "old", json!({}))).await.object();
@@ -206,7 +223,10 @@ async fn s_007_x_001_columns() {
     let api = Api::start().await;
     assert_eq!(api.columns(BETA).await, ["Name", "Ready", "Reason", "Age"]);
     assert_eq!(api.columns(ALPHA).await, ["Name", "Age"]);
-    assert_eq!(api.columns(&extension("v1beta1", "sandboxclaims")).await, ["Name", "Ready", "Sandbox", "Reason", "Age"]);
+    assert_eq!(
+        api.columns(&extension("v1beta1", "sandboxclaims")).await,
+        ["Name", "Ready", "Sandbox", "Reason", "Age"]
+    );
     assert_eq!(api.columns(&extension("v1beta1", "sandboxtemplates")).await, ["Name", "Age"]);
     for version in ["v1beta1", "v1alpha1"] {
         assert_eq!(api.columns(&extension(version, "sandboxwarmpools")).await, ["Name", "Ready", "Desired", "Age"]);
@@ -279,7 +299,8 @@ async fn s_024_scaling_through_v1alpha1_suspends_and_resumes() {
     api.post(BETA, &sandbox("v1beta1", "s", json!({}))).await.object();
     assert_eq!(api.call("GET", &format!("{BETA}/s/scale"), &[], None).await.status, StatusCode::NOT_FOUND);
     for (replicas, mode) in [(0, "Suspended"), (1, "Running")] {
-        let scaled = api.patch(&format!("{ALPHA}/s/scale"), &json!({ "spec": { "replicas": replicas } })).await.object();
+        let scaled =
+            api.patch(&format!("{ALPHA}/s/scale"), &json!({ "spec": { "replicas": replicas } })).await.object();
         assert_eq!((&scaled["kind"], &scaled["spec"]["replicas"]), (&json!("Scale"), &json!(replicas)));
         assert_eq!(api.get(&format!("{BETA}/s")).await["spec"]["operatingMode"], mode);
     }
@@ -309,11 +330,19 @@ async fn x_003_x_005_defaults_of_a_pool() {
         spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         spec
     };
-    let stored = api.post(&beta, &object("v1beta1", "SandboxWarmPool", "p", spec(json!({ "updateStrategy": {} })))).await.object();
-    assert_eq!((&stored["spec"]["replicas"], &stored["spec"]["updateStrategy"]["type"]), (&json!(1), &json!("OnReplenish")));
+    let stored = api
+        .post(&beta, &object("v1beta1", "SandboxWarmPool", "p", spec(json!({ "updateStrategy": {} }))))
+        .await
+        .object();
+    assert_eq!(
+        (&stored["spec"]["replicas"], &stored["spec"]["updateStrategy"]["type"]),
+        (&json!(1), &json!("OnReplenish"))
+    );
     let plain = api.post(&beta, &object("v1beta1", "SandboxWarmPool", "q", spec(json!({})))).await.object();
     assert_eq!(plain["spec"].get("updateStrategy"), None);
-    for bad in [json!({ "updateStrategy": { "type": "Foo" } }), json!({ "replicas": -1 }), json!({ "sandboxTemplateRef": {} })] {
+    for bad in
+        [json!({ "updateStrategy": { "type": "Foo" } }), json!({ "replicas": -1 }), json!({ "sandboxTemplateRef": {} })]
+    {
         api.post(&beta, &object("v1beta1", "SandboxWarmPool", "bad", spec(bad))).await.refusal();
     }
     let message = api.post(&alpha, &object("v1alpha1", "SandboxWarmPool", "bad", spec(json!({})))).await.refusal();
@@ -347,7 +376,10 @@ async fn x_006_defaults_of_a_claim() {
 async fn x_007_defaults_of_a_template() {
     let api = Api::start().await;
     let templates = extension("v1beta1", "sandboxtemplates");
-    let stored = api.post(&templates, &object("v1beta1", "SandboxTemplate", "t", json!({ "podTemplate": pod() }))).await.object();
+    let stored = api
+        .post(&templates, &object("v1beta1", "SandboxTemplate", "t", json!({ "podTemplate": pod() })))
+        .await
+        .object();
     for (field, value) in [
         ("networkPolicyManagement", "Managed"),
         ("envVarsInjectionPolicy", "Disallowed"),
@@ -386,17 +418,27 @@ async fn x_010_x_013_x_015_x_016_x_021_a_claim_reads_and_writes_in_both_versions
         assert_eq!(api.get(&format!("{beta}/{name}")).await["spec"]["warmPoolRef"]["name"], pool);
     }
     // bound to a warm Sandbox, and touched.
-    api.patch(&format!("{beta}/plain/status"), &json!({ "status": { "sandbox": { "name": "my-pool-abcde" } } })).await.object();
+    api.patch(&format!("{beta}/plain/status"), &json!({ "status": { "sandbox": { "name": "my-pool-abcde" } } }))
+        .await
+        .object();
     api.patch(&format!("{alpha}/plain"), &json!({ "metadata": { "labels": { "touched": "yes" } } })).await.object();
     let view = api.get(&format!("{alpha}/plain")).await;
-    assert_eq!((&view["spec"]["warmpool"], &view["status"]["sandbox"]["name"]), (&json!("default"), &json!("my-pool-abcde")));
+    assert_eq!(
+        (&view["spec"]["warmpool"], &view["status"]["sandbox"]["name"]),
+        (&json!("default"), &json!("my-pool-abcde"))
+    );
     //
     api.patch(&format!("{beta}/none"), &json!({ "spec": { "warmPoolRef": { "name": "new-pool" } } })).await.object();
     let view = api.get(&format!("{alpha}/none")).await;
     assert_eq!(view["spec"], json!({ "sandboxTemplateRef": { "name": "t" }, "warmpool": "new-pool" }));
     //
-    api.post(&beta, &object("v1beta1", "SandboxClaim", "native", json!({ "warmPoolRef": { "name": "p" } }))).await.object();
-    assert_eq!(api.get(&format!("{alpha}/native")).await["spec"], json!({ "sandboxTemplateRef": { "name": "p" }, "warmpool": "p" }));
+    api.post(&beta, &object("v1beta1", "SandboxClaim", "native", json!({ "warmPoolRef": { "name": "p" } })))
+        .await
+        .object();
+    assert_eq!(
+        api.get(&format!("{alpha}/native")).await["spec"],
+        json!({ "sandboxTemplateRef": { "name": "p" }, "warmpool": "p" })
+    );
 }
 
 /// the policy for claims' volumes through v1alpha1.
@@ -412,7 +454,13 @@ async fn x_017_x_018_x_019_the_volume_policy_survives_v1alpha1() {
     assert_eq!(api.get(&format!("{beta}/t")).await["spec"]["volumeClaimTemplatesPolicy"], "Allowed");
     let bad = api.patch(&format!("{alpha}/t"), &json!({ "metadata": { "annotations": { key: "Sometimes" } } })).await;
     assert!(!bad.status.is_success(), "X-019: {bad:#?}");
-    assert!(bad.body["message"].as_str().unwrap().contains("invalid VolumeClaimTemplatesPolicy annotation value: \"Sometimes\""), "{bad:#?}");
+    assert!(
+        bad.body["message"]
+            .as_str()
+            .unwrap()
+            .contains("invalid VolumeClaimTemplatesPolicy annotation value: \"Sometimes\""),
+        "{bad:#?}"
+    );
     assert_eq!(api.get(&format!("{beta}/t")).await["spec"]["volumeClaimTemplatesPolicy"], "Allowed");
 }
 

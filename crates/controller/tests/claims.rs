@@ -13,11 +13,11 @@ use agent_sandbox_controller::{
     pool::{PacingSettings, PoolSettings},
 };
 use agent_sandbox_testkit::{Cluster, Kubelet, KubeletConfig, Recorder, eventually, eventually_within};
-use futures::future::join_all;
+use futures::{StreamExt, future::join_all};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -142,7 +142,7 @@ async fn assert_one_to_one(bench: &Bench, claims: &[SandboxClaim]) {
     }
 }
 
-/// the life of a warm claim, seen by its user.
+/// the life of a warm claim, seen by its user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x_124_x_125_x_193_a_warm_claim_takes_a_running_pod_and_the_pool_refills() {
     let bench = Bench::start().await;
@@ -181,6 +181,13 @@ async fn x_124_x_125_x_193_a_warm_claim_takes_a_running_pod_and_the_pool_refills
     bench.claim("d", "p").await;
     let second = bench.ready("d").await;
     assert_ne!(second.bound_sandbox(), Some(name.as_str()));
+
+    bench.api::<SandboxWarmPool>().delete("p", &DeleteParams::default()).await.expect("deleted");
+    eventually("X-194: only claimed Sandboxes remain", || async {
+        let left = bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items.len();
+        if left == 2 { Ok(()) } else { Err(left) }
+    })
+    .await;
     bench.stop().await;
 }
 
@@ -324,7 +331,7 @@ async fn x_264_x_265_a_claim_of_v1alpha1_works_end_to_end() {
     bench.api().create(&PostParams::default(), &old("cold", None)).await.expect("created");
     let cold = served("cold").await;
     assert_eq!(bound(&cold), "cold");
-    assert_eq!(cold.spec.warmpool.as_deref().unwrap_or("default"), "default");
+    assert_eq!(cold.spec.warmpool.as_deref(), Some("default"));
     assert_eq!(cold.spec.sandbox_template_ref.name, "t");
     let sandbox: v1alpha1::Sandbox = bench.api().get("cold").await.expect("there");
     assert_eq!(sandbox.spec.replicas, Some(1));
@@ -336,9 +343,174 @@ async fn x_264_x_265_a_claim_of_v1alpha1_works_end_to_end() {
     bench.api().create(&PostParams::default(), &old("warm", None)).await.expect("created");
     let warm = served("warm").await;
     assert!(bound(&warm).starts_with("any-"), "CNV-13: a pool of the template is used: {}", bound(&warm));
-    assert_eq!(warm.spec.warmpool.as_deref().unwrap_or("default"), "default");
+    assert_eq!(warm.spec.warmpool.as_deref(), Some("default"));
     bench.pool_ready("any", 1).await;
     bench.api().create(&PostParams::default(), &old("named", Some("any"))).await.expect("created");
     assert!(bound(&served("named").await).starts_with("any-"));
+    bench.stop().await;
+}
+
+/// what the Python SDK does: one watch from the create's version, and reads of the Sandbox that it names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_260_x_263_x_268_one_watch_is_enough() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    bench.pool("p", "t", 1).await;
+    bench.pool_ready("p", 1).await;
+    let created = bench.claim("c", "p").await;
+    let params = WatchParams::default().fields("metadata.name=c").timeout(60);
+    let events = bench.api::<SandboxClaim>().watch(&params, created.resource_version()).await.expect("watches");
+    futures::pin_mut!(events);
+    let claim = loop {
+        match events.next().await.expect("an event").expect("no error") {
+            WatchEvent::Added(claim) | WatchEvent::Modified(claim) => {
+                let ready = claim.condition(ConditionType::Ready);
+                if conditions::is_true(ready) {
+                    break claim;
+                }
+                assert!(ready.is_none(), "nothing is said before: {ready:?}");
+                assert_eq!(claim.bound_sandbox(), None, "name and Ready come together");
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let name = claim.bound_sandbox().expect("bound").to_owned();
+    let ips =
+        claim.status.as_ref().and_then(|status| status.sandbox.as_ref()).and_then(|sandbox| sandbox.pod_ips.clone());
+    let sandbox: Sandbox = bench.api().get(&name).await.expect("there");
+    assert_eq!(ips.as_deref(), Some(sandbox.pod_ips()));
+    let selector = sandbox.status.as_ref().and_then(|status| status.selector.clone()).expect("selector");
+    let pods = bench.api::<Pod>().list(&ListParams::default().labels(&selector)).await.expect("lists").items;
+    assert_eq!(pods.len(), 1, "X-268: {selector}");
+    assert_eq!(pods[0].metadata.name.as_deref(), sandbox.annotation(annotations::POD_NAME));
+
+    // the claim exists already; its current status is enough.
+    let again: SandboxClaim = from(json!({ "metadata": { "name": "c" }, "spec": { "warmPoolRef": { "name": "p" } } }));
+    let error = bench.api().create(&PostParams::default(), &again).await.expect_err("exists");
+    assert!(matches!(error, kube::Error::Api(status) if status.code == 409));
+    let existing: SandboxClaim = bench.api().get("c").await.expect("there");
+    assert_eq!(existing.bound_sandbox(), Some(name.as_str()));
+    bench.stop().await;
+}
+
+/// what a client must fail on at once is the first thing it sees.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_261_x_262_terminal_reasons_come_first() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    bench.pool("p", "t", 0).await;
+    let volumes = json!([{ "metadata": { "name": "v" }, "spec": {} }]);
+    for (name, spec, reason) in [
+        ("no-pool", json!({ "warmPoolRef": { "name": "missing" } }), "WarmPoolNotFound"),
+        (
+            "env",
+            json!({ "warmPoolRef": { "name": "p" }, "env": [{ "name": "A", "value": "b" }] }),
+            "EnvVarsInjectionRejected",
+        ),
+        (
+            "volumes",
+            json!({ "warmPoolRef": { "name": "p" }, "volumeClaimTemplates": volumes }),
+            "VolumeClaimTemplatesError",
+        ),
+    ] {
+        let claim: SandboxClaim = from(json!({ "metadata": { "name": name }, "spec": spec }));
+        let created = bench.api().create(&PostParams::default(), &claim).await.expect("created");
+        let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(60);
+        let events = bench.api::<SandboxClaim>().watch(&params, created.resource_version()).await.expect("watches");
+        futures::pin_mut!(events);
+        let first = loop {
+            if let WatchEvent::Added(claim) | WatchEvent::Modified(claim) =
+                events.next().await.expect("an event").expect("no error")
+                && let Some(ready) = claim.condition(ConditionType::Ready)
+            {
+                break ready.reason.clone();
+            }
+        };
+        assert_eq!(first, reason);
+    }
+    bench.stop().await;
+}
+
+/// the Go SDK's generated names, and an end that takes everything along.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_266_x_267_generated_names_and_an_end() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    bench.pool("p", "t", 0).await;
+    let end = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(2);
+    let claim: SandboxClaim = from(json!({
+        "metadata": { "generateName": "sandbox-claim-", "labels": { labels::CREATED_BY: "go-client" } },
+        "spec": { "warmPoolRef": { "name": "p" }, "lifecycle": { "shutdownTime": format!("{end:.0}"), "shutdownPolicy": "Delete" } },
+    }));
+    let created = bench.api().create(&PostParams::default(), &claim).await.expect("created");
+    let name = created.name().to_owned();
+    assert!(name.starts_with("sandbox-claim-") && name.len() > "sandbox-claim-".len());
+    let sandbox = eventually("the claim's Sandbox is Ready", || async {
+        let sandbox: Option<Sandbox> = bench.api().get_opt(&name).await.expect("reads");
+        match sandbox {
+            Some(sandbox) if conditions::is_true(sandbox.condition(ConditionType::Ready)) => Ok(sandbox),
+            other => Err(other.map(|sandbox| sandbox.status)),
+        }
+    })
+    .await;
+    assert_eq!(sandbox.label(labels::CREATED_BY), Some("go-client"));
+    eventually("X-267: claim, Sandbox and Pod are gone", || async {
+        let claims = bench.api::<SandboxClaim>().list(&ListParams::default()).await.expect("lists").items.len();
+        let sandboxes = bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items.len();
+        let pods = bench.api::<Pod>().list(&ListParams::default()).await.expect("lists").items.len();
+        if claims + sandboxes + pods == 0 { Ok(()) } else { Err((claims, sandboxes, pods)) }
+    })
+    .await;
+    bench.stop().await;
+}
+
+/// foreground: the claim is seen until everything below it is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_164_foreground_deletion_keeps_the_claim_to_the_last() {
+    let bench = Bench::start().await;
+    bench.template("t").await;
+    bench.pool("p", "t", 0).await;
+    bench.claim("c", "p").await;
+    bench.ready("c").await;
+    let past = json!({ "spec": { "lifecycle": { "shutdownTime": "2020-01-01T00:00:00Z", "shutdownPolicy": "DeleteForeground" } } });
+    bench.api::<SandboxClaim>().patch("c", &PatchParams::default(), &Patch::Merge(past)).await.expect("patched");
+    eventually("the claim is gone, last of all", || async {
+        let claim: Option<SandboxClaim> = bench.api().get_opt("c").await.expect("reads");
+        match claim {
+            Some(claim) => Err(claim.metadata.deletion_timestamp),
+            None => {
+                let left: Option<Sandbox> = bench.api().get_opt("c").await.expect("reads");
+                assert!(left.is_none(), "the Sandbox went before the claim");
+                Ok(())
+            }
+        }
+    })
+    .await;
+    bench.stop().await;
+}
+
+/// S-020, X-024: a storage rewrite does not touch a running Pod.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s_020_x_024_a_storage_rewrite_leaves_the_pod_alone() {
+    let bench = Bench::start().await;
+    let spec =
+        json!({ "replicas": 1, "podTemplate": { "spec": { "containers": [{ "name": "main", "image": "busybox" }] } } });
+    let old: v1alpha1::Sandbox = from(json!({ "metadata": { "name": "s" }, "spec": spec }));
+    bench.api().create(&PostParams::default(), &old).await.expect("created");
+    let running = || async {
+        let sandbox: Sandbox = bench.api().get("s").await.expect("there");
+        if conditions::is_true(sandbox.condition(ConditionType::Ready)) { Ok(()) } else { Err(sandbox.status) }
+    };
+    eventually("the Sandbox runs", running).await;
+    let before: Pod = bench.api().get("s").await.expect("there");
+    let mark = json!({ "metadata": { "annotations": { annotations::STORAGE_MIGRATED_AT: "2026-01-01T00:00:00Z" } } });
+    bench.api::<Sandbox>().patch("s", &PatchParams::default(), &Patch::Merge(mark)).await.expect("patched");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    eventually("the Sandbox still runs", running).await;
+    let after: Pod = bench.api().get("s").await.expect("there");
+    assert_eq!(
+        (after.metadata.uid, after.metadata.creation_timestamp),
+        (before.metadata.uid, before.metadata.creation_timestamp)
+    );
     bench.stop().await;
 }
