@@ -1,5 +1,5 @@
 //! The product's four kinds, loaded as data like any other CRD: schemas, defaults, rules, versions, subresources.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail the test")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests fail the test")]
 
 mod support;
 
