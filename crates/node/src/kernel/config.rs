@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::images::BUILT_IN_ALIAS;
 use super::plan::Walls;
 
 /// Configuration of [`super::KernelRuntime`].
@@ -18,6 +19,11 @@ pub struct KernelConfig {
     pub defaults: NodeDefaults,
     /// Host folders the image `host` shows besides `/usr`.
     pub host_paths: Vec<PathBuf>,
+    /// Images used instead of others: last part of the name asked for, and the local image. Pulled and imported images of
+    /// that name win.
+    pub image_aliases: Vec<(String, String)>,
+    /// Registries asked instead of others: registry, and its mirror.
+    pub registry_mirrors: Vec<(String, String)>,
     /// Network of Pod addresses (`10.88.0.0/16`); `None` takes the first of a short list that overlaps no route.
     pub pod_network: Option<String>,
     /// Refuse Pods whose limits cannot be held, instead of saying so.
@@ -54,6 +60,8 @@ impl KernelConfig {
             id_blocks: 4_095,
             defaults: NodeDefaults { memory_bytes: None, cpu_millis: None, pids: 1_024 },
             host_paths: Vec::new(),
+            image_aliases: vec![(BUILT_IN_ALIAS.0.to_owned(), BUILT_IN_ALIAS.1.to_owned())],
+            registry_mirrors: Vec::new(),
             pod_network: None,
             strict_limits: false,
             walls: Walls::ALL,

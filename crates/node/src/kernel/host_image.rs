@@ -84,14 +84,12 @@ pub(crate) fn prepare(images_dir: &Path, extra: &[PathBuf], give_away: bool) -> 
     let shown = shown_paths(extra);
     let base = images_dir.join("host");
     fs::create_dir_all(&base)?;
-    let staging = base.join(format!("staging-{}", std::process::id()));
-    super::layers::remove_tree(&staging)?;
-    write_skeleton(&staging, Path::new("/"), &shown, give_away)?;
-    let digest = digest_tree(&staging, &shown)?;
+    let digest = fingerprint(&shown, give_away)?;
     let skeleton = base.join(&digest[..16]);
-    if skeleton.exists() {
+    if !skeleton.exists() {
+        let staging = base.join(format!("staging-{}", std::process::id()));
         super::layers::remove_tree(&staging)?;
-    } else {
+        write_skeleton(&staging, Path::new("/"), &shown, give_away)?;
         fs::rename(&staging, &skeleton)?;
     }
     Ok(ResolvedImage {
@@ -167,17 +165,25 @@ fn write_skeleton(root: &Path, host: &Path, shown: &[PathBuf], give_away: bool) 
 }
 
 fn copy_from_etc(from: &Path, to: &Path) -> io::Result<()> {
-    for name in FROM_ETC {
-        copy_readable(&from.join(name), &to.join(name))?;
-    }
-    let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        if FROM_ETC_PREFIX.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
-            copy_readable(&entry.path(), &to.join(name))?;
-        }
+    for path in etc_paths(from) {
+        copy_readable(&path, &to.join(path.strip_prefix(from).unwrap_or(&path)))?;
     }
     Ok(())
+}
+
+/// What is taken from a folder like `/etc`.
+fn etc_paths(etc: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> = FROM_ETC.iter().map(|name| etc.join(name)).collect();
+    let mut more: Vec<_> = fs::read_dir(etc)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| FROM_ETC_PREFIX.iter().any(|prefix| entry.file_name().to_string_lossy().starts_with(prefix)))
+        .map(|entry| entry.path())
+        .collect();
+    more.sort_unstable();
+    paths.append(&mut more);
+    paths
 }
 
 fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
@@ -206,34 +212,48 @@ fn copy_readable(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A digest over names, links and contents, and over the list of shown folders.
-fn digest_tree(root: &Path, shown: &[PathBuf]) -> io::Result<String> {
+/// A digest over what the skeleton is made from: our own text, the shown folders, and name, size and time of every file
+/// that would be copied. Looking is much faster than copying, so an unchanged host costs nothing at the next start.
+fn fingerprint(shown: &[PathBuf], give_away: bool) -> io::Result<String> {
     let mut hash = Sha256::new();
+    hash.update([u8::from(give_away)]);
+    for (name, text) in WRITTEN {
+        hash.update(name);
+        hash.update(text);
+    }
     for path in shown {
         hash.update(path.to_string_lossy().as_bytes());
         hash.update([0]);
     }
-    digest_folder(root, &mut hash)?;
+    for name in top_folders() {
+        fingerprint_path(&Path::new("/").join(name), false, &mut hash);
+    }
+    for path in etc_paths(Path::new("/etc")) {
+        fingerprint_path(&path, true, &mut hash);
+    }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn digest_folder(folder: &Path, hash: &mut Sha256) -> io::Result<()> {
-    let mut entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        let kind = entry.file_type()?;
-        hash.update(entry.file_name().to_string_lossy().as_bytes());
-        hash.update([0]);
-        if kind.is_dir() {
-            digest_folder(&entry.path(), hash)?;
-        } else if kind.is_symlink() {
-            hash.update(fs::read_link(entry.path())?.to_string_lossy().as_bytes());
-        } else {
-            hash.update(fs::read(entry.path())?);
-        }
-        hash.update([1]);
+fn fingerprint_path(path: &Path, deep: bool, hash: &mut Sha256) {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(metadata) = fs::symlink_metadata(path) else { return };
+    hash.update(path.to_string_lossy().as_bytes());
+    hash.update([0]);
+    if metadata.is_symlink() {
+        // Its target's name matters, not when it was made.
+        hash.update(fs::read_link(path).unwrap_or_default().to_string_lossy().as_bytes());
+        return;
     }
-    Ok(())
+    hash.update(metadata.permissions().mode().to_be_bytes());
+    if metadata.is_file() {
+        hash.update(metadata.size().to_be_bytes());
+        hash.update(metadata.mtime().to_be_bytes());
+        hash.update(metadata.mtime_nsec().to_be_bytes());
+    } else if metadata.is_dir() && deep {
+        let mut names: Vec<_> = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        names.sort_unstable();
+        names.iter().for_each(|path| fingerprint_path(path, true, hash));
+    }
 }
 
 #[cfg(test)]

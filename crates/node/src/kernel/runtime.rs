@@ -75,8 +75,10 @@ impl KernelRuntime {
         let layout = detect_cgroups(&config, privileged);
         let layout = create::prepare_node_group(layout, &config, privileged);
         let images_dir = config.data_dir.join("images");
-        let host_paths = config.host_paths.clone();
-        let images = tokio::task::spawn_blocking(move || ImageStore::open(&images_dir, &host_paths, privileged))
+        let (host_paths, aliases, mirrors) =
+            (config.host_paths.clone(), config.image_aliases.clone(), config.registry_mirrors.clone());
+        let open = move || ImageStore::open(&images_dir, &host_paths, aliases, mirrors, privileged);
+        let images = tokio::task::spawn_blocking(open)
             .await
             .map_err(|_| RuntimeError::Timeout("preparing images"))?
             .map_err(step("preparing the image store"))?;
@@ -198,6 +200,7 @@ impl PodRuntime for KernelRuntime {
         if let Ok(pod) = self.pod(&spec.uid) {
             return Ok(pod.sandbox.clone());
         }
+        create::check_handler(&spec.handler)?;
         self.make_pod(spec).await
     }
 
@@ -379,9 +382,27 @@ impl ImageService for KernelRuntime {
         &self,
         reference: &str,
         policy: PullPolicy,
-        _credentials: &[RegistryCredentials],
-        _progress: Option<watch::Sender<PullProgress>>,
+        credentials: &[RegistryCredentials],
+        progress: Option<watch::Sender<PullProgress>>,
     ) -> Result<ResolvedImage, ImageError> {
-        self.images.ensure(reference, policy).await
+        self.images.ensure(reference, policy, credentials, progress).await
+    }
+}
+
+impl KernelRuntime {
+    /// Brings in an image from an OCI layout (folder or archive) or a Docker archive, under its own names or `name`.
+    pub async fn import_image(self: &Arc<Self>, path: &Path, name: Option<&str>) -> Result<Vec<String>, ImageError> {
+        let (this, path, name) = (Arc::clone(self), path.to_owned(), name.map(str::to_owned));
+        let work = move || this.images.import(&path, name.as_deref());
+        let lost = |error| ImageError::Store { step: "importing an image".to_owned(), source: io::Error::other(error) };
+        tokio::task::spawn_blocking(work).await.map_err(lost)?
+    }
+
+    /// Forgets images that no Pod in `used` (manifest digests) needs; gives the bytes freed.
+    pub async fn prune_images(self: &Arc<Self>, used: Vec<String>) -> Result<u64, ImageError> {
+        let this = Arc::clone(self);
+        let work = move || this.images.prune(&used.into_iter().collect());
+        let lost = |error| ImageError::Store { step: "pruning images".to_owned(), source: io::Error::other(error) };
+        tokio::task::spawn_blocking(work).await.map_err(lost)?
     }
 }

@@ -1,11 +1,13 @@
 //! The kernel half on a real kernel: Pods made, run, entered, killed and removed.
 //!
-//! Tests of `lifecycle` run as root and, through `rootless`, again as an ordinary user. The others need root; each says so
+//! Tests of `lifecycle` and `escape` run as root and, through `rootless`, again as an ordinary user. The others need root; each says so
 //! and passes without doing anything where it is missing.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed step of a test is a failed test")]
 
+mod escape;
 mod fixture;
+mod images;
 mod kept;
 mod lifecycle;
 mod limits;

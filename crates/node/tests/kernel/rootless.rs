@@ -19,10 +19,13 @@ fn pods_live_the_same_life_without_privilege() {
     let tests = folder.path().join("tests");
     let helper = folder.path().join("helper");
     std::fs::copy(std::env::current_exe().unwrap(), &tests).unwrap();
+    let attempts = folder.path().join("attempts");
     std::fs::copy(env!("CARGO_BIN_EXE_agent-sandbox-node-helper"), &helper).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_escape-attempts"), &attempts).unwrap();
     let output = Command::new(&tests)
-        .args(["lifecycle::", "--test-threads", "2"])
+        .args(["lifecycle::", "escape::", "--test-threads", "2"])
         .env("NODE_HELPER", &helper)
+        .env("NODE_ATTEMPTS", &attempts)
         .current_dir("/")
         .uid(NOBODY_ELSE)
         .gid(NOBODY_ELSE)

@@ -102,8 +102,10 @@ mod tests {
                     eth0\t0000400A\t00000000\t0001\t0\t0\t0\t0000F0FF\n";
         let routes = parse_routes(text);
         assert_eq!(routes, [PodNetwork { base: Ipv4Addr::new(10, 64, 0, 0), prefix: 12 }]);
-        let chosen = choose_network(5, &routes);
-        assert_eq!(chosen, None, "the first sixty-four candidates lie in 10.64.0.0/12 or beyond it");
+        let chosen = choose_network(5, &routes).unwrap();
+        assert!(!chosen.overlaps(routes[0]), "{chosen:?}");
+        let everything = PodNetwork { base: Ipv4Addr::new(10, 0, 0, 0), prefix: 8 };
+        assert_eq!(choose_network(5, &[everything]), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::super::plan::{ContainerPlan, PodPlan};
 use super::super::supervisor::records;
 use super::super::wire::{self, Answer};
 use super::*;
-use crate::runtime::{Limits, NetworkMode, WeaknessKind};
+use crate::runtime::{Limits, NetworkMode, RuntimeHandler, WeaknessKind};
 
 /// How long a dying process may keep its group busy.
 const GROUP_DEADLINE: Duration = Duration::from_secs(10);
@@ -110,6 +110,20 @@ pub(super) fn remove_group(group: &CgroupPlan) -> io::Result<()> {
             other => return other,
         }
     }
+}
+
+/// Other isolation than ours is named, never replaced in silence.
+pub(super) fn check_handler(handler: &RuntimeHandler) -> Result<(), RuntimeError> {
+    let RuntimeHandler::Oci { handler, program } = handler else { return Ok(()) };
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = Path::new(program).is_absolute() && Path::new(program).exists()
+        || std::env::split_paths(&folders).any(|folder| folder.join(program).exists());
+    if !found {
+        return Err(RuntimeError::MissingProgram { handler: handler.clone(), program: program.clone() });
+    }
+    Err(RuntimeError::Refused(format!(
+        "runtime class handler {handler} ({program}) cannot be used by this node; leave runtimeClassName out for the built-in isolation"
+    )))
 }
 
 impl KernelRuntime {

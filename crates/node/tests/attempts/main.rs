@@ -1,0 +1,75 @@
+//! Attempts to leave a sandbox, one per name: each prints `ok` when it succeeded and `errno N` when the kernel refused.
+//! Run inside sandboxes by the escape suite, with every wall standing and with some taken away.
+
+#![expect(unsafe_code, reason = "each attempt is one raw system call")]
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+
+fn check(answer: libc::c_long) -> io::Result<()> {
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn raw(number: libc::c_long, arguments: [libc::c_long; 5]) -> io::Result<()> {
+    let [a, b, c, d, e] = arguments;
+    // SAFETY: attempts pass integers and static strings only; a wrong pointer is answered with EFAULT.
+    check(unsafe { libc::syscall(number, a, b, c, d, e) })
+}
+
+fn attempt(name: &str, argument: &str) -> io::Result<()> {
+    let address = |text: &std::ffi::CStr| text.as_ptr() as libc::c_long;
+    match name {
+        "mount" => raw(libc::SYS_mount, [address(c"none"), address(c"/tmp"), address(c"tmpfs"), 0, 0]),
+        "user-namespace" => raw(libc::SYS_unshare, [libc::CLONE_NEWUSER.into(), 0, 0, 0, 0]),
+        "keyring" => raw(libc::SYS_keyctl, [0, -3, 1, 0, 0]),
+        "userfaultfd" => raw(libc::SYS_userfaultfd, [1, 0, 0, 0, 0]),
+        "io-uring" => {
+            let mut parameters = [0u8; 120];
+            raw(libc::SYS_io_uring_setup, [1, parameters.as_mut_ptr() as libc::c_long, 0, 0, 0])
+        }
+        "clone3" => raw(libc::SYS_clone3, [0, 0, 0, 0, 0]),
+        "raw-socket" => {
+            raw(libc::SYS_socket, [libc::AF_INET.into(), libc::SOCK_RAW.into(), libc::IPPROTO_ICMP.into(), 0, 0])
+        }
+        "packet-socket" => raw(libc::SYS_socket, [libc::AF_PACKET.into(), libc::SOCK_RAW.into(), 0, 0, 0]),
+        "device" => {
+            let path = c"/tmp/device";
+            let device = libc::makedev(1, 1) as libc::c_long;
+            raw(libc::SYS_mknodat, [libc::AT_FDCWD.into(), address(path), (libc::S_IFCHR | 0o600).into(), device, 0])
+        }
+        "signal" => raw(libc::SYS_kill, [argument.parse().map_err(io::Error::other)?, 0, 0, 0, 0]),
+        "trace" => {
+            raw(libc::SYS_ptrace, [libc::PTRACE_SEIZE.into(), argument.parse().map_err(io::Error::other)?, 0, 0, 0])
+        }
+        "read" => OpenOptions::new().read(true).open(argument).map(drop),
+        "write" => OpenOptions::new().write(true).open(argument).map(drop),
+        "create" => OpenOptions::new().write(true).create(true).truncate(true).open(argument).map(drop),
+        "look" => std::fs::symlink_metadata(argument).map(drop),
+        "connect" => std::net::TcpStream::connect_timeout(
+            &argument.parse().map_err(io::Error::other)?,
+            std::time::Duration::from_secs(1),
+        )
+        .map(drop),
+        "socket-file" => UnixStream::connect(argument).map(drop),
+        "abstract-socket" => UnixStream::connect_addr(&SocketAddr::from_abstract_name(argument)?).map(drop),
+        "effective-root" => {
+            // SAFETY: no arguments.
+            let user = unsafe { libc::geteuid() };
+            if user == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
+        }
+        "hostname" => raw(libc::SYS_sethostname, [address(c"mine"), 4, 0, 0, 0]),
+        "chroot" => raw(libc::SYS_chroot, [address(c"/tmp"), 0, 0, 0, 0]),
+        _ => Err(io::Error::from_raw_os_error(libc::ENOTSUP)),
+    }
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let (name, argument) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
+    match attempt(&name, &argument) {
+        Ok(()) => eprintln!("ok"),
+        Err(error) => eprintln!("errno {}", error.raw_os_error().unwrap_or(0)),
+    }
+}
