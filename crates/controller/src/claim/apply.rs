@@ -16,7 +16,7 @@ use super::{
     ClaimReconciler,
     adoption::{Adoption, Effect, End, Leg, Offer, Outcome},
     expiry, observability,
-    observe::{Absences, observe, template_of},
+    observe::{LiveLooks, observe, template_of},
     plan::{Bound, Observed, Plan, Retry, is_offered, legacy_policy, plan, plan_without_candidate, warm_pools},
     stamps::{Assignment, Stamps, precise},
     status::{Finding, is_ready, status_after, status_patch},
@@ -56,17 +56,16 @@ impl From<ApiError> for Interrupted {
 pub(super) async fn pass(reconciler: &ClaimReconciler, key: &Key) -> Result<Next, ReconcileError> {
     let origin = Wake::new(Target::Claim, key.clone());
     let writer = Writer::new(reconciler.ports.clone(), reconciler.store.clone(), Lane::Claims, origin);
-    let mut absent = Absences::new();
+    let mut looked_at = LiveLooks::new();
     for _ in 0..MAX_ATTEMPTS {
         let pass = Pass { reconciler, writer: &writer, key };
-        match pass.attempt(&mut absent).await {
+        match pass.attempt(&mut looked_at).await {
             Ok(next) => return Ok(next),
             Err(Interrupted::Again) => {}
             Err(Interrupted::Failed(error)) => return Err(error),
             Err(Interrupted::Stale(kind, key)) => {
-                if writer.read(kind, &key).await?.is_none() {
-                    absent.insert((kind, key));
-                }
+                writer.read(kind, &key).await?;
+                looked_at.insert((kind, key));
             }
         }
     }
@@ -80,8 +79,8 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    async fn attempt(&self, absent: &mut Absences) -> Result<Next, Interrupted> {
-        let Some(observed) = self.observe(absent) else {
+    async fn attempt(&self, looked_at: &mut LiveLooks) -> Result<Next, Interrupted> {
+        let Some(observed) = self.observe(looked_at) else {
             self.reconciler.forget(self.key);
             return Ok(Next::Idle);
         };
@@ -101,18 +100,18 @@ impl Pass<'_> {
             }
             plan => plan,
         };
-        self.carry_out(observed, plan, absent).await
+        self.carry_out(observed, plan, looked_at).await
     }
 
-    fn observe(&self, absent: &Absences) -> Option<Observed> {
+    fn observe(&self, looked_at: &LiveLooks) -> Option<Observed> {
         let now = self.reconciler.clock.now();
         let world = self.reconciler.store.read();
         let claim = world.claims.get(self.key)?;
         let memory = self.reconciler.remember(self.key, claim.uid(), now);
-        observe(&world, self.key, absent, memory.held.as_ref(), memory.first_seen, now)
+        observe(&world, self.key, looked_at, memory.held.as_ref(), memory.first_seen, now)
     }
 
-    async fn carry_out(&self, observed: Observed, plan: Plan, absent: &mut Absences) -> Result<Next, Interrupted> {
+    async fn carry_out(&self, observed: Observed, plan: Plan, looked_at: &mut LiveLooks) -> Result<Next, Interrupted> {
         let claim = &observed.claim;
         let until = expiry::until_expiry(claim, observed.now);
         match plan {
@@ -121,9 +120,8 @@ impl Pass<'_> {
                 Ok(Next::Idle)
             }
             Plan::Confirm(kind, key) => {
-                if self.writer.read(kind, &key).await?.is_none() {
-                    absent.insert((kind, key));
-                }
+                self.writer.read(kind, &key).await?;
+                looked_at.insert((kind, key));
                 Err(Interrupted::Again)
             }
             Plan::MarkExpired => {
@@ -309,23 +307,24 @@ impl Pass<'_> {
         let claim = &observed.claim;
         let until = expiry::until_expiry(claim, observed.now);
         let stamps = Stamps { assignment, ..self.first_stamps(claim) };
-        let stamp = stamps.change(claim).map(|metadata| Request::patch(&**claim, json!({ "metadata": metadata })));
+        // Exactly this state of the claim: over a newer one, what another leader bound meanwhile would be hidden in the answer.
+        let stamp =
+            stamps.change(claim).map(|metadata| Request::patch_exact(&**claim, json!({ "metadata": metadata })));
         let stamped = async {
             match &stamp {
-                Some(stamp) => self.writer.send(stamp).await.map(|_| ()),
-                None => Ok(()),
+                Some(stamp) => Ok(self.writer.send(stamp).await?.and_then(|object| object.cast::<SandboxClaim>())),
+                None => Ok(Some(claim.clone())),
             }
         };
         let (created, stamped) = tokio::join!(self.create_sandbox(claim, request), stamped);
-        match stamped {
-            Ok(()) => {}
+        let fresh = match stamped {
+            Ok(Some(fresh)) => fresh,
+            Ok(None) => return Err(Interrupted::Again),
             Err(ApiError::NotFound { .. } | ApiError::Conflict { .. }) => {
                 return Err(Interrupted::Stale(Kind::Claim, self.key.clone()));
             }
             Err(error) => return Err(self.refused(claim, error, until).await),
-        }
-        let fresh = self.reconciler.store.get::<SandboxClaim>(self.key).filter(|fresh| fresh.uid() == claim.uid());
-        let Some(fresh) = fresh else { return Err(Interrupted::Again) };
+        };
         match created {
             Ok(Created::New(sandbox)) => {
                 self.event(
@@ -388,8 +387,8 @@ impl Pass<'_> {
         let stamps = Stamps { assignment: bound.stamps.assignment.clone(), ..self.first_stamps(claim) };
         let claim = match stamps.change(claim) {
             Some(metadata) => {
-                self.send(&Request::patch(&**claim, json!({ "metadata": metadata }))).await?;
-                self.reconciler.store.get::<SandboxClaim>(self.key).ok_or(Interrupted::Again)?
+                let stamp = Request::patch_exact(&**claim, json!({ "metadata": metadata }));
+                self.send(&stamp).await?.and_then(|object| object.cast::<SandboxClaim>()).ok_or(Interrupted::Again)?
             }
             None => claim.clone(),
         };

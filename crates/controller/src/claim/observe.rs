@@ -19,14 +19,14 @@ use crate::{
     world::{IndexKey, World},
 };
 
-/// Objects that a live read did not find: their absence is believed.
-pub(super) type Absences = HashSet<(Kind, Key)>;
+/// Objects that were read live in this pass: what the store shows of them, or that it shows nothing, is believed.
+pub(super) type LiveLooks = HashSet<(Kind, Key)>;
 
 /// `None` when the claim is not there.
 pub(super) fn observe(
     world: &World,
     key: &Key,
-    absent: &Absences,
+    looked_at: &LiveLooks,
     held: Option<&Key>,
     first_seen: Timestamp,
     now: Timestamp,
@@ -59,7 +59,7 @@ pub(super) fn observe(
         template_name,
         template,
         source,
-        absent: absent.clone(),
+        looked_at: looked_at.clone(),
         first_seen,
         now,
         claim,

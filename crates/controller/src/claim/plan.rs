@@ -17,7 +17,7 @@ use super::{
     adoption::recorded,
     cold::{self, Refusal},
     expiry, is_spent, metadata,
-    observe::Absences,
+    observe::LiveLooks,
     stamps::{Assignment, Stamps},
     validate::validate,
 };
@@ -66,8 +66,8 @@ pub struct Observed {
     /// The Sandbox that has the claim's name.
     pub namesake: Option<Arc<Sandbox>>,
     pub legacy_policy: Option<Arc<NetworkPolicy>>,
-    /// What live reads did not find.
-    pub absent: Absences,
+    /// What was read live in this pass.
+    pub looked_at: LiveLooks,
     pub first_seen: Timestamp,
     pub now: Timestamp,
 }
@@ -151,6 +151,9 @@ pub fn plan(observed: &Observed, settings: &ClaimSettings) -> Plan {
     if let Err(text) = validate(claim.spec.additional_pod_metadata.as_ref(), &settings.label_domains) {
         return Plan::Refuse { ready: ClaimReady::InvalidMetadata(text), retry: Retry::Never };
     }
+    if let Some(key) = unconfirmed_publication(observed) {
+        return Plan::Confirm(Kind::Sandbox, key);
+    }
     if !observed.controlled.is_empty() {
         return plan_bound(observed);
     }
@@ -228,10 +231,19 @@ enum Assigned {
 }
 
 /// What is to become of the Sandbox that the claim's metadata, or a reservation, names.
+/// The published Sandbox, when this cache does not show it as the claim's: that it is gone, or somebody else's, is believed only after a
+/// live look. Otherwise a second one would be published from a cache that lags.
+fn unconfirmed_publication(observed: &Observed) -> Option<Key> {
+    let name = observed.claim.bound_sandbox()?;
+    let key = Key::new(observed.claim.namespace(), name);
+    let shown = observed.controlled.iter().any(|sandbox| sandbox.name() == name);
+    (!shown && !observed.looked_at.contains(&(Kind::Sandbox, key.clone()))).then_some(key)
+}
+
 fn judge_assigned(observed: &Observed) -> Assigned {
     let Some(key) = &observed.assigned_key else { return Assigned::None };
     let Some(sandbox) = &observed.assigned else {
-        let known_absent = observed.absent.contains(&(Kind::Sandbox, key.clone()));
+        let known_absent = observed.looked_at.contains(&(Kind::Sandbox, key.clone()));
         return if known_absent { Assigned::Dead } else { Assigned::Confirm(key.clone()) };
     };
     if owners::owning_claim(&sandbox.metadata).is_some() {
@@ -262,14 +274,14 @@ fn plan_cold(observed: &Observed, assignment: Assignment) -> Plan {
     let key = |name: &str| Key::new(claim.namespace(), name);
     let pool_name = claim.spec.warm_pool_ref.name.as_str();
     let Some(template_name) = observed.template_name.as_deref() else {
-        if !observed.absent.contains(&(Kind::Pool, key(pool_name))) {
+        if !observed.looked_at.contains(&(Kind::Pool, key(pool_name))) {
             return Plan::Confirm(Kind::Pool, key(pool_name));
         }
         let ready = ClaimReady::WarmPoolNotFound { pool: pool_name.to_owned() };
         return Plan::Refuse { ready, retry: Retry::After(DEPENDENCY_RECHECK) };
     };
     let Some(template) = observed.template.as_deref() else {
-        if !observed.absent.contains(&(Kind::Template, key(template_name))) {
+        if !observed.looked_at.contains(&(Kind::Template, key(template_name))) {
             return Plan::Confirm(Kind::Template, key(template_name));
         }
         let ready = ClaimReady::TemplateNotFound { template: template_name.to_owned() };
