@@ -2,6 +2,7 @@
 //!
 //! A reader that does not keep up costs lines, which are counted, and never a request.
 
+use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::sync::Arc;
@@ -59,19 +60,23 @@ impl AccessLog {
         Ok(Self { queue, writer: Some(writer) })
     }
 
-    /// Queues a line.
+    /// Queues a line. It is formatted before the lock is taken, which then costs one copy.
     pub(crate) fn write(&self, line: &Line<'_>) {
-        let now = Timestamp::now();
-        let mut pending = self.queue.pending.lock();
-        if pending.text.len() >= MAX_PENDING {
-            pending.dropped += 1;
-            return;
-        }
-        let was_empty = pending.text.is_empty();
-        format(&mut pending.text, line, now);
-        if was_empty {
-            self.queue.ready.notify_one();
-        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.line.clear();
+            scratch.format(line, Timestamp::now());
+            let mut pending = self.queue.pending.lock();
+            if pending.text.len() >= MAX_PENDING {
+                pending.dropped += 1;
+                return;
+            }
+            let was_empty = pending.text.is_empty();
+            pending.text.push_str(&scratch.line);
+            drop(pending);
+            if was_empty {
+                self.queue.ready.notify_one();
+            }
+        });
     }
 }
 
@@ -115,22 +120,51 @@ fn drain(queue: &Queue, mut sink: Box<dyn Write + Send>) {
     }
 }
 
-fn format(out: &mut String, line: &Line<'_>, now: Timestamp) {
-    // Writing to a string cannot fail, hence the ignored results.
-    let _ = write!(out, r#"{{"time":"{now:.3}","level":"INFO","msg":"request","method":""#);
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// What one thread formats lines with.
+#[derive(Default)]
+struct Scratch {
+    line: String,
+    /// The second that `date_time` spells out: calendars are dear, and seconds last.
+    second: i64,
+    date_time: String,
+}
+
+impl Scratch {
+    fn format(&mut self, line: &Line<'_>, now: Timestamp) {
+        if self.second != now.as_second() || self.date_time.is_empty() {
+            self.second = now.as_second();
+            self.date_time.clear();
+            let whole = Timestamp::from_second(self.second).unwrap_or_default();
+            // Writing to a string cannot fail, hence the ignored results here and below.
+            let _ = write!(self.date_time, "{whole:.0}");
+            self.date_time.truncate(self.date_time.trim_end_matches('Z').len());
+        }
+        let out = &mut self.line;
+        out.push_str(r#"{"time":""#);
+        out.push_str(&self.date_time);
+        let _ = write!(out, ".{:03}Z", now.subsec_millisecond().max(0));
+        format(out, line);
+    }
+}
+
+fn format(out: &mut String, line: &Line<'_>) {
+    out.push_str(r#"","level":"INFO","msg":"request","method":""#);
     escape(out, line.method.as_bytes());
     out.push_str(r#"","path":""#);
     escape(out, line.path.as_bytes());
-    let _ = write!(
-        out,
-        r#"","status":{},"duration_ms":{:.3},"client_ip":"{}","sandbox_id":"{}","sandbox_namespace":"{}","bytes_out":{},"user_agent":""#,
-        line.status,
-        line.duration.as_secs_f64() * 1000.0,
-        line.client_ip,
-        line.sandbox_id,
-        line.sandbox_namespace,
-        line.bytes_out,
-    );
+    let micros = line.duration.as_micros();
+    let _ =
+        write!(out, r#"","status":{},"duration_ms":{}.{:03},"client_ip":""#, line.status, micros / 1000, micros % 1000);
+    out.push_str(line.client_ip);
+    out.push_str(r#"","sandbox_id":""#);
+    out.push_str(line.sandbox_id);
+    out.push_str(r#"","sandbox_namespace":""#);
+    out.push_str(line.sandbox_namespace);
+    let _ = write!(out, r#"","bytes_out":{},"user_agent":""#, line.bytes_out);
     escape(out, line.user_agent);
     out.push('"');
     if let Some(trace_id) = &line.trace.trace_id {
@@ -166,7 +200,6 @@ mod tests {
 
     #[test]
     fn lines_are_json_whatever_clients_send() {
-        let mut text = String::new();
         let trace = TraceContext { trace_id: Some([0xab; 16]), span: Some([1; 8]), ..TraceContext::default() };
         let line = Line {
             method: "GET",
@@ -180,9 +213,11 @@ mod tests {
             user_agent: b"curl\n\xff\"}",
             trace: &trace,
         };
-        format(&mut text, &line, Timestamp::UNIX_EPOCH);
+        let mut scratch = Scratch::default();
+        scratch.format(&line, Timestamp::new(1_800_000_000, 45_000_000).unwrap());
+        let text = scratch.line;
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(value["msg"], "request");
+        assert_eq!((&value["time"], &value["msg"]), (&"2027-01-15T08:00:00.045Z".into(), &"request".into()));
         assert_eq!(value["path"], "/a\"b\\c");
         assert_eq!(value["user_agent"], "curl\n\u{fffd}\"}");
         assert_eq!(value["duration_ms"], 1.5);

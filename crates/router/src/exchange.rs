@@ -134,7 +134,7 @@ impl Drop for Exchange {
             pod.in_flight.fetch_sub(1, Ordering::Relaxed);
         }
         let duration = self.started.elapsed();
-        shared.metrics.request(self.method, self.status, self.namespace.as_ref(), duration);
+        shared.metrics.request(&self.worker.recent, self.method, self.status, self.namespace.as_ref(), duration);
         let path = self.path.as_ref().map_or("", PathAndQuery::path);
         if let Some(traces) = &shared.traces {
             traces.finish(&self.trace, self.method, path, self.status, duration, self.target.as_ref());

@@ -214,10 +214,20 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn request(&self, method: MethodLabel, code: u16, namespace: Option<&Arc<str>>, duration: Duration) {
+    /// Counts an answered request; `recent` is the caller's own memory of series it used last.
+    pub(crate) fn request(
+        &self,
+        recent: &RecentSeries,
+        method: MethodLabel,
+        code: u16,
+        namespace: Option<&Arc<str>>,
+        duration: Duration,
+    ) {
         let labels = RequestLabels { method, code, sandbox_namespace: label(namespace) };
-        self.requests.get_or_create(&labels).inc();
-        self.durations.get_or_create(&labels).observe(duration.as_secs_f64());
+        recent.with(&labels, self, |series| {
+            series.count.inc();
+            series.duration.observe(duration.as_secs_f64());
+        });
     }
 
     pub(crate) fn upstream_error(&self, namespace: Option<&Arc<str>>, reason: UpstreamReason) {
@@ -262,6 +272,34 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a string cannot fail");
         text
+    }
+}
+
+/// The series one worker used last. Most requests repeat the labels of the one before, and finding a series anew costs
+/// two locks and two hashes.
+#[derive(Default)]
+pub(crate) struct RecentSeries(Mutex<Option<Series>>);
+
+struct Series {
+    labels: RequestLabels,
+    count: Counter,
+    duration: Histogram,
+}
+
+impl RecentSeries {
+    fn with(&self, labels: &RequestLabels, metrics: &Metrics, record: impl FnOnce(&Series)) {
+        let mut recent = self.0.lock();
+        match &*recent {
+            Some(series) if series.labels == *labels => record(series),
+            _ => {
+                let series = Series {
+                    labels: labels.clone(),
+                    count: metrics.requests.get_or_create(labels).clone(),
+                    duration: metrics.durations.get_or_create(labels).clone(),
+                };
+                record(recent.insert(series));
+            }
+        }
     }
 }
 

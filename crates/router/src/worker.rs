@@ -15,7 +15,7 @@ use crate::config::RouterConfig;
 use crate::connect::Connect;
 use crate::dns::Lookup;
 use crate::index::PodIndex;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, RecentSeries};
 use crate::otlp::Traces;
 use crate::pool::Pool;
 use crate::wake::Wake;
@@ -77,11 +77,12 @@ pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Pool,
     pub(crate) log: Option<Arc<AccessLog>>,
+    pub(crate) recent: RecentSeries,
 }
 
 impl Worker {
     pub(crate) fn new(shared: Arc<Shared>) -> Arc<Self> {
         let log = shared.access_log.clone();
-        Arc::new(Self { shared, pool: Pool::default(), log })
+        Arc::new(Self { shared, pool: Pool::default(), log, recent: RecentSeries::default() })
     }
 }

@@ -136,14 +136,15 @@ fn histogram(samples: &[Sample<'_>], started: u64, now: u64) -> Data {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{MethodLabel, Metrics};
+    use crate::metrics::{MethodLabel, Metrics, RecentSeries};
     use std::time::Duration;
 
     #[test]
     fn exported_numbers_are_the_exposed_ones() {
         let metrics = Metrics::default();
         for ms in [1, 20, 20_000] {
-            metrics.request(MethodLabel::Get, 200, Some(&"team-a".into()), Duration::from_millis(ms));
+            let namespace = Some(&"team-a".into());
+            metrics.request(&RecentSeries::default(), MethodLabel::Get, 200, namespace, Duration::from_millis(ms));
         }
         let request = request(&metrics.render(), 1, 2);
         let exported = &request.resource_metrics[0].scope_metrics[0].metrics;
