@@ -167,7 +167,7 @@ class Bench:
 
         port = free_port()
         (self.dir / "haproxy.cfg").write_text(
-            f"global\n nbthread {workers}\n log stdout format raw local0\n maxconn 20000\ndefaults\n mode http\n log global\n"
+            f"global\n nbthread {workers}\n log stdout format raw local0\n maxconn 4000\ndefaults\n mode http\n log global\n"
             f" option httplog\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n http-reuse always\n"
             f"frontend f\n bind 127.0.0.1:{port}\n default_backend b\n"
             f"backend b\n server s 127.0.0.1:{self.backend} pool-max-conn 512\n")
@@ -291,7 +291,7 @@ def report(bench):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--router", help="command that takes router flags (default: the release example, built now)")
+    parser.add_argument("--router", help="command that takes router flags, like 'agent-sandbox router' (default: the release example, built now)")
     parser.add_argument("--peer", help="path of another router with the same flags")
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
@@ -301,7 +301,8 @@ def main():
     ensure_tools()
     if options.router:
         options.router = options.router.split()
-        mint = None
+        # `agent-sandbox router` has its minting elsewhere than the example.
+        mint = [options.router[0], *(["mint"] if options.router[-1] == "serve" else ["token", "mint"])]
     else:
         subprocess.run(["cargo", "build", "--release", "-p", "agent-sandbox-router", "--example", "sandbox_router"],
                        cwd=ROOT, check=True)
@@ -309,7 +310,6 @@ def main():
         mint = [str(ROOT / "target/release/examples/sandbox_router"), "mint"]
     with tempfile.TemporaryDirectory(prefix="router-bench-") as directory:
         bench = Bench(options, Path(directory))
-        mint = mint or [options.router[0], "token", "mint"]
         bench.token = subprocess.run([*mint, "box", "--secret-file", f"{directory}/secret"], capture_output=True, text=True,
                                      check=True).stdout.strip()
         try:

@@ -168,3 +168,6 @@ fn trace_request(spans: Vec<Span>) -> ExportTraceRequest {
 fn unix_nanos() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos() as u64)
 }
+
+#[cfg(test)]
+mod tests;

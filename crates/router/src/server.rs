@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -26,6 +27,8 @@ use crate::worker::{Shared, Worker};
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// A TLS handshake may take so long.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+/// More than any listener's backlog; bounds the last round of accepting.
+const MAX_QUEUED: usize = 4096;
 /// Connections that may wait for one worker.
 const WORKER_QUEUE: usize = 1024;
 /// Bounds the read buffer of one client connection; heads larger than this are refused.
@@ -135,8 +138,7 @@ pub(crate) async fn serve(
         // Every response now closes its connection, while load balancers learn to go elsewhere.
         accept_until(shared, crew, &listener, tls.as_ref(), &stop, tokio::time::sleep(delay)).await;
     }
-    // Connections the kernel has already accepted for us belong to somebody: serve them, then close the door.
-    accept_until(shared, crew, &listener, tls.as_ref(), &stop, std::future::ready(())).await;
+    empty_queue(shared, crew, &listener, tls.as_ref(), &stop).await;
     drop(listener);
     stop.cancel();
     shared.tasks.close();
@@ -159,9 +161,10 @@ async fn accept_until(
     let mut end = std::pin::pin!(end);
     loop {
         let accepted = tokio::select! {
+            // A flood of connections must not outshout the signal to stop.
             biased;
-            accepted = listener.accept() => accepted,
             () = &mut end => return,
+            accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok(accepted) => admit(shared, crew, accepted, tls, stop).await,
@@ -169,6 +172,22 @@ async fn accept_until(
                 tracing::warn!(%error, "Accepting a connection failed");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
+        }
+    }
+}
+
+/// Takes in the connections that the kernel has already accepted for us: they belong to somebody.
+async fn empty_queue(
+    shared: &Arc<Shared>,
+    crew: &Crew,
+    listener: &TcpListener,
+    tls: Option<&Acceptor>,
+    stop: &CancellationToken,
+) {
+    for _ in 0..MAX_QUEUED {
+        match listener.accept().now_or_never() {
+            Some(Ok(accepted)) => admit(shared, crew, accepted, tls, stop).await,
+            Some(Err(_)) | None => return,
         }
     }
 }

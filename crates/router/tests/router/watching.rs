@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use agent_sandbox_router::{Deps, Router};
+use agent_sandbox_router::{Deps, KubeTokenReview, Router, TokenReview};
 use bytes::Bytes;
 use futures::StreamExt;
 use http::{Request, Response};
@@ -56,6 +56,31 @@ impl Api {
         });
         Response::new(StreamBody::new(lines.boxed()).boxed_unsync())
     }
+}
+
+/// D-146, D-148: what the API is asked.
+#[tokio::test]
+async fn tokens_are_reviewed_by_the_api() {
+    let asked = Arc::<Mutex<Vec<serde_json::Value>>>::default();
+    let theirs = Arc::clone(&asked);
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let asked = Arc::clone(&theirs);
+        async move {
+            assert_eq!(request.uri().path(), "/apis/authentication.k8s.io/v1/tokenreviews");
+            let mut review: serde_json::Value =
+                serde_json::from_slice(&request.into_body().collect().await?.to_bytes()).unwrap();
+            let good = review["spec"]["token"] == "good";
+            asked.lock().push(review["spec"].clone());
+            review["status"] = json!({"authenticated": good, "audiences": review["spec"]["audiences"]});
+            Ok::<_, kube::Error>(Response::new(Full::from(review.to_string())))
+        }
+    });
+    let api = KubeTokenReview(kube::Client::new(service, "default"));
+    let audiences = ["a".to_owned(), "b".to_owned()];
+    let outcome = api.review("good", &audiences).await.unwrap();
+    assert!(outcome.authenticated && outcome.audiences == audiences);
+    assert!(!api.review("bad", &[]).await.unwrap().authenticated);
+    assert_eq!(*asked.lock(), [json!({"token": "good", "audiences": ["a", "b"]}), json!({"token": "bad"})]);
 }
 
 /// D-157, D-158: through the watch.
