@@ -75,6 +75,8 @@ pub(crate) enum Command {
     Exec(ExecArgs),
     /// Open a shell in a sandbox
     Shell(ShellArgs),
+    /// Copy files or folders into or out of a sandbox
+    Cp(CpArgs),
     /// Show what a sandbox printed
     Logs(LogsArgs),
     /// Stop a sandbox, keeping its files and its name

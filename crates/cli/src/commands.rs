@@ -1,6 +1,7 @@
 //! What each command does. One module per group of commands; this one only hands over.
 
 mod apply;
+mod copy;
 mod exec;
 mod kubeconfig;
 mod logs;
@@ -48,6 +49,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Delete(args) => objects::delete(&Target::find(&global).await?, args).await?,
         Command::Exec(args) => return exec::exec(&Target::find(&global).await?, args).await,
         Command::Shell(args) => return exec::shell(&Target::find(&global).await?, args).await,
+        Command::Cp(args) => copy::copy(&global, args).await?,
         Command::Logs(args) => logs::logs(&Target::find(&global).await?, args).await?,
         Command::Apply(args) => apply::apply(&global, args).await?,
         Command::Pool(args) => pools::pool(&Target::find(&global).await?, args).await?,

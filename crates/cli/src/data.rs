@@ -108,10 +108,13 @@ pub(crate) fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
     fs::rename(&partial, path)
 }
 
-/// Field 22 of /proc/PID/stat; the program's name may hold spaces, so counting starts behind its closing bracket.
+/// When a live process was started: field 22 of /proc/PID/stat. One that is dead and merely not yet buried has none.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    // The program's name may hold spaces and brackets, so counting starts behind the last closing one.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let buried_soon = matches!(fields.first(), Some(&("Z" | "X")));
+    if buried_soon { None } else { fields.get(19)?.parse().ok() }
 }
 
 #[cfg(test)]
@@ -131,6 +134,18 @@ mod tests {
         assert!(data.running().is_none(), "another process has the pid now");
         data.retract();
         assert!(data.running().is_none());
+    }
+
+    #[test]
+    fn a_dead_process_that_nobody_waited_for_does_not_run() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while start_ticks(child.id()).is_some() {
+            assert!(std::time::Instant::now() < deadline, "`true` ends");
+            std::thread::yield_now();
+        }
+        assert!(std::path::Path::new(&format!("/proc/{}", child.id())).exists(), "it is still a zombie");
+        child.wait().unwrap();
     }
 
     #[test]

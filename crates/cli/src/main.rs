@@ -46,6 +46,13 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// Our own parts at `level`. The Kubernetes client reports failed connections itself, beside returning them: once is enough.
+fn default_filter(level: &str) -> String {
+    let own = ["", "_apiserver", "_client", "_controller", "_node", "_router"];
+    let own: Vec<String> = own.iter().map(|part| format!("agent_sandbox{part}={level}")).collect();
+    format!("warn,kube_client::client::builder=off,{}", own.join(","))
+}
+
 /// Logs go to stderr: warnings for commands, state changes for long-running processes, more on request.
 fn start_logging(verbose: u8, command: &args::Command) {
     let level = match (verbose, command.runs_a_service()) {
@@ -55,7 +62,7 @@ fn start_logging(verbose: u8, command: &args::Command) {
         _ => "trace",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("AGENT_SANDBOX_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(format!("warn,agent_sandbox={level}")));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default_filter(level)));
     let colours = terminal::wants_colour();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
 }

@@ -28,6 +28,8 @@ pub enum ClientError {
     },
     #[error("cannot connect to port {port} of `{name}`: {message}")]
     Dial { name: String, port: u16, message: String },
+    #[error("`{path}` of `{name}`: {message}")]
+    File { name: String, path: String, message: String },
     #[error("cannot {operation}: the stream broke")]
     Stream {
         operation: String,

@@ -5,6 +5,7 @@
 
 mod error;
 mod exec;
+mod files;
 mod lifecycle;
 mod lookup;
 mod manifest;
@@ -13,6 +14,7 @@ mod wait;
 
 pub use error::ClientError;
 pub use exec::{ExecOptions, ExecStreams, exec};
+pub use files::{Files, RemoteKind};
 pub use lifecycle::{Deleted, delete, resume, suspend};
 pub use lookup::{Found, find, running_pod};
 pub use manifest::{ClaimOptions, ContainerOptions, claim, pod, pool, sandbox, template};

@@ -117,6 +117,14 @@ pub(crate) struct ShellArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct CpArgs {
+    /// From: a local path, or SANDBOX:PATH
+    pub(crate) source: String,
+    /// To: a local path, or SANDBOX:PATH
+    pub(crate) destination: String,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct LogsArgs {
     /// Name of the sandbox, or of a claim
     #[arg(value_parser = object_name)]

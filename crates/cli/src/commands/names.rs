@@ -5,8 +5,8 @@ use agent_sandbox_client::ClientError;
 use anyhow::Error;
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
-/// Names further apart than this are not what the user meant.
-const SIMILAR: f64 = 0.7;
+/// One typo is always forgiven, and one more for so many letters.
+const LETTERS_PER_TYPO: usize = 5;
 
 /// Adds "did you mean" to an error about a name that does not exist.
 pub(crate) async fn with_suggestion(client: &Client, namespace: &str, error: ClientError) -> Error {
@@ -25,9 +25,9 @@ pub(crate) async fn with_suggestion(client: &Client, namespace: &str, error: Cli
 }
 
 fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
-    let scored = known.iter().map(|candidate| (strsim::jaro_winkler(name, candidate), candidate));
-    let (score, best) = scored.max_by(|left, right| left.0.total_cmp(&right.0))?;
-    (score >= SIMILAR).then_some(best.as_str())
+    let measured = known.iter().map(|candidate| (strsim::damerau_levenshtein(name, candidate), candidate));
+    let (distance, best) = measured.min_by_key(|(distance, _)| *distance)?;
+    (distance <= 1 + name.chars().count() / LETTERS_PER_TYPO).then_some(best.as_str())
 }
 
 #[cfg(test)]
@@ -38,6 +38,7 @@ mod tests {
     fn only_a_near_name_is_suggested() {
         let known = ["my-sandbox".to_owned(), "database".to_owned()];
         assert_eq!(nearest("my-sanbox", &known), Some("my-sandbox"));
+        assert_eq!(nearest("datbaes", &known), Some("database"));
         assert_eq!(nearest("zzz", &known), None);
     }
 }
