@@ -146,7 +146,8 @@ fn check_shape(context: &mut Context<'_>, object: &mut Value, options: &WriteOpt
         strip_nulls(object);
     }
     let unknown = schema.prune(object);
-    let problems: Vec<String> = unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
+    let mut problems: Vec<String> = unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
+    problems.extend(std::mem::take(&mut context.duplicates).iter().map(|path| format!("duplicate field {path:?}")));
     match options.field_validation {
         FieldValidation::Strict if !problems.is_empty() => {
             return Err(ApiError::bad_request(format!(

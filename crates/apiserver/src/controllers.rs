@@ -95,9 +95,10 @@ impl Controllers {
                 self.push(Task::Release((owner_storage(owner), ObjectKey::new(&object.key.namespace, &owner.name))));
             }
         }
-        if !object.key.namespace.is_empty() && self.terminating.lock().contains(&object.key.namespace) {
-            self.push(Task::Namespace(object.key.namespace.clone()));
+        if &**storage == NAMESPACES {
+            self.terminating.lock().remove(&object.key.name);
         }
+        self.concerns_namespace(object);
         if let Some(name) = crds::definition_of(storage) {
             self.push(Task::Definition(name));
         }
@@ -106,7 +107,18 @@ impl Controllers {
         }
     }
 
+    /// A namespace that is being emptied is looked at again whenever something in it changes.
+    fn concerns_namespace(&self, object: &Stored) {
+        if !object.key.namespace.is_empty() && self.terminating.lock().contains(&object.key.namespace) {
+            self.push(Task::Namespace(object.key.namespace.clone()));
+        }
+    }
+
     fn present(&self, storage: &Arc<str>, object: &Stored) {
+        if &**storage == NAMESPACES && object.facts.deleting {
+            self.terminating.lock().insert(object.key.name.clone());
+        }
+        self.concerns_namespace(object);
         let item = || (storage.clone(), object.key.clone());
         if !object.facts.owners.is_empty() {
             self.push(Task::Check(item()));
@@ -192,16 +204,7 @@ async fn act(core: &Arc<Core>, task: &Task) -> Result<(), ApiError> {
             }
             Ok(())
         }
-        Task::Namespace(name) => {
-            let terminating = namespaces::look(core, name).await?;
-            let mut set = controllers.terminating.lock();
-            if terminating {
-                set.insert(name.clone());
-            } else {
-                set.remove(name);
-            }
-            Ok(())
-        }
+        Task::Namespace(name) => namespaces::look(core, name).await,
         Task::Slices(key) => slices::look(core, key).await,
         Task::Definition(name) => crds::look(core, name).await,
     }

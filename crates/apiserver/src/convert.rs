@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod events;
+mod webhook;
 
 /// Converts custom resources in-process, for kinds whose owner is linked into this program. Kinds it does not handle go
 /// to the webhook their CRD names.
@@ -92,7 +93,9 @@ impl Conversions {
                 object["apiVersion"] = desired.into();
                 Ok(object)
             }
-            Conversion::Webhook(hook) => Err(failed(resource, &format!("no converter for {} is available", hook.url))),
+            Conversion::Webhook(hook) => {
+                webhook::convert(hook, object, desired).await.map_err(|why| failed(resource, &why))
+            }
         }
     }
 }

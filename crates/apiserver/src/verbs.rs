@@ -75,6 +75,8 @@ pub(crate) struct Context<'a> {
     pub(crate) warnings: Vec<String>,
     /// The write is a server-side apply, which keeps its own record of who owns what.
     pub(crate) applied: bool,
+    /// Fields that the body gave twice.
+    pub(crate) duplicates: Vec<String>,
 }
 
 impl Context<'_> {
@@ -111,7 +113,8 @@ pub(crate) async fn dispatch(
         .ok_or_else(ApiError::no_such_path)?;
     check_scope(&endpoint, request)?;
     let warnings = endpoint.version().deprecation_warning.iter().cloned().collect();
-    let mut context = Context { core, user, endpoint, request, parts, warnings, applied: false };
+    let mut context =
+        Context { core, user, endpoint, request, parts, warnings, applied: false, duplicates: Vec::new() };
     let reply = perform(&mut context, body).await;
     let warnings = context.warnings;
     reply.map(|mut reply| {

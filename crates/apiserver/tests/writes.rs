@@ -134,6 +134,9 @@ async fn unknown_fields_are_refused_warned_about_or_dropped_d_226() {
     assert!(warned.ok()["spec"].get("colour").is_none());
     let ignored = api.post(&format!("{THINGS}?fieldValidation=Ignore"), &thing("c")).await;
     assert_eq!(ignored.warnings, [""; 0]);
+    let twice = r#"{"metadata": {"name": "d"}, "spec": {"size": 1, "size": 2}}"#;
+    let strict = api.send("POST", &format!("{THINGS}?fieldValidation=Strict"), "application/json", twice).await;
+    assert!(strict.failed(400, "BadRequest").ends_with("strict decoding error: duplicate field \"spec.size\""));
     let mut p = pod("x");
     p["spec"]["container"] = json!([]);
     let message = api.post(&format!("{PODS}?fieldValidation=Strict"), &p).await.failed(400, "BadRequest");

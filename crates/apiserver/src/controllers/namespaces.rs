@@ -11,18 +11,17 @@ use crate::{
     verbs::delete_object,
 };
 
-/// Looks at a namespace; true while it is being emptied.
-pub(super) async fn look(core: &Arc<Core>, name: &str) -> Result<bool, ApiError> {
+/// Looks at a namespace: gives it its service account, or empties it.
+pub(super) async fn look(core: &Arc<Core>, name: &str) -> Result<(), ApiError> {
     let key = ObjectKey::new("", name);
-    let Some(namespace) = core.store.latest(&super::NAMESPACES.into(), &key) else { return Ok(false) };
+    let Some(namespace) = core.store.latest(&super::NAMESPACES.into(), &key) else { return Ok(()) };
     if !namespace.facts.deleting {
-        super::accounts::ensure(core, name).await?;
-        return Ok(false);
+        return super::accounts::ensure(core, name).await;
     }
     if empty(core, name).await? {
         finish(core, &key, namespace.uid()).await?;
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Deletes everything in a namespace; true when nothing is left.

@@ -4,6 +4,8 @@ use serde_json::Value;
 
 use crate::status::ApiError;
 
+mod duplicates;
+
 /// The largest request body that is read, as in Kubernetes.
 pub const MAX_BODY: usize = 3 << 20;
 
@@ -16,12 +18,30 @@ pub(crate) fn decode(content_type: &str, body: &[u8]) -> Result<Value, ApiError>
         "application/yaml" | "application/x-yaml" | "text/yaml" => from_yaml(body)?,
         other => return Err(ApiError::unsupported_media_type(other, ACCEPTED)),
     };
-    if value.is_object() { Ok(value) } else { Err(ApiError::bad_request("the request body must be a JSON object")) }
+    if value.is_object() { Ok(value) } else { Err(not_an_object()) }
+}
+
+/// Like [`decode`], and tells which fields were given twice.
+pub(super) fn decode_noting_duplicates(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
+    match content_type.split(';').next().unwrap_or_default().trim() {
+        "" | "application/json" | "*/*" => {
+            let (value, duplicates) = duplicates::parse(body).map_err(undecodable)?;
+            if value.is_object() { Ok((value, duplicates)) } else { Err(not_an_object()) }
+        }
+        _ => decode(content_type, body).map(|value| (value, Vec::new())),
+    }
+}
+
+fn undecodable(error: serde_json::Error) -> ApiError {
+    ApiError::bad_request(format!("the object provided is unrecognized: couldn't decode JSON: {error}"))
+}
+
+fn not_an_object() -> ApiError {
+    ApiError::bad_request("the request body must be a JSON object")
 }
 
 pub(super) fn from_json(body: &[u8]) -> Result<Value, ApiError> {
-    serde_json::from_slice(body)
-        .map_err(|e| ApiError::bad_request(format!("the object provided is unrecognized: couldn't decode JSON: {e}")))
+    serde_json::from_slice(body).map_err(undecodable)
 }
 
 pub(super) fn from_yaml(body: &[u8]) -> Result<Value, ApiError> {

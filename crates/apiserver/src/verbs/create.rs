@@ -21,7 +21,8 @@ const NAME_ATTEMPTS: usize = 8;
 
 pub(super) async fn create(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
     let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
-    let object = body::decode(context.content_type(), raw)?;
+    let (object, duplicates) = body::decode_noting_duplicates(context.content_type(), raw)?;
+    context.duplicates = duplicates;
     create_object(context, object, &options).await
 }
 

@@ -22,7 +22,8 @@ const ATTEMPTS: usize = 64;
 
 pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
     let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
-    let mut object = body::decode(context.content_type(), raw)?;
+    let (mut object, duplicates) = body::decode_noting_duplicates(context.content_type(), raw)?;
+    context.duplicates = duplicates;
     check_type(context, &mut object)?;
     set_namespace(context, &mut object)?;
     let given = meta_text(&object, "name").to_owned();
