@@ -135,7 +135,7 @@ impl Schema {
 
     /// Everything wrong with an object. `old` is the stored one, for rules about changes.
     pub fn validate(&self, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
-        let mut errors = validate::object(self, object);
+        let mut errors = validate::changed(self, object, old);
         // As in Kubernetes, rules are not asked about objects whose shape is wrong already.
         if errors.is_empty() && self.rules_below {
             crate::cel::check(self, object, old, &mut errors);

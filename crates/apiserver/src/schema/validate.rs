@@ -17,6 +17,23 @@ pub(super) fn object(schema: &Schema, object: &Value) -> Vec<FieldError> {
     errors
 }
 
+/// Checks an object whose unchanged members were checked when they were stored.
+pub(super) fn changed(schema: &Schema, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    let (Some(members), Some(old)) = (object.as_object(), old) else { return self::object(schema, object) };
+    let mut errors = Vec::new();
+    required(schema, members, &Path::Root, &mut errors);
+    for (name, value) in members {
+        if matches!(name.as_str(), "apiVersion" | "kind" | "metadata") || old.get(name) == Some(value) {
+            continue;
+        }
+        if let Some(child) = schema.member(name) {
+            node(child, value, &Path::Root.child(name), &mut errors);
+        }
+    }
+    combinations(schema, members, &Path::Root, &mut errors);
+    errors
+}
+
 /// Members of an object that is a resource: its type and metadata are checked elsewhere.
 fn resource(schema: &Schema, members: &Map<String, Value>, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     required(schema, members, path, errors);
