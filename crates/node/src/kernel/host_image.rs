@@ -84,8 +84,7 @@ pub(crate) fn prepare(images_dir: &Path, extra: &[PathBuf], give_away: bool) -> 
     let shown = shown_paths(extra);
     let base = images_dir.join("host");
     fs::create_dir_all(&base)?;
-    let digest = fingerprint(&shown, give_away)?;
-    let skeleton = base.join(&digest[..16]);
+    let skeleton = base.join(&fingerprint(&shown, give_away)[..16]);
     if !skeleton.exists() {
         let staging = base.join(format!("staging-{}", std::process::id()));
         super::layers::remove_tree(&staging)?;
@@ -94,7 +93,7 @@ pub(crate) fn prepare(images_dir: &Path, extra: &[PathBuf], give_away: bool) -> 
     }
     Ok(ResolvedImage {
         reference: NAME.to_owned(),
-        digest: format!("sha256:{digest}"),
+        digest: format!("sha256:{}", allow_list_digest(&shown)),
         content: ImageContent::Host { skeleton, shown },
         config: ImageConfig {
             env: vec![("PATH".to_owned(), DEFAULT_PATH.to_owned()), ("HOME".to_owned(), HOME.to_owned())],
@@ -212,9 +211,24 @@ fn copy_readable(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// The image's identity: what it shows, not the state of the host's files. A sandbox suspended before the host was
+/// upgraded keeps its writable layer.
+fn allow_list_digest(shown: &[PathBuf]) -> String {
+    let mut hash = Sha256::new();
+    for path in shown {
+        hash.update(path.to_string_lossy().as_bytes());
+        hash.update([0]);
+    }
+    hex(hash)
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A digest over what the skeleton is made from: our own text, the shown folders, and name, size and time of every file
 /// that would be copied. Looking is much faster than copying, so an unchanged host costs nothing at the next start.
-fn fingerprint(shown: &[PathBuf], give_away: bool) -> io::Result<String> {
+fn fingerprint(shown: &[PathBuf], give_away: bool) -> String {
     let mut hash = Sha256::new();
     hash.update([u8::from(give_away)]);
     for (name, text) in WRITTEN {
@@ -231,7 +245,7 @@ fn fingerprint(shown: &[PathBuf], give_away: bool) -> io::Result<String> {
     for path in etc_paths(Path::new("/etc")) {
         fingerprint_path(&path, true, &mut hash);
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    hex(hash)
 }
 
 fn fingerprint_path(path: &Path, deep: bool, hash: &mut Sha256) {

@@ -200,7 +200,7 @@ impl PodRuntime for KernelRuntime {
         if let Ok(pod) = self.pod(&spec.uid) {
             return Ok(pod.sandbox.clone());
         }
-        create::check_handler(&spec.handler)?;
+        create::check_supported(&spec)?;
         self.make_pod(spec).await
     }
 

@@ -1,7 +1,7 @@
 //! The kernel half on a real kernel: Pods made, run, entered, killed and removed.
 //!
-//! Tests of `lifecycle` and `escape` run as root and, through `rootless`, again as an ordinary user. The others need root; each says so
-//! and passes without doing anything where it is missing.
+//! Tests of `lifecycle` and `escape` run as root and, through `rootless`, again as an ordinary user. The others need root;
+//! each says so and passes without doing anything where it is missing.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed step of a test is a failed test")]
 
@@ -9,6 +9,7 @@ mod escape;
 mod fixture;
 mod images;
 mod kept;
+mod leaks;
 mod lifecycle;
 mod limits;
 mod network;

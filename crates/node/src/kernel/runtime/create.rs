@@ -112,9 +112,12 @@ pub(super) fn remove_group(group: &CgroupPlan) -> io::Result<()> {
     }
 }
 
-/// Other isolation than ours is named, never replaced in silence.
-pub(super) fn check_handler(handler: &RuntimeHandler) -> Result<(), RuntimeError> {
-    let RuntimeHandler::Oci { handler, program } = handler else { return Ok(()) };
+/// What this node cannot do is named, never left out in silence.
+pub(super) fn check_supported(spec: &PodSandboxSpec) -> Result<(), RuntimeError> {
+    if spec.share_processes {
+        return Err(RuntimeError::Refused("shareProcessNamespace is not supported by this node".to_owned()));
+    }
+    let RuntimeHandler::Oci { handler, program } = &spec.handler else { return Ok(()) };
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = Path::new(program).is_absolute() && Path::new(program).exists()
         || std::env::split_paths(&folders).any(|folder| folder.join(program).exists());
