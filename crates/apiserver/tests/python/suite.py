@@ -78,16 +78,27 @@ def check_watch_from_nowhere_starts_with_what_there_is(custom, core):
         assert 0.5 < time.monotonic() - began < 5
 
 
-def check_an_impossible_version_is_refused(custom, core):
-    """D-185: a version that this server never had is no reason to hang."""
-    try:
-        events = watch.Watch().stream(
-            custom.list_namespaced_custom_object, *CLAIMS, resource_version="999999999999", timeout_seconds=2
+def check_an_expired_version_is_refused(custom, core):
+    """D-185: once the history has moved on, 410; starting over at 0 works."""
+    map_ = client.V1ConfigMap(metadata=client.V1ObjectMeta(name="churn"), data={"n": "", "bulk": "x" * 200_000})
+    old = core.create_namespaced_config_map(NAMESPACE, map_).metadata.resource_version
+    for n in range(150):
+        core.patch_namespaced_config_map("churn", NAMESPACE, {"data": {"n": str(n)}})
+
+    def watched(version):
+        return watch.Watch().stream(
+            core.list_namespaced_config_map, NAMESPACE,
+            field_selector="metadata.name=churn", resource_version=version, timeout_seconds=5,
         )
-        for _ in events:
-            pass
+
+    try:
+        next(iter(watched(old)))
+        raise AssertionError("the old version was accepted")
     except ApiException as error:
-        assert error.status in (410, 504), error.status
+        assert error.status == 410, error.status
+    first = next(iter(watched("0")))
+    assert first["type"] == "ADDED" and first["object"].data["n"] == "149", first["type"]
+    core.delete_namespaced_config_map("churn", NAMESPACE)
 
 
 def check_patches(custom, core):
