@@ -1,6 +1,7 @@
 //! Header validation, as the contract's request table states it.
 
 use super::*;
+use proptest::prelude::*;
 
 fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
     let mut map = HeaderMap::new();
@@ -126,5 +127,20 @@ fn timeouts_are_finite_positive_decimals() {
     }
     for text in ["abc", "-1", "0", "inf", "-inf", "nan", "", "1e400", "5s"] {
         assert_eq!(parse_timeout(text.as_bytes()), None, "{text}");
+    }
+}
+
+proptest! {
+    /// No header value makes the parser panic, and whatever it accepts keeps its promises.
+    #[test]
+    fn arbitrary_values_are_judged_not_trusted(values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 6)) {
+        let names = [SANDBOX_ID, SANDBOX_NAMESPACE, SANDBOX_PORT, SANDBOX_POD_IP, SANDBOX_UID, SANDBOX_TIMEOUT];
+        let values = values.iter().map(|bytes| HeaderValue::from_bytes(bytes));
+        let headers: HeaderMap = names.into_iter().zip(values).filter_map(|(name, value)| Some((name, value.ok()?))).collect();
+        if let Ok(request) = SandboxRequest::parse(&headers, Loopback::Refused) {
+            prop_assert!(is_dns_label(request.id.as_str().as_bytes()) && request.port > 0);
+            prop_assert!(request.pod_ip.is_none_or(|ip| address::classify(ip) == AddressClass::Routable));
+            prop_assert!(request.uid_str().is_none_or(|uid| !uid.is_empty()));
+        }
     }
 }
