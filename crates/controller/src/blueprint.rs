@@ -46,18 +46,37 @@ pub enum Trust {
     Nothing,
 }
 
+/// A template with its hashes worked out once, to judge many Sandboxes by.
+pub struct Yardstick<'a> {
+    template: &'a SandboxTemplate,
+    name_hash: String,
+    hash: String,
+}
+
+impl<'a> Yardstick<'a> {
+    pub fn new(template: &'a SandboxTemplate) -> Self {
+        Self { template, name_hash: names::name_hash(template.name()), hash: hash(template) }
+    }
+
+    /// Whether a Sandbox differs from what the template, now, would make.
+    pub fn is_stale(&self, sandbox: &Sandbox, trust: Trust) -> bool {
+        if sandbox.label(labels::TEMPLATE_REF_HASH) != Some(&self.name_hash) {
+            return true;
+        }
+        if trust == Trust::Hash && sandbox.label(labels::TEMPLATE_HASH) == Some(&self.hash) {
+            return false;
+        }
+        let template = self.template;
+        let same = same_json(&sandbox.spec.pod_template.spec, &secure_pod_spec(template), false)
+            && same_volumes(sandbox.volume_claim_templates(), template.volume_claim_templates())
+            && sandbox.spec.service == template.spec.service;
+        !same
+    }
+}
+
 /// Whether a Sandbox differs from what its template, now, would make.
 pub fn is_stale(sandbox: &Sandbox, template: &SandboxTemplate, trust: Trust) -> bool {
-    if sandbox.label(labels::TEMPLATE_REF_HASH) != Some(&names::name_hash(template.name())) {
-        return true;
-    }
-    if trust == Trust::Hash && sandbox.label(labels::TEMPLATE_HASH) == Some(&hash(template)) {
-        return false;
-    }
-    let same = same_json(&sandbox.spec.pod_template.spec, &secure_pod_spec(template), false)
-        && same_volumes(sandbox.volume_claim_templates(), template.volume_claim_templates())
-        && sandbox.spec.service == template.spec.service;
-    !same
+    Yardstick::new(template).is_stale(sandbox, trust)
 }
 
 /// Equal in number, order, name and spec; labels and annotations do not matter.

@@ -69,7 +69,14 @@ struct Memory {
     uid: String,
     first_seen: Timestamp,
     /// A candidate that a write without an answer may have taken: no other is tried before that is known.
-    held: Option<Key>,
+    held: Option<Held>,
+}
+
+/// A reserved Sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Held {
+    key: Key,
+    uid: String,
 }
 
 pub struct ClaimReconciler {
@@ -100,24 +107,38 @@ impl ClaimReconciler {
         self.memories.lock().len()
     }
 
-    /// What is remembered of the claim with this uid, from now on at the latest.
-    fn remember(&self, key: &Key, uid: &str, now: Timestamp) -> Memory {
+    /// What is remembered of the claim with this uid, from now on at the latest; and what was reserved for an earlier claim of the name.
+    fn remember(&self, key: &Key, uid: &str, now: Timestamp) -> (Memory, Option<Held>) {
         let mut memories = self.memories.lock();
         let fresh = || Memory { uid: uid.to_owned(), first_seen: now, held: None };
         let memory = memories.entry(key.clone()).or_insert_with(fresh);
+        let mut stale = None;
         if memory.uid != uid {
-            *memory = fresh();
+            stale = std::mem::replace(memory, fresh()).held;
         }
-        memory.clone()
+        let current = memory.clone();
+        drop(memories);
+        (current, stale)
     }
 
+    /// Forgets a claim, and gives back what was reserved for it.
     fn forget(&self, key: &Key) {
-        self.memories.lock().remove(key);
+        let held = self.memories.lock().remove(key).and_then(|memory| memory.held);
+        self.give_back(held);
     }
 
-    fn hold(&self, key: &Key, held: Option<Key>) {
-        if let Some(memory) = self.memories.lock().get_mut(key) {
-            memory.held = held;
+    /// Remembers which candidate is reserved for a claim; an earlier one is given back.
+    fn hold(&self, key: &Key, held: Option<Held>) {
+        let before = match self.memories.lock().get_mut(key) {
+            Some(memory) => std::mem::replace(&mut memory.held, held.clone()),
+            None => None,
+        };
+        self.give_back(before.filter(|before| Some(before) != held.as_ref()));
+    }
+
+    fn give_back(&self, held: Option<Held>) {
+        if let Some(held) = held {
+            self.store.candidates(|world| world.candidates.release(&held.key, &held.uid));
         }
     }
 }

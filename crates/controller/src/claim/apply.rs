@@ -13,7 +13,7 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use super::{
-    ClaimReconciler,
+    ClaimReconciler, Held,
     adoption::{Adoption, Effect, End, Leg, Offer, Outcome},
     expiry, observability,
     observe::{LiveLooks, observe, template_of},
@@ -91,6 +91,10 @@ impl Pass<'_> {
             }
         }
         let plan = plan(&observed, &self.reconciler.settings);
+        if !matches!(plan, Plan::Resume { .. } | Plan::Confirm(..)) {
+            // What was reserved before is bound by now, or will never be.
+            self.reconciler.hold(self.key, None);
+        }
         let plan = match plan {
             Plan::Adopt { pools, assignment } => {
                 match self.reserve(&observed.claim, &pools, observed.template.as_deref()) {
@@ -105,10 +109,11 @@ impl Pass<'_> {
 
     fn observe(&self, looked_at: &LiveLooks) -> Option<Observed> {
         let now = self.reconciler.clock.now();
-        let world = self.reconciler.store.read();
-        let claim = world.claims.get(self.key)?;
-        let memory = self.reconciler.remember(self.key, claim.uid(), now);
-        observe(&world, self.key, looked_at, memory.held.as_ref(), memory.first_seen, now)
+        let uid = self.reconciler.store.read().claims.get(self.key)?.uid().to_owned();
+        let (memory, stale) = self.reconciler.remember(self.key, &uid, now);
+        self.reconciler.give_back(stale);
+        let held = memory.held.as_ref().map(|held| &held.key);
+        observe(&self.reconciler.store.read(), self.key, looked_at, held, memory.first_seen, now)
     }
 
     async fn carry_out(&self, observed: Observed, plan: Plan, looked_at: &mut LiveLooks) -> Result<Next, Interrupted> {
@@ -265,7 +270,8 @@ impl Pass<'_> {
                 Err(Interrupted::Failed(ReconcileError::transient(what).no_later_than(until)))
             }
             End::Unanswered { sandbox, message } => {
-                self.reconciler.hold(self.key, Some(Cached::key(&*sandbox)));
+                let held = Held { key: Cached::key(&*sandbox), uid: sandbox.uid().to_owned() };
+                self.reconciler.hold(self.key, Some(held));
                 warn!(sandbox = sandbox.name(), %message, "An adoption was not answered");
                 let text = "the API server did not answer properly".to_owned();
                 let fresh =

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::{Pacing, PoolSettings, status::pool_status};
 use crate::{
-    blueprint::{self, Trust},
+    blueprint::{Trust, Yardstick},
     clock::between,
     object::Pod,
     request::Request,
@@ -93,8 +93,9 @@ pub fn plan(observed: &Observed, pacing: &mut Pacing, settings: &PoolSettings) -
         deadline: None,
     };
     let (mut terminating, mut held, mut deadline) = (0, 0, None::<Duration>);
+    let yardstick = observed.template.as_deref().map(Yardstick::new);
     for member in &observed.members {
-        match judge(observed, member, settings) {
+        match judge(observed, member, yardstick.as_ref(), settings) {
             Verdict::Ignore => {}
             Verdict::Terminating => terminating += 1,
             Verdict::Keep { repair, held: waits, deadline: due } => {
@@ -133,22 +134,21 @@ pub fn plan(observed: &Observed, pacing: &mut Pacing, settings: &PoolSettings) -
     plan
 }
 
-fn judge(observed: &Observed, member: &Member, settings: &PoolSettings) -> Verdict {
+fn judge(observed: &Observed, member: &Member, yardstick: Option<&Yardstick<'_>>, settings: &PoolSettings) -> Verdict {
     let sandbox = &*member.sandbox;
-    let template = observed.template.as_deref();
     match owners::ownership(&sandbox.metadata, observed.pool.uid()) {
         Ownership::Foreign => Verdict::Ignore,
         Ownership::Owned if sandbox.is_deleting() => Verdict::Terminating,
         // Who once had a claim never comes back.
         Ownership::Unowned if sandbox.is_deleting() || sandbox.label(labels::CLAIM_UID).is_some() => Verdict::Ignore,
-        Ownership::Unowned => match template {
-            Some(template) if blueprint::is_stale(sandbox, template, Trust::Nothing) => Verdict::Delete,
+        Ownership::Unowned => match yardstick {
+            Some(yardstick) if yardstick.is_stale(sandbox, Trust::Nothing) => Verdict::Delete,
             Some(_) => keep(observed, member, settings, Some(adopt(&observed.pool, sandbox))),
             None => Verdict::Ignore,
         },
         Ownership::Owned => {
             let rollout = observed.pool.update_strategy() == UpdateStrategyType::Recreate;
-            if rollout && template.is_some_and(|template| blueprint::is_stale(sandbox, template, Trust::Hash)) {
+            if rollout && yardstick.is_some_and(|yardstick| yardstick.is_stale(sandbox, Trust::Hash)) {
                 return Verdict::Delete;
             }
             let repair = (sandbox.label(labels::LAUNCH_TYPE) != Some(keys::LAUNCH_WARM)).then(|| {

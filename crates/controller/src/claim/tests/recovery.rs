@@ -443,3 +443,21 @@ async fn another_leaders_assignment_is_respected() {
         rig.sandboxes().iter().any(|sandbox| sandbox.name() != other && sandbox.label(labels::CLAIM_UID).is_some());
     assert!(!returned, "a Sandbox that had a claim never returns to a pool");
 }
+
+/// A claim that goes while its adoption is unanswered gives its candidate back.
+#[tokio::test]
+async fn a_reservation_goes_with_its_claim() {
+    let rig = Rig::new();
+    rig.warm_pool(1).await;
+    rig.claim_on("c", "p");
+    rig.pump();
+    for _ in 0..10 {
+        rig.model.fail(is_a, Fault::Refuse(ApiError::Unknown { message: "timeout".into() }));
+    }
+    rig.claims_pass("c").await.expect_err("no answer");
+    rig.model.remove(Kind::Claim, &key("c"));
+    rig.claim("c").await.expect("no error");
+    rig.claim_on("d", "p");
+    rig.claim("d").await.expect("no error");
+    assert_ne!(rig.bound("d").as_deref(), Some("d"), "the candidate is there for others");
+}
