@@ -1,7 +1,7 @@
 //! Finds the tests that cite behaviour ids. An id counts only inside a test: in the comment above it or in its body.
 
 use anyhow::Result;
-use regex::Regex;
+use regex::{Captures, Regex};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -24,7 +24,7 @@ pub(crate) fn is_id(word: &str) -> bool {
 /// Every cited id with the tests that cite it.
 pub(crate) fn find(root: &Path) -> Result<BTreeMap<String, BTreeSet<Citation>>> {
     let mut found: BTreeMap<String, BTreeSet<Citation>> = BTreeMap::new();
-    let id = Regex::new(r"\b[SXD]-\d{3}\b")?;
+    let id = Regex::new(r"\b([SXD])-(\d{3})(?: to ([SXD])-(\d{3}))?\b")?;
     let mut folders = vec![root.join("crates"), root.join("tests"), root.join("sdk")];
     while let Some(folder) = folders.pop() {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
@@ -43,14 +43,23 @@ pub(crate) fn find(root: &Path) -> Result<BTreeMap<String, BTreeSet<Citation>>> 
                 _ => continue,
             };
             for (name, text) in tests {
-                for cited in id.find_iter(&text) {
+                for cited in id.captures_iter(&text).flat_map(|cited| ids_of(&cited)) {
                     let citation = Citation { file: file.clone(), name: name.clone() };
-                    found.entry(cited.as_str().to_owned()).or_default().insert(citation);
+                    found.entry(cited).or_default().insert(citation);
                 }
             }
         }
     }
     Ok(found)
+}
+
+/// One id, or all from the first to the last of a range. Numbers between that are no behaviours are reported by the caller.
+fn ids_of(cited: &Captures<'_>) -> Vec<String> {
+    let number = |group: usize| cited.get(group).and_then(|digits| digits.as_str().parse::<u16>().ok());
+    let letter = &cited[1];
+    let first = number(2).unwrap_or_default();
+    let last = if cited.get(3).is_some_and(|other| other.as_str() == letter) { number(4) } else { None };
+    (first..=last.unwrap_or(first)).map(|number| format!("{letter}-{number:03}")).collect()
 }
 
 fn indent(line: &str) -> usize {
@@ -156,6 +165,14 @@ mod tests {
         assert!(tests[0].1.contains("D-001") && !tests[0].1.contains("D-002"));
         let go = source("// D#003\nfunc TestTwo(t *testing.T) {\n\t_ = 1\n}\n");
         assert_eq!(go_tests(&go)[0].0, "TestTwo");
+    }
+
+    #[test]
+    fn a_range_cites_all_between() {
+        let id = Regex::new(r"\b([SXD])-(\d{3})(?: to ([SXD])-(\d{3}))?\b").unwrap();
+        let text = source("S#010 to S#012, X#001");
+        let cited: Vec<String> = id.captures_iter(&text).flat_map(|cited| ids_of(&cited)).collect();
+        assert_eq!(cited, ["S#010", "S#011", "S#012", "X#001"].map(source));
     }
 
     #[test]
