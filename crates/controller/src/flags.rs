@@ -343,6 +343,12 @@ impl Flags {
             warnings
                 .push("--webhook-cert-name and --webhook-key-name mean nothing with --manage-webhook-certs".to_owned());
         }
+        if self.enable_tracing {
+            warnings.push("--enable-tracing stores and follows trace contexts; spans are not exported yet".to_owned());
+        }
+        if self.enable_pprof || self.enable_pprof_debug {
+            warnings.push("--enable-pprof is accepted, but this program serves no Go profiles".to_owned());
+        }
         warnings
     }
 

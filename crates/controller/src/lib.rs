@@ -11,6 +11,7 @@ pub mod connections;
 pub mod controller;
 pub mod events;
 pub mod flags;
+mod intern;
 pub mod kube_ports;
 pub mod lease;
 pub mod metrics;

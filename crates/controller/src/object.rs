@@ -16,7 +16,7 @@ use k8s_openapi::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::world::IndexKey;
+use crate::{intern::intern, world::IndexKey};
 
 /// Namespace and name of an object of a known kind.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -360,9 +360,24 @@ slim_resource!(Pod, "Pod", "pods");
 slim_resource!(Pvc, "PersistentVolumeClaim", "persistentvolumeclaims");
 slim_resource!(Service, "Service", "services");
 
+/// Members of a pool differ in little more than their names.
+fn slim_sandbox(sandbox: &mut Sandbox) {
+    sandbox.metadata.managed_fields = None;
+    intern(&mut sandbox.spec.pod_template.spec);
+    for template in sandbox.spec.volume_claim_templates.iter_mut().flatten() {
+        intern(&mut template.spec);
+    }
+}
+
 macro_rules! cached {
-    ($type:ty, $kind:ident, $index:path) => {
+    ($type:ty, $kind:ident, $index:path $(, $slim:path)?) => {
         impl Cached for $type {
+            $(
+                fn slim(&mut self) {
+                    $slim(self);
+                }
+            )?
+
             const KIND_OF: Kind = Kind::$kind;
 
             fn index(&self) -> Vec<IndexKey> {
@@ -383,7 +398,7 @@ macro_rules! cached {
     };
 }
 
-cached!(Sandbox, Sandbox, crate::world::index_sandbox);
+cached!(Sandbox, Sandbox, crate::world::index_sandbox, slim_sandbox);
 cached!(SandboxClaim, Claim, crate::world::index_claim);
 cached!(SandboxWarmPool, Pool, crate::world::index_pool);
 cached!(SandboxTemplate, Template, crate::world::index_template);
