@@ -14,7 +14,7 @@ use crate::{
 const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-node-lease"];
 
 pub(crate) async fn run(core: &Arc<Core>) -> Result<(), OpenError> {
-    for name in NAMESPACES {
+    let namespaces = NAMESPACES.iter().map(|name| {
         let object = json!({
             "apiVersion": "v1",
             "kind": "Namespace",
@@ -22,12 +22,12 @@ pub(crate) async fn run(core: &Arc<Core>) -> Result<(), OpenError> {
             "spec": { "finalizers": ["kubernetes"] },
             "status": { "phase": "Active" },
         });
-        create(core, "", "namespaces", object).await?;
-    }
-    for role in defaults::cluster_roles() {
-        create(core, "rbac.authorization.k8s.io", "clusterroles", role).await?;
-    }
-    Ok(())
+        ("", "namespaces", object)
+    });
+    let roles = defaults::cluster_roles().into_iter().map(|role| ("rbac.authorization.k8s.io", "clusterroles", role));
+    // All at once: they share one wait for the disk.
+    let writes = namespaces.chain(roles).map(|(group, plural, object)| create(core, group, plural, object));
+    futures::future::try_join_all(writes).await.map(drop)
 }
 
 /// Stores an object unless one of that name is there.
