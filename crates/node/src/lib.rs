@@ -5,6 +5,7 @@
 
 pub mod dns;
 pub mod kernel;
+pub mod kubelet;
 pub mod logs;
 pub mod node;
 pub mod pods;
