@@ -4,6 +4,7 @@
 
 pub mod config;
 pub mod files;
+mod memory;
 pub mod native;
 pub mod paths;
 pub mod process;

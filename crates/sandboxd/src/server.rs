@@ -33,11 +33,14 @@ pub struct App {
     pub grpc: axum::Router,
     pub token: Option<Token>,
     pub stopping: Arc<AtomicBool>,
+    /// Told about every request and every closed connection.
+    pub activity: Arc<tokio::sync::Notify>,
 }
 
 impl App {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
+        self.activity.notify_one();
         let path = request.uri().path().to_owned();
         // Probes come without a token and learn nothing but that we live.
         let probe = matches!(path.as_str(), "/" | "" | "/v1/health");

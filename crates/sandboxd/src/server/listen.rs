@@ -133,8 +133,10 @@ impl Connections {
             match accepted {
                 Ok(stream) => {
                     let connection = self.clone().connection(stream);
+                    let activity = Arc::clone(&self.app.activity);
                     self.tasks.spawn(async move {
                         connection.await;
+                        activity.notify_one();
                         drop(slot);
                     });
                 }

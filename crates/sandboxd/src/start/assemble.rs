@@ -57,7 +57,15 @@ pub(super) fn app(config: &Config, base: &Path, reaper: &Reaper, token: Option<T
         root_dir: root_dir.display().to_string(),
         started: Instant::now(),
     });
-    Ok(App { runtime, grpc: workspace::routes(&workspace), workspace, native, token, stopping })
+    Ok(App {
+        runtime,
+        grpc: workspace::routes(&workspace),
+        workspace,
+        native,
+        token,
+        stopping,
+        activity: Arc::default(),
+    })
 }
 
 fn build_runtime(config: &Config, base: &Path, reaper: &Reaper, slots: &Arc<Semaphore>) -> Result<Runtime, RunError> {
