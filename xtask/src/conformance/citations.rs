@@ -1,4 +1,4 @@
-//! Finds the tests that cite behaviour ids. An id counts only inside a test: in the comment above it or in its body.
+//! Finds the tests that cite behaviour ids. An id counts only inside a test: in the comment above it, its name or its body.
 
 use anyhow::Result;
 use regex::{Captures, Regex};
@@ -43,7 +43,8 @@ pub(crate) fn find(root: &Path) -> Result<BTreeMap<String, BTreeSet<Citation>>> 
                 _ => continue,
             };
             for (name, text) in tests {
-                for cited in id.captures_iter(&text).flat_map(|cited| ids_of(&cited)) {
+                let in_text = id.captures_iter(&text).flat_map(|cited| ids_of(&cited));
+                for cited in in_text.chain(ids_in_name(&name)) {
                     let citation = Citation { file: file.clone(), name: name.clone() };
                     found.entry(cited).or_default().insert(citation);
                 }
@@ -60,6 +61,13 @@ fn ids_of(cited: &Captures<'_>) -> Vec<String> {
     let first = number(2).unwrap_or_default();
     let last = if cited.get(3).is_some_and(|other| other.as_str() == letter) { number(4) } else { None };
     (first..=last.unwrap_or(first)).map(|number| format!("{letter}-{number:03}")).collect()
+}
+
+/// Ids that a test carries in its own name, as in `x_050_labels_reach_the_pod`.
+fn ids_in_name(name: &str) -> Vec<String> {
+    let words: Vec<&str> = name.split('_').collect();
+    let pairs = words.windows(2).map(|pair| format!("{}-{}", pair[0].to_ascii_uppercase(), pair[1]));
+    pairs.filter(|pair| is_id(pair)).collect()
 }
 
 fn indent(line: &str) -> usize {
@@ -173,6 +181,12 @@ mod tests {
         let text = source("S#010 to S#012, X#001");
         let cited: Vec<String> = id.captures_iter(&text).flat_map(|cited| ids_of(&cited)).collect();
         assert_eq!(cited, ["S#010", "S#011", "S#012", "X#001"].map(source));
+    }
+
+    #[test]
+    fn a_name_may_carry_ids() {
+        assert_eq!(ids_in_name("x_050_x_051_labels_reach_the_pod"), ["X#050", "X#051"].map(source));
+        assert!(ids_in_name("an_x_50_plane_is_no_id").is_empty());
     }
 
     #[test]
