@@ -62,6 +62,8 @@ pub(crate) enum Command {
     Down(DownArgs),
     /// Show the local engine and its sandboxes
     Status(StatusArgs),
+    /// Check what this machine offers for isolation, and how to fix what it lacks
+    Doctor(DoctorArgs),
     /// Create a sandbox with a name of your choice
     Create(CreateArgs),
     /// Claim a sandbox from a warm pool or a template

@@ -2,6 +2,7 @@
 
 mod apply;
 mod copy;
+mod doctor;
 mod exec;
 mod kubeconfig;
 mod logs;
@@ -40,6 +41,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Up(args) => up::up(&global, args).await?,
         Command::Down(args) => up::down(&global, &args).await?,
         Command::Status(args) => up::status(&global, &args).await?,
+        Command::Doctor(args) => return doctor::doctor(&global, &args).await,
         Command::Create(args) => objects::create(&Target::find(&global).await?, args).await?,
         Command::Claim(args) => objects::claim(&Target::find(&global).await?, args).await?,
         Command::List(args) => objects::list(&Target::find(&global).await?, args).await?,

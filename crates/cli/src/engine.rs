@@ -51,6 +51,7 @@ pub(crate) struct Engine {
     api: ApiServer,
     listener: Option<Listener>,
     node: NodeHandle,
+    kernel: Arc<KernelRuntime>,
     controller: Option<Controller>,
     gateway: Option<Gateway>,
     stop: CancellationToken,
@@ -70,7 +71,7 @@ impl Engine {
         let api = ApiServer::open(api_config).await.context("cannot open the API's storage")?;
         let client = api.client();
         let mut engine_stop = Some(stop.clone().drop_guard());
-        let node = start_node(client.clone(), node_folder, &config.host_paths).await?;
+        let (node, kernel) = start_node(client.clone(), node_folder, &config.host_paths).await?;
         let (mut controller, mut gateway, mut router_objects, mut listener) = (None, None, None, None);
         if whole {
             install::definitions(&client).await?;
@@ -92,7 +93,7 @@ impl Engine {
         if let Some(guard) = engine_stop.take() {
             guard.disarm();
         }
-        Ok(Self { api, listener, node, controller, gateway, stop, _router_objects: router_objects })
+        Ok(Self { api, listener, node, kernel, controller, gateway, stop, _router_objects: router_objects })
     }
 
     /// An in-process client with every right.
@@ -136,6 +137,8 @@ impl Engine {
             let _ = tokio::time::timeout(GRACE, controller.wait()).await;
         }
         self.node.shutdown().await;
+        self.kernel.close();
+        self.api.close();
     }
 
     /// Ends a throw-away engine and removes everything that it made.
@@ -146,7 +149,11 @@ impl Engine {
     }
 }
 
-async fn start_node(client: Client, folder: PathBuf, host_paths: &[PathBuf]) -> Result<NodeHandle> {
+async fn start_node(
+    client: Client,
+    folder: PathBuf,
+    host_paths: &[PathBuf],
+) -> Result<(NodeHandle, Arc<KernelRuntime>)> {
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let daemon = sandboxd::provide(&folder)?;
     let runtime =
@@ -157,7 +164,7 @@ async fn start_node(client: Client, folder: PathBuf, host_paths: &[PathBuf]) -> 
         allow_host_paths: host_paths.to_vec(),
         ..NodeOptions::default()
     };
-    Ok(Node::start(client, runtime.clone(), runtime, options).await?)
+    Ok((Node::start(client, runtime.clone(), runtime.clone(), options).await?, runtime))
 }
 
 /// The administrator's token, as the kubeconfig gives it.

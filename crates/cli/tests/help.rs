@@ -33,12 +33,14 @@ help_pages! {
     up: ["up"];
     down: ["down"];
     status: ["status"];
+    doctor: ["doctor"];
     create: ["create"];
     claim: ["claim"];
     list: ["list"];
     get: ["get"];
     exec: ["exec"];
     shell: ["shell"];
+    cp: ["cp"];
     logs: ["logs"];
     suspend: ["suspend"];
     resume: ["resume"];

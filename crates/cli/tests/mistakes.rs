@@ -49,11 +49,13 @@ mistakes! {
     up: [["up", "--api-listen", "here"], ["up", "--router-auth", "maybe"], ["up", "--warm", "-1"]];
     down: [["down", "now"], ["down", "--purge=yes"], ["down", "--force"]];
     status: [["status", "-o", "xml"], ["status", "box"], ["status", "--watch"]];
+    doctor: [["doctor", "now"], ["doctor", "-o", "xml"], ["doctor", "--fix"]];
     create: [["create"], ["create", "Bad_Name"], ["create", "a", "--env", "X"], ["create", "a", "--expires-in", "x"]];
     claim: [["claim"], ["claim", "UPPER"], ["claim", "a", "--wait", "forever"]];
     list: [["list", "-o", "wide"], ["list", "box"], ["list"]];
     get: [["get"], ["get", "a", "b"], ["get", "a"]];
     exec: [["exec", "a"], ["exec", "--", "ls"], ["exec", "a", "--", "ls"]];
+    cp: [["cp", "a"], ["cp", "a", "b"], ["cp", "box:/a", "pod:/b"], ["cp", "/no/such/file", "box:/a"]];
     logs: [["logs"], ["logs", "a", "--tail", "x"], ["logs", "a"]];
     suspend: [["suspend"], ["suspend", "a", "--wait", "-1"], ["suspend", "a"]];
     delete: [["delete"], ["delete", "a", "--all"], ["delete", "a"]];

@@ -100,6 +100,12 @@ pub(crate) struct StatusArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct KubeconfigArgs {
     /// Add the local engine to ~/.kube/config instead of printing
     #[arg(long)]

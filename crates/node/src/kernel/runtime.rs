@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -59,6 +59,8 @@ pub struct KernelRuntime {
     events: broadcast::Sender<RuntimeEvent>,
     /// Whether Pods of an earlier node process have been looked for.
     recovered: AtomicBool,
+    /// The node's network was given back.
+    closed: AtomicBool,
     weaknesses: Vec<Weakness>,
 }
 
@@ -103,6 +105,7 @@ impl KernelRuntime {
             turns: Mutex::new(HashMap::new()),
             events: broadcast::Sender::new(EVENT_BUFFER),
             recovered: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             weaknesses,
             config,
         }))
@@ -149,13 +152,21 @@ impl KernelRuntime {
     }
 }
 
-impl Drop for KernelRuntime {
-    /// The group above all Pods goes when no Pod is left in it; while one is, the kernel keeps it, and so must we.
-    fn drop(&mut self) {
+impl KernelRuntime {
+    /// Gives the host back what is not any Pod's: the group above all Pods and the node's network. While a Pod is left they stay,
+    /// because it needs them. Called when dropped; a program that is about to exit calls it, because tasks may hold on to the runtime.
+    pub fn close(&self) {
         self.layout.plan("", create::no_limits()).remove_if_empty();
-        if let Some(network) = self.network.as_ref().filter(|_| self.pods.lock().is_empty()) {
+        let unused = self.pods.lock().is_empty();
+        if let Some(network) = self.network.as_ref().filter(|_| unused && !self.closed.swap(true, Ordering::Relaxed)) {
             network.close();
         }
+    }
+}
+
+impl Drop for KernelRuntime {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
