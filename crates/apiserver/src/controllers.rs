@@ -17,7 +17,7 @@ use crate::{
     gc::{self, Graph, Item},
     server::Core,
     status::ApiError,
-    store::{Event, EventKind, ObjectKey, Stored},
+    store::{Event, EventKind, Moment, ObjectKey, Stored},
 };
 
 mod accounts;
@@ -68,9 +68,13 @@ impl Controllers {
         }
     }
 
-    /// Called by the store for every published event, on the writer's thread.
-    pub(crate) fn observe(&self, storage: &Arc<str>, event: &Event) {
-        self.graph.follow(storage, event);
+    /// Called by the store for every published event, on the writer's thread. The graph of owners is never behind what can be read; tasks
+    /// come once it can be, or a look would still find the state before.
+    pub(crate) fn observe(&self, storage: &Arc<str>, event: &Event, moment: Moment) {
+        if moment == Moment::BeforeShown {
+            self.graph.follow(storage, event);
+            return;
+        }
         let object = &event.object;
         match event.kind {
             EventKind::Deleted => self.gone(storage, object),

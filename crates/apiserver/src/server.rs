@@ -150,7 +150,7 @@ impl ApiServer {
         });
         core.controllers.load(&core);
         let controllers = core.controllers.clone();
-        store.observe(move |storage, event| controllers.observe(storage, event));
+        store.observe(move |storage, event, moment| controllers.observe(storage, event, moment));
         let housekeeping = tokio::spawn(crate::controllers::run(Arc::downgrade(&core)));
         let server = Self { core, closer: Arc::new(Closer { store, housekeeping }) };
         crate::bootstrap::run(&server.core).await?;

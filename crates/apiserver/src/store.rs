@@ -30,7 +30,16 @@ use crate::registry::Resource;
 use sequencer::Sequencer;
 
 /// Called with the collection's name and the event.
-type Observer = Box<dyn Fn(&Arc<str>, &Event) + Send + Sync>;
+type Observer = Box<dyn Fn(&Arc<str>, &Event, Moment) + Send + Sync>;
+
+/// When an observer is called: it is called at both moments of every event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Nobody can see the change yet: what others rely on once they see it is noted now.
+    BeforeShown,
+    /// Reads show the change: whoever is woken now finds it.
+    Shown,
+}
 
 /// All collections, and the way to change them.
 pub struct Store {
@@ -157,8 +166,9 @@ impl Store {
         }
     }
 
-    /// Calls `observer` for each published event, on the writer's thread: it must be quick and must not block.
-    pub fn observe(&self, observer: impl Fn(&Arc<str>, &Event) + Send + Sync + 'static) {
+    /// Calls `observer` for each published event, before and after it is shown, on the writer's thread: it must be quick and must not
+    /// block.
+    pub fn observe(&self, observer: impl Fn(&Arc<str>, &Event, Moment) + Send + Sync + 'static) {
         self.observers.write().push(Box::new(observer));
     }
 
@@ -171,10 +181,10 @@ impl Store {
     }
 
     fn publish(&self, storage: &Arc<str>, event: Event) {
-        for observer in self.observers.read().iter() {
-            observer(storage, &event);
-        }
-        self.collection(storage).publish(event);
+        let observers = self.observers.read();
+        observers.iter().for_each(|observer| observer(storage, &event, Moment::BeforeShown));
+        self.collection(storage).publish(event.clone());
+        observers.iter().for_each(|observer| observer(storage, &event, Moment::Shown));
     }
 }
 
