@@ -41,14 +41,14 @@ class Engine:
 
 def start_engine(folder, *extra):
     command = [BINARY, "--data-dir", str(folder), "up", "--api-listen", "127.0.0.1:0", "--router-listen", "127.0.0.1:0", *extra]
-    log = open(pathlib.Path(folder) / "test.log", "ab")
+    log_path = pathlib.Path(f"{folder}.log")
+    log = open(log_path, "ab")
     process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     deadline = time.monotonic() + READY
     while not (pathlib.Path(folder) / "up.json").exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            text = (pathlib.Path(folder) / "test.log").read_text()
-            raise RuntimeError(f"`agent-sandbox up` did not become ready:\n{text}")
+            raise RuntimeError(f"`agent-sandbox up` did not become ready:\n{log_path.read_text()}")
         time.sleep(0.02)
     return Engine(folder, process)
 
@@ -65,6 +65,7 @@ def engine():
         raise
     subprocess.run([BINARY, "--data-dir", FOLDER, "down", "--purge"], check=True, timeout=60)
     shutil.rmtree(FOLDER, ignore_errors=True)
+    os.unlink(f"{FOLDER}.log")
 
 
 @pytest.fixture

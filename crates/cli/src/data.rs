@@ -45,6 +45,13 @@ impl DataDir {
 
     /// Makes the folder, readable by its owner alone.
     pub(crate) fn create(&self) -> io::Result<()> {
+        if let Ok(mut entries) = fs::read_dir(&self.0) {
+            let foreign = entries.any(|entry| entry.is_ok_and(|entry| !self.contents().contains(&entry.path())));
+            if foreign {
+                let text = "it holds files that are not the engine's; choose an empty folder with --data-dir";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            }
+        }
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         fs::set_permissions(&self.0, std::os::unix::fs::PermissionsExt::from_mode(0o700))
     }
@@ -67,6 +74,13 @@ impl DataDir {
 
     pub(crate) fn log(&self) -> PathBuf {
         self.0.join("up.log")
+    }
+
+    /// Everything that an engine makes in its folder.
+    pub(crate) fn contents(&self) -> Vec<PathBuf> {
+        let partial = |path: PathBuf| [path.with_extension("partial"), path];
+        let files = [self.kubeconfig(), self.state()].into_iter().flat_map(partial);
+        files.chain([self.api(), self.node(), self.log()]).collect()
     }
 
     fn state(&self) -> PathBuf {
@@ -134,6 +148,16 @@ mod tests {
         assert!(data.running().is_none(), "another process has the pid now");
         data.retract();
         assert!(data.running().is_none());
+    }
+
+    #[test]
+    fn a_folder_with_other_peoples_files_is_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("thesis.txt"), "years").unwrap();
+        let before = fs::metadata(folder.path()).unwrap().permissions();
+        let error = DataDir(folder.path().to_path_buf()).create().unwrap_err();
+        assert!(error.to_string().contains("not the engine's"), "{error}");
+        assert_eq!(fs::metadata(folder.path()).unwrap().permissions(), before);
     }
 
     #[test]

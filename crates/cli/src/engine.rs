@@ -83,6 +83,10 @@ impl Engine {
             }
             if let Some(address) = config.router_listen {
                 let token = listener.as_ref().and_then(|listener| admin_token(listener.kubeconfig()));
+                anyhow::ensure!(
+                    token.is_some() || config.router_open,
+                    "the API gave out no token for the router to ask for"
+                );
                 let token = token.filter(|_| !config.router_open);
                 gateway = Some(Gateway::open(client.clone(), node.clone(), address, token, stop.child_token()).await?);
             }

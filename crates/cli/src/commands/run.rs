@@ -46,6 +46,7 @@ pub(crate) async fn run(args: RunArgs) -> Result<ExitCode> {
     };
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
     let engine = Engine::start(config).await?;
     let container = ContainerOptions {
         image: args.image.clone(),
@@ -68,6 +69,8 @@ pub(crate) async fn run(args: RunArgs) -> Result<ExitCode> {
         },
         _ = interrupt.recv() => Ok(ExitCode::from(INTERRUPTED)),
         _ = terminate.recv() => Ok(ExitCode::from(INTERRUPTED)),
+        // A closed terminal must not leave the sandbox behind: nobody could find it again.
+        _ = hangup.recv() => Ok(ExitCode::from(INTERRUPTED)),
     };
     engine.remove().await?;
     outcome

@@ -72,7 +72,7 @@ pub(crate) async fn down(global: &GlobalArgs, args: &DownArgs) -> Result<()> {
     }
     if args.purge {
         purge(&data)?;
-        return output::print(&format!("stopped; {} deleted\n", data.path().display()));
+        return output::print(&format!("stopped; the engine's data in {} is deleted\n", data.path().display()));
     }
     output::print("stopped; sandboxes and files are kept for the next `agent-sandbox up`\n")
 }
@@ -106,13 +106,20 @@ async fn stop_leftovers(data: &DataDir) -> Result<()> {
     Ok(())
 }
 
+/// Deletes what the engine made, and the folder if that was all there was in it.
 fn purge(data: &DataDir) -> Result<()> {
-    match fs::remove_dir_all(data.path()) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot delete {}", data.path().display()))
+    for path in data.contents() {
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot delete {}", path.display()));
+            }
+            _ => {}
         }
-        _ => Ok(()),
     }
+    // A folder with anything else in it is the user's.
+    let _ = fs::remove_dir(data.path());
+    Ok(())
 }
 
 pub(crate) async fn status(global: &GlobalArgs, args: &StatusArgs) -> Result<()> {

@@ -44,13 +44,13 @@ impl IdBlocks {
         let Some(block) = from_next.copied().find(|block| !in_use.contains(block)) else { return Ok(None) };
         self.taken.insert(owner.to_owned(), block);
         self.next = block + 1;
-        records::replace(&self.file, &self.taken)?;
+        records::replace_durably(&self.file, &self.taken)?;
         Ok(Some(self.first_id + block * BLOCK_SIZE))
     }
 
     pub(crate) fn forget(&mut self, owner: &str) -> io::Result<()> {
         match self.taken.remove(owner) {
-            Some(_) => records::replace(&self.file, &self.taken),
+            Some(_) => records::replace_durably(&self.file, &self.taken),
             None => Ok(()),
         }
     }

@@ -129,7 +129,7 @@ impl ImageStore {
     fn remember(&self, canonical: &str, stored: StoredImage) -> Result<(), ImageError> {
         let mut known = self.known.lock();
         known.insert(canonical.to_owned(), stored);
-        records::replace(&self.dir.join("images.json"), &*known)
+        records::replace_durably(&self.dir.join("images.json"), &*known)
             .map_err(|source| ImageError::Store { step: "saving the list of images".to_owned(), source })
     }
 
@@ -158,7 +158,7 @@ impl ImageStore {
         let step = |source| ImageError::Store { step: "removing unused layers".to_owned(), source };
         let mut known = self.known.lock();
         known.retain(|_, image| used.contains(&image.digest));
-        records::replace(&self.dir.join("images.json"), &*known).map_err(step)?;
+        records::replace_durably(&self.dir.join("images.json"), &*known).map_err(step)?;
         let needed: BTreeSet<_> = known.values().flat_map(|image| &image.diff_ids).collect();
         let mut freed = 0;
         let Ok(entries) = fs::read_dir(self.dir.join("layers")) else { return Ok(0) };

@@ -262,8 +262,13 @@ fn settle(
 fn give_streams(ids: IdMode, found: &FoundUser) -> Step<()> {
     let Some((uid, gid)) = host_ids(ids, found) else { return Ok(()) };
     for stream in [rustix::stdio::stdout(), rustix::stdio::stderr()] {
+        // Anything else, /dev/null above all, belongs to the host: root could give it away, and the sandbox would own it.
+        let mode = rustix::fs::fstat(stream).step("looking at a stream")?.st_mode;
+        if rustix::fs::FileType::from_raw_mode(mode) != rustix::fs::FileType::Fifo {
+            continue;
+        }
         match rustix::fs::fchown(stream, Some(rustix::fs::Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid))) {
-            // A stream that is not a pipe of ours (a file given by a caller) stays as it is.
+            // A pipe that is not ours to give stays as it is.
             Ok(()) | Err(rustix::io::Errno::PERM | rustix::io::Errno::INVAL | rustix::io::Errno::ROFS) => {}
             Err(error) => return Err(("giving the streams to the user", error.into())),
         }

@@ -15,7 +15,7 @@ pub(crate) fn ensure(
     digest: &str,
     root: Option<u32>,
 ) -> io::Result<PathBuf> {
-    let folder = base.join(owner).join(container);
+    let folder = base.join(one_name(owner)?).join(one_name(container)?);
     let mark = folder.join("digest");
     match fs::read_to_string(&mark) {
         Ok(found) if found == digest => return Ok(folder),
@@ -35,9 +35,20 @@ pub(crate) fn ensure(
             lchown(&path, Some(id), Some(id))?;
         }
     }
-    // Last: only a complete layer has it.
-    fs::write(mark, digest)?;
+    // Last: only a complete layer has it, also after a loss of power.
+    let mut file = fs::File::create(mark)?;
+    io::Write::write_all(&mut file, digest.as_bytes())?;
+    file.sync_all()?;
     Ok(folder)
+}
+
+/// Refuses what would lead out of the folder it is joined to.
+pub(crate) fn one_name(name: &str) -> io::Result<&str> {
+    let mut parts = Path::new(name).components();
+    match (parts.next(), parts.next()) {
+        (Some(std::path::Component::Normal(only)), None) if only == name => Ok(name),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is not the name of a folder"))),
+    }
 }
 
 /// Removes a tree whatever the modes inside say; a missing one is fine. Links are removed, never followed.
@@ -81,6 +92,17 @@ pub(crate) fn disk_usage(path: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_from_outside_never_lead_out_of_the_folder() {
+        for wrong in ["", "/", "/etc", "..", ".", "a/b", "a/..", "../a", "a/"] {
+            assert!(one_name(wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!(one_name("6ec4ce84-0929").unwrap(), "6ec4ce84-0929");
+        let folder = tempfile::tempdir().unwrap();
+        assert!(ensure(folder.path(), "/", "etc", "d", None).is_err());
+        assert!(ensure(folder.path(), "o", "../../etc", "d", None).is_err());
+    }
 
     #[test]
     fn a_layer_is_kept_for_the_same_image_and_dropped_for_another() {

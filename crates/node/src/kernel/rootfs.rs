@@ -315,12 +315,12 @@ fn open_sub_path(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
         current = match open() {
             Ok(found) => found,
             Err(rustix::io::Errno::NOENT) => {
-                let mode = Mode::from_raw_mode(model.st_mode & 0o7777);
-                rustix::fs::mkdirat(&current, name, mode)?;
-                // The umask may have narrowed it.
-                rustix::fs::chmodat(&current, name, mode, AtFlags::empty())?;
-                let owner = (Uid::from_raw(model.st_uid), Gid::from_raw(model.st_gid));
-                rustix::fs::chownat(&current, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)?;
+                rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(0o700))?;
+                // By descriptor: whoever else writes to the volume may have put a link in its place meanwhile.
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let made = rustix::fs::openat(&current, name, flags, Mode::empty())?;
+                rustix::fs::fchown(&made, Some(Uid::from_raw(model.st_uid)), Some(Gid::from_raw(model.st_gid)))?;
+                rustix::fs::fchmod(&made, Mode::from_raw_mode(model.st_mode & 0o7777))?;
                 open()?
             }
             Err(error) => return Err(error.into()),

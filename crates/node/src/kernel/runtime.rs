@@ -266,8 +266,8 @@ impl PodRuntime for KernelRuntime {
         if self.holders.lock().contains_key(owner) {
             return Err(RuntimeError::Refused(format!("a Pod of owner {owner} still exists")));
         }
-        let folder = self.layers_dir().join(owner);
         let step = |source| RuntimeError::Kernel { step: "removing kept layers".to_owned(), source };
+        let folder = self.layers_dir().join(layers::one_name(owner).map_err(step)?);
         tokio::task::spawn_blocking(move || layers::remove_tree(&folder))
             .await
             .map_err(|_| RuntimeError::Timeout("removing kept layers"))?

@@ -25,7 +25,12 @@ pub struct Naming<'a> {
 /// that they outlive its sandbox and go with its object.
 pub fn owner(pod: &Pod) -> String {
     let controller = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
-    controller.map_or_else(|| own_key(pod), |o| o.uid.clone())
+    controller.filter(|o| is_plain(&o.uid)).map_or_else(|| own_key(pod), |o| o.uid.clone())
+}
+
+/// A uid as Kubernetes makes them. The API takes any text in an owner reference, and this one becomes the name of a folder.
+fn is_plain(uid: &str) -> bool {
+    !uid.is_empty() && uid.len() <= 64 && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 /// The key of a Pod that nobody controls.
@@ -199,6 +204,20 @@ mod tests {
             dns: Some("10.9.0.1".parse().unwrap()),
             cluster_domain: "cluster.local",
             host_resolv_conf: "# x\nnameserver 192.0.2.53\nsearch corp\noptions edns0 ndots:2\n",
+        }
+    }
+
+    #[test]
+    fn an_owner_whose_uid_is_no_uid_owns_nothing() {
+        let owned = |uid: &str| {
+            let mut pod = pod(json!({}));
+            let owner = json!([{"apiVersion": "v1", "kind": "K", "name": "n", "uid": uid, "controller": true}]);
+            pod.metadata.owner_references = serde_json::from_value(owner).unwrap();
+            super::owner(&pod)
+        };
+        assert_eq!(owned("6ec4ce84-0929-4488-b8a9-7e619f07ba60"), "6ec4ce84-0929-4488-b8a9-7e619f07ba60");
+        for wrong in ["/", "..", "a/b", "../../etc", &"a".repeat(65), "a.b"] {
+            assert_eq!(owned(wrong), "pod-u", "{wrong}");
         }
     }
 

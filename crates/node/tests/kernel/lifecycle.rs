@@ -129,3 +129,24 @@ async fn a_restarted_node_finds_its_pods_and_what_ended_meanwhile() {
     assert_eq!(node.exec("p1", "stays", &["echo", "still here"]).await.1, "still here\n");
     node.runtime.remove_pod("p1").await.unwrap();
 }
+
+/// A command without standard error gets /dev/null, which belongs to the host and must stay so.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_hosts_devices_are_never_given_away() {
+    use std::os::unix::fs::MetadataExt;
+    let owner = || std::fs::metadata("/dev/null").map(|found| (found.uid(), found.gid(), found.mode())).unwrap();
+    let node = Node::start().await;
+    let before = owner();
+    let uid = "devices";
+    node.runtime.create_pod(pod(uid)).await.unwrap();
+    node.runtime.start_container(uid, node.container(uid, "c", &["sleep", "100"]).await).await.unwrap();
+    let request = agent_sandbox_node::runtime::ExecRequest {
+        command: vec!["sh".into(), "-c".into(), "chmod 000 /proc/self/fd/2 2>&1; true".into()],
+        stdout: true,
+        ..Default::default()
+    };
+    let session = node.runtime.exec(uid, "c", request).await.unwrap();
+    assert_eq!(session.exit.await.unwrap().code, 0);
+    assert_eq!(owner(), before);
+    node.runtime.remove_pod(uid).await.unwrap();
+}

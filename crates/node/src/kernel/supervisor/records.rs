@@ -95,6 +95,19 @@ pub(crate) fn replace<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
+/// As [`replace`], and still whole after a loss of power: for records that outlive the machine's uptime.
+pub(crate) fn replace_durably<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
+    let temporary = path.with_extension("tmp");
+    let mut file = fs::File::create(&temporary)?;
+    file.write_all(&serde_json::to_vec(record).map_err(io::Error::other)?)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    match path.parent() {
+        Some(folder) => fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<T> {
     serde_json::from_slice(&fs::read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
