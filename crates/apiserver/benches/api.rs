@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_sandbox_apiserver::{ApiServer, Config, Converter};
+use agent_sandbox_apiserver::{ApiServer, Config, Converter, store::Moment};
 use futures::StreamExt as _;
 use kube::{
     Api,
@@ -159,8 +159,8 @@ async fn delivery(folder: &Path) {
     load_crds(&server).await;
     let api: Api<DynamicObject> = Api::namespaced_with(server.client(), "default", &sandboxes());
     let (sender, mut committed) = tokio::sync::mpsc::unbounded_channel();
-    server.store().observe(move |storage, _| {
-        if &**storage == "agents.x-k8s.io/sandboxes" {
+    server.store().observe(move |storage, _, moment| {
+        if moment == Moment::BeforeShown && &**storage == "agents.x-k8s.io/sandboxes" {
             let _ = sender.send(Instant::now());
         }
     });
