@@ -182,7 +182,8 @@ async fn sandboxes_do_not_see_each_other() {
     for uid in ["one", "two"] {
         node.runtime.create_pod(pod(uid)).await.unwrap();
     }
-    let server = "import socket\ns=socket.create_server(('127.0.0.1', 7000))\nopen('/home/user/mine','w').write('x')\nprint('up', flush=True)\ns.accept()";
+    // It goes on accepting: were it to end, the namespace would go, and the command that asks in it.
+    let server = "import socket\ns=socket.create_server(('127.0.0.1', 7000))\nopen('/home/user/mine','w').write('x')\nprint('up', flush=True)\nwhile True: s.accept()";
     let spec = node.container("one", "c", &["python3", "-c", server]).await;
     let neighbour = node.runtime.start_container("one", spec).await.unwrap();
     node.runtime.start_container("two", node.container("two", "c", &["sleep", "1000"]).await).await.unwrap();
