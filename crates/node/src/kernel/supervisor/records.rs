@@ -87,25 +87,28 @@ fn parse_start_time(stat: &str) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// Replaces a record, whole or not at all.
 pub(crate) fn replace<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
-    let temporary = path.with_extension("tmp");
-    let mut file = fs::File::create(&temporary)?;
-    file.write_all(&serde_json::to_vec(record).map_err(io::Error::other)?)?;
-    drop(file);
-    fs::rename(&temporary, path)
+    let (temporary, _) = write_beside(path, record)?;
+    fs::rename(temporary, path)
 }
 
 /// As [`replace`], and still whole after a loss of power: for records that outlive the machine's uptime.
 pub(crate) fn replace_durably<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
-    let temporary = path.with_extension("tmp");
-    let mut file = fs::File::create(&temporary)?;
-    file.write_all(&serde_json::to_vec(record).map_err(io::Error::other)?)?;
+    let (temporary, file) = write_beside(path, record)?;
     file.sync_all()?;
-    fs::rename(&temporary, path)?;
+    fs::rename(temporary, path)?;
     match path.parent() {
         Some(folder) => fs::File::open(folder)?.sync_all(),
         None => Ok(()),
     }
+}
+
+fn write_beside<T: Serialize>(path: &Path, record: &T) -> io::Result<(PathBuf, fs::File)> {
+    let temporary = path.with_extension("tmp");
+    let mut file = fs::File::create(&temporary)?;
+    file.write_all(&serde_json::to_vec(record).map_err(io::Error::other)?)?;
+    Ok((temporary, file))
 }
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<T> {
