@@ -1,0 +1,203 @@
+"""Renders the reference pages from what the product itself says: its CRDs, its help texts, its metrics, its sources' enums, its OpenAPI.
+
+`python tests/docs/reference.py` writes docs/reference; test_reference.py fails when a committed page differs.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(os.environ.get("AGENT_SANDBOX_BIN", ROOT / "target" / "debug" / "agent-sandbox"))
+DESTINATION = ROOT / "docs" / "reference"
+
+
+def generated_from(source):
+    return f"<!-- Generated from {source} by `make generate`; do not edit. -->\n\n"
+
+
+# --- custom resources
+
+# Kubernetes' own structures are described by Kubernetes.
+FOREIGN = {"podTemplate.spec": "a Kubernetes PodSpec", "volumeClaimTemplates[].spec": "a Kubernetes PersistentVolumeClaimSpec"}
+
+
+def resources():
+    page = generated_from("`deploy/crds`") + "# Custom resources\n\nThe stored version is `v1beta1`; `v1alpha1` is served and converted both ways without loss.\n"
+    for file in sorted((ROOT / "deploy" / "crds").glob("*.yaml")):
+        crd = yaml.safe_load(file.read_text())
+        names, group = crd["spec"]["names"], crd["spec"]["group"]
+        page += f"\n## {names['kind']}\n\n`{group}`, short names: {', '.join(f'`{name}`' for name in names.get('shortNames', [])) or 'none'}\n"
+        for version in sorted(crd["spec"]["versions"], key=lambda version: version["name"], reverse=True):
+            page += f"\n### {names['kind']} {version['name']}\n"
+            if version.get("deprecated"):
+                page += f"\n!!! warning \"Deprecated\"\n    {version.get('deprecationWarning', 'Use v1beta1.')}\n"
+            columns = version.get("additionalPrinterColumns", [])
+            if columns:
+                page += f"\nColumns of `kubectl get`: {', '.join(column['name'] for column in columns)}.\n"
+            schema = version["schema"]["openAPIV3Schema"]
+            for part in ("spec", "status"):
+                rows = list(fields(schema["properties"].get(part, {}), ""))
+                if rows:
+                    page += f"\n**{part}**\n\n| field | type | meaning |\n|---|---|---|\n" + "".join(rows)
+    return page
+
+
+def fields(schema, prefix):
+    required = set(schema.get("required", []))
+    for name, field in sorted(schema.get("properties", {}).items()):
+        path = f"{prefix}{name}"
+        yield f"| `{path}` | {kind(field)}{' **required**' if name in required else ''} | {meaning(field, path)} |\n"
+        if any(path.endswith(known) for known in FOREIGN):
+            continue
+        inner = field.get("items", field)
+        yield from fields(inner, f"{path}{'[]' if 'items' in field else ''}.")
+
+
+def kind(field):
+    if "items" in field:
+        return f"list of {kind(field['items'])}"
+    if field.get("x-kubernetes-int-or-string"):
+        return "number or string"
+    if "additionalProperties" in field:
+        return "map"
+    return field.get("format") or field.get("type", "object")
+
+
+def meaning(field, path):
+    foreign = next((text for known, text in FOREIGN.items() if path.endswith(known)), None)
+    parts = [foreign or field.get("description", "")]
+    if "enum" in field:
+        parts.append("One of " + ", ".join(f"`{value}`" for value in field["enum"]) + ".")
+    if "default" in field:
+        parts.append(f"Default `{json.dumps(field['default'])}`.")
+    for rule in field.get("x-kubernetes-validations", []):
+        parts.append(f"Rule: {rule.get('message', rule['rule'])}.")
+    return " ".join(part.strip() for part in parts if part).replace("\n", " ").replace("|", "\\|")
+
+
+# --- command line
+
+def say(*words):
+    environment = {"PATH": os.environ["PATH"], "NO_COLOR": "1", "COLUMNS": "100", "HOME": "/"}
+    done = subprocess.run([BINARY, *words], capture_output=True, text=True, env=environment, timeout=30)
+    return (done.stdout or done.stderr).rstrip()
+
+
+def command_line():
+    page = generated_from("`agent-sandbox help`") + "# Command line\n\nEvery command explains itself: `agent-sandbox help COMMAND`.\n"
+    for words in commands([]):
+        text = re.sub(rf"\[default: {re.escape(str(BINARY))}\]", "", say(*words, "--help"))
+        page += f"\n{'#' * min(2 + max(len(words) - 1, 0), 4)} agent-sandbox {' '.join(words)}".rstrip() + f"\n\n```text\n{text}\n```\n"
+    return page
+
+
+def commands(words):
+    """This command and every command below it. The controller and router have pages of their own."""
+    yield words
+    listed = re.search(r"^Commands:\n((?:  .*\n|\n(?=  ))+)", say(*words, "--help") + "\n", re.M)
+    for name in re.findall(r"^  ([a-z-]+)", listed[1], re.M) if listed else []:
+        if name not in ("help", "controller", "router"):
+            yield from commands([*words, name])
+
+
+def controller_settings():
+    return (
+        generated_from("`agent-sandbox controller --help`")
+        + "# Controller settings\n\nUpstream's flags, with upstream's defaults; a few more are ours. All mistakes are reported at once.\n\n```text\n"
+        + say("controller", "--help")
+        + "\n```\n"
+    )
+
+
+# --- conditions and events
+
+ENUMS = [
+    ("Ready of a Sandbox", "sandbox.rs", "SandboxReady"),
+    ("Suspended of a Sandbox", "sandbox.rs", "SandboxSuspended"),
+    ("PodScheduled of a Sandbox", "sandbox.rs", "PodScheduling"),
+    ("Ready of a claim", "claim.rs", "ClaimReady"),
+]
+EVENTS = {
+    "SandboxAdopted": ("SandboxClaim", "a warm sandbox was given to the claim"),
+    "SandboxProvisioned": ("SandboxClaim", "a new sandbox was made for the claim"),
+    "ClaimExpired": ("SandboxClaim", "the claim's time is over; the note says what happens to it"),
+    "WarmPoolNotProgressing": ("SandboxWarmPool", "members do not become ready; the note says why"),
+}
+
+
+def conditions():
+    page = generated_from("`crates/api/src/conditions`") + (
+        "# Conditions, reasons and events\n\nReasons are stable words: match on them, never on messages.\n"
+    )
+    for title, file, name in ENUMS:
+        source = (ROOT / "crates/api/src/conditions" / file).read_text()
+        body = re.search(rf"pub enum {name} \{{\n(.*?)\n\}}", source, re.S)[1]
+        reasons = dict(re.findall(r"Self::(\w+)[^=|]*?=>[^;]*?Reason::(\w+)", implementation(source, name)))
+        page += f"\n## {title}\n\n| case | reason | meaning |\n|---|---|---|\n"
+        for text, variant in re.findall(r"((?:    ///[^\n]*\n)+)    (\w+)", body + "\n"):
+            words = " ".join(line.strip().removeprefix("///").strip() for line in text.splitlines())
+            page += f"| {variant} | {f'`{reasons[variant]}`' if variant in reasons else 'the Pod’s own' if variant == 'Mirrored' else '`PodSucceeded` or `PodFailed`' if variant == 'Finished' else '`ClaimExpired`' if variant == 'Expired' else f'`{variant}`'} | {words} |\n"
+    page += "\n## Events of the controller\n\n| reason | on | meaning |\n|---|---|---|\n"
+    page += "".join(f"| `{reason}` | {kind} | {text} |\n" for reason, (kind, text) in EVENTS.items())
+    return page
+
+
+def implementation(source, name):
+    return re.search(rf"impl {name} \{{\n(.*?)\n\}}", source, re.S)[1]
+
+
+# --- HTTP
+
+def http():
+    document = json.loads((ROOT / "crates/sandboxd/src/native/openapi.json").read_text())
+    page = generated_from("`crates/sandboxd/src/native/openapi.json`") + (
+        f"# HTTP API of sandboxd\n\n{document['info']['description']} A running daemon serves this document as OpenAPI at `/sandbox/v1/openapi.json`.\n"
+        "\n| call | parameters | what it does |\n|---|---|---|\n"
+    )
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            if method == "parameters":
+                continue
+            parameters = [*calls.get("parameters", []), *call.get("parameters", [])]
+            names = ", ".join(f"`{resolve(document, parameter)['name']}`" for parameter in parameters)
+            page += f"| `{method.upper()} {path}` | {names} | {call.get('summary', '')} |\n"
+    page += "\n## Bodies\n"
+    for name, schema in document.get("components", {}).get("schemas", {}).items():
+        rows = [
+            f"| `{field}` | {kind_of_json(document, value)} | {value.get('description', '')} |\n"
+            for field, value in schema.get("properties", {}).items()
+        ]
+        if rows:
+            page += f"\n### {name}\n\n{schema.get('description', '')}\n\n| field | type | meaning |\n|---|---|---|\n" + "".join(rows)
+    return page
+
+
+def resolve(document, node):
+    if "$ref" not in node:
+        return node
+    for part in node["$ref"].removeprefix("#/").split("/"):
+        document = document[part]
+    return document
+
+
+def kind_of_json(document, value):
+    if "$ref" in value:
+        return value["$ref"].rsplit("/", 1)[1]
+    if value.get("type") == "array":
+        return f"list of {kind_of_json(document, value.get('items', {}))}"
+    kinds = value.get("type", "any")
+    return " or ".join(kinds) if isinstance(kinds, list) else kinds
+
+
+PAGES = {"resources.md": resources, "cli.md": command_line, "controller-settings.md": controller_settings, "conditions.md": conditions, "http.md": http}
+
+if __name__ == "__main__":
+    DESTINATION.mkdir(exist_ok=True)
+    for name, render in PAGES.items():
+        (DESTINATION / name).write_text(render())
+        print(f"docs/reference/{name}")

@@ -1,0 +1,96 @@
+"""The dashboard, the rules and the list of metrics are true: real Prometheus, real processes."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from conftest import ROOT, RULES, fetch, wait_for
+
+KIT = ROOT / "deploy" / "observability"
+sys.path.insert(0, str(KIT))
+import dashboard  # noqa: E402
+
+QUERIES = [(entry[0], query) for _, entries in dashboard.ROWS for entry in entries for query, _ in entry[4]]
+# A failure that did not happen has no series; these queries are right to be empty on a healthy engine.
+THRESHOLD = re.compile(r"\s[<>]\s(?:\d[\d.]*|2 \* .*)$")
+
+
+def test_the_committed_dashboard_is_current():
+    assert json.loads((KIT / "dashboard.json").read_text()) == dashboard.dashboard(), "run `make generate`"
+
+
+@pytest.mark.parametrize("title,query", QUERIES, ids=[f"{title}-{index}" for index, (title, _) in enumerate(QUERIES)])
+def test_each_query_of_the_dashboard_returns_data(prometheus, title, query):
+    expression = query.replace("$__rate_interval", "1m")
+    wait_for(f"data for {title}: {expression}", lambda: prometheus.query(expression), seconds=20)
+
+
+def test_each_rule_is_evaluated(prometheus):
+    def healthy():
+        rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+        return len(rules) == 9 and all(rule["health"] == "ok" for rule in rules)
+
+    wait_for("an evaluation of every rule", healthy)
+
+
+@pytest.mark.parametrize("rule", yaml.safe_load(RULES.read_text())["groups"][0]["rules"], ids=lambda rule: rule.get("alert") or rule["record"])
+def test_each_rule_looks_at_something_that_is_there(prometheus, rule):
+    """Without its threshold, every alert's expression has data; and nothing fires on a healthy engine that leads."""
+    expression = THRESHOLD.sub("", rule["expr"])
+    metrics = re.findall(r"[a-z_:0-9]+(?=\{|\[|\)| [<>]|$)", expression)
+    if rule.get("alert") in ("ControllerFailing", "RouterErrors", "RouterDenials", "PoolNotFilling") or "failures" in rule.get("record", ""):
+        # Ratios of things that may not have happened: each metric must be known to the engine.
+        known = [name for name in metrics if name.startswith(("agent_sandbox", "sandbox_router", "controller_runtime"))]
+        assert known, expression
+        page = prometheus.get("label/__name__/values")
+        recorded = {rule["record"] for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"] if "record" in rule}
+        missing = [name for name in known if name not in page and name not in recorded and not name.endswith("errors_total")]
+        assert not missing, missing
+    else:
+        wait_for(f"data for {expression}", lambda: prometheus.query(expression), seconds=20)
+
+
+def test_rules_pass_promtool():
+    if shutil.which("promtool") is None:
+        pytest.fail("promtool is not installed") if os.environ.get("CI") else pytest.skip("promtool is not installed")
+    for words in (["check", "rules", "rules.yaml"], ["test", "rules", "rules.test.yaml"]):
+        done = subprocess.run(["promtool", *words], cwd=KIT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_runbook():
+    page = (ROOT / "docs" / "operations" / "alerts.md").read_text()
+    for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]:
+        if "alert" in rule:
+            anchor = rule["annotations"]["runbook_url"].split("#")[1]
+            assert f"{{ #{anchor} }}" in page, rule["alert"]
+
+
+def test_the_list_of_metrics_is_current(engine):
+    page = fetch(f"http://{engine.metrics}/metrics")
+    rendered = render_reference(page)
+    path = ROOT / "docs" / "reference" / "metrics.md"
+    if os.environ.get("AGENT_SANDBOX_GENERATE"):
+        path.write_text(rendered)
+    assert path.read_text() == rendered, "run with AGENT_SANDBOX_GENERATE=1"
+
+
+def render_reference(page):
+    families = {}
+    for kind, name, text in re.findall(r"^# (HELP|TYPE) (\S+) (.*)$", page, re.M):
+        families.setdefault(name, {})[kind] = text
+    rows = "".join(
+        f"| `{name}{'_total' if family['TYPE'] == 'counter' and not name.endswith('_total') else ''}` | {family['TYPE']} | {family.get('HELP', '')} |\n"
+        for name, family in sorted(families.items())
+    )
+    return (
+        "<!-- Generated from a running engine's metrics by `make generate`; do not edit. -->\n\n# Metrics\n\n"
+        "Of controller and router. A process shows those of its own part.\n\n| name | type | meaning |\n|---|---|---|\n" + rows
+    )
