@@ -23,7 +23,8 @@ def generated_from(source):
 # --- custom resources
 
 # Kubernetes' own structures are described by Kubernetes.
-FOREIGN = {"podTemplate.spec": "a Kubernetes PodSpec", "volumeClaimTemplates[].spec": "a Kubernetes PersistentVolumeClaimSpec"}
+FOREIGN = {"podTemplate.spec": "a Kubernetes PodSpec", "volumeClaimTemplates[].spec": "a Kubernetes PersistentVolumeClaimSpec",
+           "networkPolicy.egress": "rules as in a Kubernetes NetworkPolicy", "networkPolicy.ingress": "rules as in a Kubernetes NetworkPolicy"}
 
 
 def resources():

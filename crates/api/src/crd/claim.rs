@@ -57,7 +57,7 @@ fn spec() -> Value {
                 "description": "When the claim ends, and how.",
                 "type": "object",
                 "properties": {
-                    "shutdownTime": schema::time(),
+                    "shutdownTime": schema::described(schema::time(), "When the claim ends."),
                     "ttlSecondsAfterFinished": {
                         "description": "Seconds from the end of the Sandbox's Pod to the end of the claim.",
                         "type": "integer",
@@ -78,7 +78,11 @@ fn spec() -> Value {
                 "items": {
                     "type": "object",
                     "required": ["name", "value"],
-                    "properties": { "name": schema::text(), "value": schema::text(), "containerName": schema::text() },
+                    "properties": {
+                        "name": schema::described(schema::text(), "The variable."),
+                        "value": schema::described(schema::text(), "Its value."),
+                        "containerName": schema::described(schema::text(), "The container it is for; absent, the first one."),
+                    },
                 },
             },
         },
@@ -91,8 +95,12 @@ fn status() -> Value {
         "properties": {
             "conditions": schema::conditions(),
             "sandbox": {
+                "description": "The Sandbox that serves the claim.",
                 "type": "object",
-                "properties": { "name": schema::text(), "podIPs": schema::text_list() },
+                "properties": {
+                    "name": schema::described(schema::text(), "Its name."),
+                    "podIPs": schema::described(schema::text_list(), "Addresses of its Pod."),
+                },
             },
         },
     })

@@ -21,7 +21,7 @@ pub(super) fn definition() -> Value {
     let mut v1alpha1 = spec();
     v1alpha1["required"] = json!(["replicas", "sandboxTemplateRef"]);
     let mut v1beta1_status = status();
-    v1beta1_status["properties"]["observedGeneration"] = json!({ "type": "integer", "format": "int64", "minimum": 0 });
+    v1beta1_status["properties"]["observedGeneration"] = schema::observed_generation();
     let version = |spec, status| Version {
         spec,
         status: Some(status),
@@ -44,6 +44,7 @@ fn spec() -> Value {
             },
             "sandboxTemplateRef": schema::described(schema::name_ref(), "The SandboxTemplate, of the same namespace, to make them from."),
             "updateStrategy": {
+                "description": "What becomes of waiting Sandboxes when the template changes.",
                 "type": "object",
                 "properties": {
                     "type": schema::described(
@@ -57,10 +58,14 @@ fn spec() -> Value {
 }
 
 fn status() -> Value {
-    let count = || json!({ "type": "integer", "format": "int32" });
+    let count = |description: &str| json!({ "description": description, "type": "integer", "format": "int32" });
     json!({
         "type": "object",
-        "properties": { "replicas": count(), "readyReplicas": count(), "selector": schema::text() },
+        "properties": {
+            "replicas": count("Unclaimed Sandboxes that exist."),
+            "readyReplicas": count("Those that are Ready."),
+            "selector": schema::described(schema::text(), "Label selector of the Sandboxes, for autoscalers."),
+        },
     })
 }
 

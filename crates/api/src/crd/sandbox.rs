@@ -31,9 +31,10 @@ pub(super) fn definition(kubernetes: &Schemas) -> Value {
         "default": 1,
     });
     let mut v1beta1_status = status();
-    v1beta1_status["properties"]["nodeName"] = schema::text();
+    v1beta1_status["properties"]["nodeName"] = schema::described(schema::text(), "The node that runs the Pod.");
     let mut v1alpha1_status = status();
-    v1alpha1_status["properties"]["replicas"] = json!({ "type": "integer", "format": "int32", "minimum": 0 });
+    v1alpha1_status["properties"]["replicas"] =
+        json!({ "description": "1 while it should run, else 0.", "type": "integer", "format": "int32", "minimum": 0 });
     super::definition(
         &names,
         Version {
@@ -80,10 +81,10 @@ fn status() -> Value {
         "type": "object",
         "properties": {
             "conditions": schema::conditions(),
-            "service": schema::text(),
-            "serviceFQDN": schema::text(),
-            "selector": schema::text(),
-            "podIPs": schema::text_list(),
+            "service": schema::described(schema::text(), "The headless Service's name."),
+            "serviceFQDN": schema::described(schema::text(), "The Service's DNS name."),
+            "selector": schema::described(schema::text(), "Label selector of the Pod."),
+            "podIPs": schema::described(schema::text_list(), "Addresses of the Pod."),
         },
     })
 }

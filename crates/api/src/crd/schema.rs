@@ -29,11 +29,14 @@ pub(super) fn described(mut schema: Value, description: &str) -> Value {
 
 /// `{name}`, required.
 pub(super) fn name_ref() -> Value {
-    json!({ "type": "object", "required": ["name"], "properties": { "name": text() } })
+    json!({ "type": "object", "required": ["name"], "properties": { "name": described(text(), "Its name.") } })
 }
 
 pub(super) fn pod_metadata() -> Value {
-    json!({ "type": "object", "properties": { "labels": text_map(), "annotations": text_map() } })
+    json!({
+        "type": "object",
+        "properties": { "labels": described(text_map(), "Labels."), "annotations": described(text_map(), "Annotations.") },
+    })
 }
 
 pub(super) fn pod_template(kubernetes: &Schemas) -> Value {
@@ -58,8 +61,13 @@ pub(super) fn volume_claim_templates(kubernetes: &Schemas) -> Value {
             "required": ["spec"],
             "properties": {
                 "metadata": {
+                    "description": "What the claim is called and marked with.",
                     "type": "object",
-                    "properties": { "name": text(), "labels": text_map(), "annotations": text_map() },
+                    "properties": {
+                        "name": described(text(), "The volume's name; the claim is called NAME-SANDBOX."),
+                        "labels": described(text_map(), "Labels of the claim."),
+                        "annotations": described(text_map(), "Annotations of the claim."),
+                    },
                 },
                 "spec": kubernetes.expand("PersistentVolumeClaimSpec"),
             },
@@ -77,22 +85,25 @@ pub(super) fn service() -> Value {
 /// A list of metav1.Condition; atomic, because it has a single writer.
 pub(super) fn conditions() -> Value {
     json!({
+        "description": "What holds now, and why.",
         "type": "array",
         "items": {
             "type": "object",
             "required": ["lastTransitionTime", "message", "reason", "status", "type"],
             "properties": {
-                "lastTransitionTime": time(),
-                "message": { "type": "string", "maxLength": 32768 },
-                "observedGeneration": { "type": "integer", "format": "int64", "minimum": 0 },
+                "lastTransitionTime": described(time(), "When the status last changed."),
+                "message": { "description": "For people.", "type": "string", "maxLength": 32768 },
+                "observedGeneration": observed_generation(),
                 "reason": {
+                    "description": "For programs: one stable word.",
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 1024,
                     "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
                 },
-                "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
+                "status": { "description": "Whether it holds.", "type": "string", "enum": ["True", "False", "Unknown"] },
                 "type": {
+                    "description": "What the condition is about.",
                     "type": "string",
                     "maxLength": 316,
                     "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
@@ -100,6 +111,11 @@ pub(super) fn conditions() -> Value {
             },
         },
     })
+}
+
+/// The generation of the spec that a status speaks of.
+pub(super) fn observed_generation() -> Value {
+    json!({ "description": "The generation of the spec that this is about.", "type": "integer", "format": "int64", "minimum": 0 })
 }
 
 pub(super) fn text_list() -> Value {
