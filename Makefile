@@ -62,3 +62,7 @@ manifests: ## Render the CRDs into deploy/crds
 .PHONY: deploy
 deploy: manifests ## Apply the CRDs to the cluster of the current kubeconfig
 	kubectl apply -f deploy/crds
+
+.PHONY: docs
+docs: ## Build the documentation site into target/site
+	@scripts/docs
