@@ -12,7 +12,7 @@ EMBED := $(TARGET_DIR)/embed/sandboxd
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-19s %s\n", $$1, $$2}'
 
 .PHONY: setup
 setup: ## Check the toolchain, and say what is missing and how to get it
@@ -66,3 +66,11 @@ deploy: manifests ## Apply the CRDs to the cluster of the current kubeconfig
 .PHONY: docs
 docs: ## Build the documentation site into target/site
 	@scripts/docs
+
+.PHONY: control-plane
+control-plane: setup ## Start a real Kubernetes control plane with fake nodes on this machine
+	@scripts/control-plane up
+
+.PHONY: control-plane-down
+control-plane-down: ## Stop it
+	@scripts/control-plane down

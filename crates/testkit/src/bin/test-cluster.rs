@@ -1,0 +1,55 @@
+//! Runs a cluster for tests until it is told to stop: `test-cluster real|embedded FOLDER [--audit] [APISERVER-FLAG...]`.
+//!
+//! `real` is a Kubernetes control plane with two fake nodes; `embedded` is our own API with a simulated kubelet. Either writes
+//! FOLDER/kubeconfig, and FOLDER/ready when everything answers. With `--audit` the real one writes FOLDER/audit.log.
+
+use std::path::{Path, PathBuf};
+
+use agent_sandbox_apiserver::serve::ListenerConfig;
+use agent_sandbox_testkit::{Cluster, ControlPlane, ControlPlaneConfig, FakeNodes, Kubelet, KubeletConfig};
+use anyhow::{Context, bail};
+use tokio::signal::unix::{SignalKind, signal};
+
+const USAGE: &str = "usage: test-cluster real|embedded FOLDER [--audit] [APISERVER-FLAG...]";
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let (engine, folder) = (arguments.next().context(USAGE)?, PathBuf::from(arguments.next().context(USAGE)?));
+    let rest: Vec<String> = arguments.collect();
+    match engine.as_str() {
+        "real" => real(&folder, rest).await,
+        "embedded" => embedded(&folder).await,
+        _ => bail!(USAGE),
+    }
+}
+
+async fn real(folder: &Path, mut arguments: Vec<String>) -> anyhow::Result<()> {
+    let audit = arguments.iter().any(|argument| argument == "--audit");
+    arguments.retain(|argument| argument != "--audit");
+    let plane = ControlPlane::start(ControlPlaneConfig { audit, apiserver_arguments: arguments }).await?;
+    plane.add_fake_nodes(FakeNodes { count: 2, tainted: false }).await?;
+    if audit {
+        std::os::unix::fs::symlink(plane.audit_log(), folder.join("audit.log"))?;
+    }
+    std::fs::copy(plane.kubeconfig(), folder.join("kubeconfig"))?;
+    serve_until_stopped(folder).await
+}
+
+async fn embedded(folder: &Path) -> anyhow::Result<()> {
+    let cluster = Cluster::start().await?;
+    let config = ListenerConfig { kubeconfig: Some(folder.join("kubeconfig")), ..ListenerConfig::default() };
+    let _listener = cluster.api.listen(config).await?;
+    let _kubelet = Kubelet::start(cluster.client(), KubeletConfig::default());
+    serve_until_stopped(folder).await
+}
+
+async fn serve_until_stopped(folder: &Path) -> anyhow::Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    std::fs::write(folder.join("ready"), "")?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
