@@ -74,3 +74,6 @@ control-plane: setup ## Start a real Kubernetes control plane with fake nodes on
 .PHONY: control-plane-down
 control-plane-down: ## Stop it
 	@scripts/control-plane down
+.PHONY: release
+release: setup ## Build what a release ships into dist/
+	@scripts/release

@@ -66,7 +66,7 @@ def dashboard():
         "uid": "agent-sandbox", "title": "Agent Sandbox", "tags": ["agent-sandbox"], "schemaVersion": 39, "version": 1, "editable": True,
         "time": {"from": "now-1h", "to": "now"}, "refresh": "30s", "timezone": "browser", "panels": panels,
         "annotations": {"list": []}, "links": [],
-        "templating": {"list": [{"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}, "hide": 0}]},
+        "templating": {"list": [{"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus", "hide": 0}]},
     }
 
 

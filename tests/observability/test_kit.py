@@ -57,6 +57,26 @@ def test_each_rule_looks_at_something_that_is_there(prometheus, rule):
         wait_for(f"data for {expression}", lambda: prometheus.query(expression), seconds=20)
 
 
+def test_the_dashboard_fits_grafanas_published_schema(tmp_path):
+    """Grafana publishes the shape of a dashboard as types (`@grafana/schema`): the compiler checks ours against them, and a wrong one fails."""
+    if shutil.which("npm") is None:
+        pytest.fail("npm is not installed") if os.environ.get("CI") else pytest.skip("npm is not installed")
+    folder = subprocess.run(
+        [ROOT / "scripts" / "npm-cache", "grafana", "@grafana/schema@13", "typescript@5"], capture_output=True, text=True, timeout=300, check=True
+    ).stdout.strip()
+    (tmp_path / "node_modules").symlink_to(pathlib.Path(folder) / "node_modules")
+
+    def compiles(value):
+        (tmp_path / "check.ts").write_text(f'import type {{ Dashboard }} from "@grafana/schema";\nexport const ours: Dashboard = {json.dumps(value)};\n')
+        command = [tmp_path / "node_modules/.bin/tsc", "--noEmit", "--strict", "--skipLibCheck", "--module", "esnext", "--moduleResolution", "bundler", "--target", "es2022"]
+        done = subprocess.run([*command, "check.ts"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return done.returncode == 0, done.stdout
+
+    right, said = compiles(dashboard.dashboard())
+    assert right, said
+    assert not compiles({**dashboard.dashboard(), "templating": {"list": [{"name": 3}]}})[0]
+
+
 def test_rules_pass_promtool():
     if shutil.which("promtool") is None:
         pytest.fail("promtool is not installed") if os.environ.get("CI") else pytest.skip("promtool is not installed")
