@@ -1,0 +1,87 @@
+"""What `make release` makes can be installed, checked and run. Built with the quick profile: the packaging is what is tested."""
+
+import functools
+import hashlib
+import http.server
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tarfile
+import threading
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("release") / "dist"
+    done = subprocess.run([ROOT / "scripts" / "release"], env={**os.environ, "PROFILE": "dev", "DIST": str(folder)}, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def install(base, prefix):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(prefix), "PREFIX": str(prefix), "AGENT_SANDBOX_RELEASE": str(base)}
+    return subprocess.run(["sh", ROOT / "scripts" / "install.sh"], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_everything_has_its_checksum(dist):
+    listed = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text().splitlines())
+    present = {str(path.relative_to(dist)) for path in dist.rglob("*") if path.is_file() and path.name != "SHA256SUMS"}
+    assert set(listed) == present
+    for name, checksum in listed.items():
+        assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == checksum, name
+
+
+def test_installed_from_an_address_it_runs(dist, tmp_path):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(dist))
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = install(f"http://127.0.0.1:{server.server_port}", tmp_path)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    program = tmp_path / "bin" / "agent-sandbox"
+    # Another folder, no sandboxd beside it: the one file is a complete installation.
+    run = subprocess.run([program, "run", "--", "echo", "works"], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout) == (0, "works\n"), run.stderr
+    assert (tmp_path / "share" / "man" / "man1" / "agent-sandbox.1").stat().st_size > 1000
+
+
+def test_a_changed_archive_is_not_installed(dist, tmp_path):
+    changed = tmp_path / "changed"
+    shutil.copytree(dist, changed)
+    archive = next(changed.glob("agent-sandbox-*-linux-*.tar.gz"))
+    archive.write_bytes(archive.read_bytes() + b"!")
+    done = install(changed, tmp_path / "prefix")
+    assert done.returncode != 0 and "checksum" in done.stderr and not (tmp_path / "prefix" / "bin").exists(), done.stderr
+
+
+def test_without_a_place_to_install_from_it_says_so(tmp_path):
+    done = install(tmp_path / "nothing", tmp_path)
+    assert done.returncode != 0 and "there is no" in done.stderr
+
+
+def test_images_are_whole(dist):
+    """Each blob has the digest that refers to it, down from the index."""
+    for archive in dist.glob("*.oci.tar"):
+        with tarfile.open(archive) as tar:
+            blob = lambda entry: tar.extractfile("blobs/sha256/" + entry["digest"].removeprefix("sha256:")).read()
+            index = json.load(tar.extractfile("index.json"))
+            for reference in index["manifests"]:
+                manifest = json.loads(blob(reference))
+                for entry in [reference, manifest["config"], *manifest["layers"]]:
+                    content = blob(entry)
+                    assert "sha256:" + hashlib.sha256(content).hexdigest() == entry["digest"] and len(content) == entry["size"]
+
+
+def test_the_bill_of_materials_names_what_is_shipped(dist):
+    bill = json.loads(next(dist.glob("*.cdx.json")).read_text())
+    names = {component["name"] for component in bill["components"]}
+    assert bill["bomFormat"] == "CycloneDX" and {"tokio", "rustls", "kube"} <= names
+    assert not {"proptest", "insta"} & names, "test dependencies are not shipped"
+    assert all(component["licenses"] for component in bill["components"])
