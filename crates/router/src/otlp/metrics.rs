@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::messages::{
-    Data, ExportMetricsRequest, Gauge, Histogram, HistogramPoint, KeyValue, Metric, NumberPoint, Resource,
-    ResourceMetrics, Scope, ScopeMetrics, Sum,
+use agent_sandbox_telemetry::messages::{
+    Data, ExportMetricsRequest, Gauge, Histogram, HistogramPoint, KeyValue, Metric, NumberPoint, ResourceMetrics,
+    ScopeMetrics, Sum,
 };
+
+use super::service;
 
 const CUMULATIVE: i32 = 2;
 
@@ -54,8 +56,8 @@ pub(super) fn request(text: &str, started: u64, now: u64) -> ExportMetricsReques
     }
     ExportMetricsRequest {
         resource_metrics: vec![ResourceMetrics {
-            resource: Some(Resource::router()),
-            scope_metrics: vec![ScopeMetrics { scope: Some(Scope::router()), metrics }],
+            resource: Some(service().resource()),
+            scope_metrics: vec![ScopeMetrics { scope: Some(service().scope()), metrics }],
         }],
     }
 }

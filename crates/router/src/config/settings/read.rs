@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_sandbox_telemetry::DEFAULT_ENDPOINT;
+
 use super::parse::Reader;
 use super::{ConfigError, OTLP_ENDPOINT, OTLP_METRICS_ENDPOINT, OTLP_TRACES_ENDPOINT, Values};
 use crate::authz::{AuthzConfig, Modes, StaticToken, TokenReviewConfig};
@@ -10,9 +12,6 @@ use crate::config::{
     Cidr, ClientAuth, HttpsConfig, Limits, ProcessConfig, Retries, RouterConfig, Timeouts, TlsConfig, UpgradeLimits,
 };
 use crate::resolve::Verification;
-
-/// Where OTLP collectors listen when a signal is switched on without saying where.
-const DEFAULT_OTLP_ENDPOINT: &str = "http://localhost:4317";
 
 /// Turns values into a configuration, or reports everything that is wrong with them.
 pub fn read(values: &Values, env: &dyn Fn(&str) -> Option<String>) -> Result<ProcessConfig, ConfigError> {
@@ -200,7 +199,7 @@ fn endpoint(
     let found = set(variable).or_else(|| set(OTLP_ENDPOINT));
     match reader.switch_or_auto(name) {
         Some(false) => None,
-        Some(true) => Some(found.unwrap_or_else(|| DEFAULT_OTLP_ENDPOINT.to_owned())),
+        Some(true) => Some(found.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned())),
         None => found,
     }
 }

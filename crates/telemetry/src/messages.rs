@@ -1,89 +1,111 @@
-//! The OTLP messages the router sends: field numbers are the wire contract of `opentelemetry-proto` v1.
+//! The OTLP messages that are sent: field numbers are the wire contract of `opentelemetry-proto` v1.
 
 use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ExportTraceRequest {
+pub struct ExportTraceRequest {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) resource_spans: Vec<ResourceSpans>,
+    pub resource_spans: Vec<ResourceSpans>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ResourceSpans {
+pub struct ResourceSpans {
     #[prost(message, optional, tag = "1")]
-    pub(crate) resource: Option<Resource>,
+    pub resource: Option<Resource>,
     #[prost(message, repeated, tag = "2")]
-    pub(crate) scope_spans: Vec<ScopeSpans>,
+    pub scope_spans: Vec<ScopeSpans>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ScopeSpans {
+pub struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
-    pub(crate) scope: Option<Scope>,
+    pub scope: Option<Scope>,
     #[prost(message, repeated, tag = "2")]
-    pub(crate) spans: Vec<Span>,
+    pub spans: Vec<Span>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Span {
+pub struct Span {
     #[prost(bytes = "vec", tag = "1")]
-    pub(crate) trace_id: Vec<u8>,
+    pub trace_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
-    pub(crate) span_id: Vec<u8>,
+    pub span_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "4")]
-    pub(crate) parent_span_id: Vec<u8>,
+    pub parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]
-    pub(crate) name: String,
+    pub name: String,
     #[prost(int32, tag = "6")]
-    pub(crate) kind: i32,
+    pub kind: i32,
     #[prost(fixed64, tag = "7")]
-    pub(crate) start_time_unix_nano: u64,
+    pub start_time_unix_nano: u64,
     #[prost(fixed64, tag = "8")]
-    pub(crate) end_time_unix_nano: u64,
+    pub end_time_unix_nano: u64,
     #[prost(message, repeated, tag = "9")]
-    pub(crate) attributes: Vec<KeyValue>,
+    pub attributes: Vec<KeyValue>,
+    #[prost(message, repeated, tag = "11")]
+    pub events: Vec<Event>,
     #[prost(message, optional, tag = "15")]
-    pub(crate) status: Option<Status>,
+    pub status: Option<Status>,
 }
 
+/// Something that happened during a span.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Status {
+pub struct Event {
+    #[prost(fixed64, tag = "1")]
+    pub time_unix_nano: u64,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(message, repeated, tag = "3")]
+    pub attributes: Vec<KeyValue>,
+}
+
+/// What a span's kind is when it serves a caller.
+pub const SERVER_SPAN: i32 = 2;
+/// What a span's kind is when it is work of our own.
+pub const INTERNAL_SPAN: i32 = 1;
+/// The status of a span that failed.
+pub const STATUS_ERROR: i32 = 2;
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Status {
+    #[prost(string, tag = "2")]
+    pub message: String,
     #[prost(int32, tag = "3")]
-    pub(crate) code: i32,
+    pub code: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ExportMetricsRequest {
+pub struct ExportMetricsRequest {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) resource_metrics: Vec<ResourceMetrics>,
+    pub resource_metrics: Vec<ResourceMetrics>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ResourceMetrics {
+pub struct ResourceMetrics {
     #[prost(message, optional, tag = "1")]
-    pub(crate) resource: Option<Resource>,
+    pub resource: Option<Resource>,
     #[prost(message, repeated, tag = "2")]
-    pub(crate) scope_metrics: Vec<ScopeMetrics>,
+    pub scope_metrics: Vec<ScopeMetrics>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ScopeMetrics {
+pub struct ScopeMetrics {
     #[prost(message, optional, tag = "1")]
-    pub(crate) scope: Option<Scope>,
+    pub scope: Option<Scope>,
     #[prost(message, repeated, tag = "2")]
-    pub(crate) metrics: Vec<Metric>,
+    pub metrics: Vec<Metric>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Metric {
+pub struct Metric {
     #[prost(string, tag = "1")]
-    pub(crate) name: String,
+    pub name: String,
     #[prost(oneof = "Data", tags = "5, 7, 9")]
-    pub(crate) data: Option<Data>,
+    pub data: Option<Data>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum Data {
+pub enum Data {
     #[prost(message, tag = "5")]
     Gauge(Gauge),
     #[prost(message, tag = "7")]
@@ -93,112 +115,100 @@ pub(crate) enum Data {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Gauge {
+pub struct Gauge {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) data_points: Vec<NumberPoint>,
+    pub data_points: Vec<NumberPoint>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Sum {
+pub struct Sum {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) data_points: Vec<NumberPoint>,
+    pub data_points: Vec<NumberPoint>,
     #[prost(int32, tag = "2")]
-    pub(crate) aggregation_temporality: i32,
+    pub aggregation_temporality: i32,
     #[prost(bool, tag = "3")]
-    pub(crate) is_monotonic: bool,
+    pub is_monotonic: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct NumberPoint {
+pub struct NumberPoint {
     #[prost(message, repeated, tag = "7")]
-    pub(crate) attributes: Vec<KeyValue>,
+    pub attributes: Vec<KeyValue>,
     #[prost(fixed64, tag = "2")]
-    pub(crate) start_time_unix_nano: u64,
+    pub start_time_unix_nano: u64,
     #[prost(fixed64, tag = "3")]
-    pub(crate) time_unix_nano: u64,
+    pub time_unix_nano: u64,
     #[prost(double, tag = "4")]
-    pub(crate) as_double: f64,
+    pub as_double: f64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Histogram {
+pub struct Histogram {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) data_points: Vec<HistogramPoint>,
+    pub data_points: Vec<HistogramPoint>,
     #[prost(int32, tag = "2")]
-    pub(crate) aggregation_temporality: i32,
+    pub aggregation_temporality: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct HistogramPoint {
+pub struct HistogramPoint {
     #[prost(message, repeated, tag = "9")]
-    pub(crate) attributes: Vec<KeyValue>,
+    pub attributes: Vec<KeyValue>,
     #[prost(fixed64, tag = "2")]
-    pub(crate) start_time_unix_nano: u64,
+    pub start_time_unix_nano: u64,
     #[prost(fixed64, tag = "3")]
-    pub(crate) time_unix_nano: u64,
+    pub time_unix_nano: u64,
     #[prost(fixed64, tag = "4")]
-    pub(crate) count: u64,
+    pub count: u64,
     #[prost(double, optional, tag = "5")]
-    pub(crate) sum: Option<f64>,
+    pub sum: Option<f64>,
     #[prost(fixed64, repeated, tag = "6")]
-    pub(crate) bucket_counts: Vec<u64>,
+    pub bucket_counts: Vec<u64>,
     #[prost(double, repeated, tag = "7")]
-    pub(crate) explicit_bounds: Vec<f64>,
+    pub explicit_bounds: Vec<f64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Resource {
+pub struct Resource {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) attributes: Vec<KeyValue>,
-}
-
-impl Resource {
-    pub(crate) fn router() -> Self {
-        Self { attributes: vec![KeyValue::text("service.name", "sandbox-router")] }
-    }
+    pub attributes: Vec<KeyValue>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Scope {
+pub struct Scope {
     #[prost(string, tag = "1")]
-    pub(crate) name: String,
+    pub name: String,
     #[prost(string, tag = "2")]
-    pub(crate) version: String,
-}
-
-impl Scope {
-    pub(crate) fn router() -> Self {
-        Self { name: env!("CARGO_PKG_NAME").to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
-    }
+    pub version: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct KeyValue {
+pub struct KeyValue {
     #[prost(string, tag = "1")]
-    pub(crate) key: String,
+    pub key: String,
     #[prost(message, optional, tag = "2")]
-    pub(crate) value: Option<AnyValue>,
+    pub value: Option<AnyValue>,
 }
 
 impl KeyValue {
-    pub(crate) fn text(key: &str, value: &str) -> Self {
+    pub fn text(key: &str, value: &str) -> Self {
         let value = AnyValue { value: Some(Value::Text(value.to_owned())) };
         Self { key: key.to_owned(), value: Some(value) }
     }
 
-    pub(crate) fn number(key: &str, value: i64) -> Self {
+    pub fn number(key: &str, value: i64) -> Self {
         Self { key: key.to_owned(), value: Some(AnyValue { value: Some(Value::Number(value)) }) }
     }
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct AnyValue {
+pub struct AnyValue {
     #[prost(oneof = "Value", tags = "1, 3")]
-    pub(crate) value: Option<Value>,
+    pub value: Option<Value>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum Value {
+pub enum Value {
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(int64, tag = "3")]
@@ -207,4 +217,4 @@ pub(crate) enum Value {
 
 /// An answer nobody reads.
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(crate) struct Ignored {}
+pub struct Ignored {}
