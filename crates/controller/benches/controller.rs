@@ -21,7 +21,7 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -219,7 +219,7 @@ async fn measure_claims(disk: &Disk) {
         }
     }
     until_ready(&client, 300).await;
-    sustain(disk, &arrivals, &claims, &writes).await;
+    sustain(disk, &client, &arrivals, &writes).await;
     idle(&writes).await;
     shutdown.cancel();
     let _ = controller.wait().await;
@@ -229,9 +229,18 @@ fn verdict(met: bool) -> &'static str {
     if met { "met" } else { "missed" }
 }
 
+/// The newest version the API has handed out: one per write, whoever made it.
+async fn newest_version(client: &Client) -> f64 {
+    let one = ListParams::default().limit(1);
+    let list = api::<SandboxClaim>(client).list(&one).await.expect("lists");
+    list.metadata.resource_version.and_then(|version| version.parse().ok()).expect("a number")
+}
+
 /// Claims come and go for ten seconds while the pool refills.
-async fn sustain(disk: &Disk, arrivals: &Arrivals, claims: &Api<SandboxClaim>, writes: &Recorder) {
+async fn sustain(disk: &Disk, client: &Client, arrivals: &Arrivals, writes: &Recorder) {
+    let claims: Api<SandboxClaim> = api(client);
     writes.clear();
+    let before = newest_version(client).await;
     let until = Instant::now() + Duration::from_secs(10);
     let start = Instant::now();
     let workers = (0..20).map(|worker| {
@@ -249,10 +258,13 @@ async fn sustain(disk: &Disk, arrivals: &Arrivals, claims: &Api<SandboxClaim>, w
     });
     let done: u32 = futures::future::join_all(workers).await.into_iter().sum();
     let rate = f64::from(done) / start.elapsed().as_secs_f64();
+    let per_claim = (newest_version(client).await - before) / f64::from(done);
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    let per_claim = writes.writes().len() as f64 / f64::from(done);
+    let ours = writes.writes().len() as f64 / f64::from(done);
     say("claims per second with refill, 20 in flight", format!("{rate:.0}"));
-    say("controller's writes per claim, refill included", format!("{per_claim:.1}"));
+    say("writes per claim, refill included: everyone's / ours", format!("{per_claim:.1} / {ours:.1}"));
+    let failed = writes.writes().iter().filter(|write| write.status >= 300).count();
+    say("  of ours refused", failed.to_string());
     let possible = disk.writes_per_second / per_claim;
     say(
         "  of what the disk allows",
@@ -287,12 +299,20 @@ async fn measure_size() {
             .expect("starts"),
     );
     make_pool(&client, 0).await;
-    let start = Instant::now();
-    resize(&client, count).await;
-    say(&format!("{count} Sandboxes Ready after"), format!("{:.1} s", start.elapsed().as_secs_f64()));
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    until_ready(&client, 0).await;
     let pid = child.0.id();
-    say(&format!("controller's memory at {count} Sandboxes"), format!("{:.1} MB resident", resident_megabytes(pid)));
+    for (sandboxes, limit) in [(0, 12.0), (2000.min(count), 25.0), (count, 80.0)] {
+        let start = Instant::now();
+        resize(&client, sandboxes).await;
+        say(&format!("{sandboxes} Sandboxes Ready after"), format!("{:.1} s", start.elapsed().as_secs_f64()));
+        // Free memory is given back a while after a burst.
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        let resident = resident_megabytes(pid);
+        say(
+            &format!("controller's memory at {sandboxes} Sandboxes"),
+            format!("{resident:.1} MB resident (target {limit} MB: {})", verdict(resident <= limit)),
+        );
+    }
     let before = cpu_ticks(pid);
     tokio::time::sleep(Duration::from_secs(10)).await;
     say("controller's idle CPU", format!("{:.2} % of one core", (cpu_ticks(pid) - before) / 10.0));

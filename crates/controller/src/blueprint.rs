@@ -74,11 +74,6 @@ impl<'a> Yardstick<'a> {
     }
 }
 
-/// Whether a Sandbox differs from what its template, now, would make.
-pub fn is_stale(sandbox: &Sandbox, template: &SandboxTemplate, trust: Trust) -> bool {
-    Yardstick::new(template).is_stale(sandbox, trust)
-}
-
 /// Equal in number, order, name and spec; labels and annotations do not matter.
 fn same_volumes(one: &[VolumeClaimTemplate], other: &[VolumeClaimTemplate]) -> bool {
     one.len() == other.len()

@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// How claims are served.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ClaimSettings {
     /// Domains whose labels a claim may put on its Pod.
     pub label_domains: Vec<String>,
@@ -48,7 +48,7 @@ pub struct ClaimSettings {
     pub observability_annotations: bool,
     /// Report what becomes of claims as Events.
     pub events: bool,
-    /// Store a trace context on claims that carry none.
+    /// Where the spans of passes go.
     pub tracing: Tracing,
 }
 

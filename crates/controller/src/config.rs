@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use agent_sandbox_telemetry::ExportSettings;
+
 use crate::{claim::ClaimSettings, lease::LeaseConfig, pool::PoolSettings, sandbox, webhook::WebhookConfig};
 
 #[derive(Clone, Debug)]
@@ -22,8 +24,8 @@ pub struct Config {
     pub health_address: Option<SocketAddr>,
     /// `None`: conversion is somebody else's, as with an embedded API.
     pub webhook: Option<WebhookConfig>,
-    /// Store a trace context on objects that carry none.
-    pub tracing: bool,
+    /// Trace passes, and export their spans so.
+    pub tracing: Option<ExportSettings>,
     /// Requests per second to the API, negative for no limit, and how many may exceed it at once.
     pub api_rate: (f64, usize),
     /// Who reports events.
@@ -63,7 +65,7 @@ impl Default for Config {
             metrics_address: None,
             health_address: None,
             webhook: None,
-            tracing: false,
+            tracing: None,
             api_rate: (-1.0, 10),
             instance: "agent-sandbox".to_owned(),
             grace: Duration::from_secs(30),

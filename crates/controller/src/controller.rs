@@ -6,11 +6,12 @@ use agent_sandbox_api::{
     keys::labels,
     v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
 };
+use agent_sandbox_telemetry::Spans;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Api;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
     claim::{self, ClaimReconciler, ClaimSettings},
@@ -30,7 +31,7 @@ use crate::{
     sandbox::{self, SandboxReconciler},
     store::{Route, Store},
     template::{self, TemplateReconciler},
-    tracing_context::Tracing,
+    tracing_context::{self, Tracing},
     webhook::Webhook,
     world::{Known, News},
 };
@@ -90,6 +91,7 @@ async fn run(
     let stop = shutdown.child_token();
     let _stop_on_exit = stop.clone().drop_guard();
     let mut tasks = JoinSet::new();
+    let (tracing, exporter) = start_tracing(&config)?;
     start_servers(&clients, &config, &metrics, &stop).await?;
     let kinds = start_reflectors(&clients, &config, &store, &stop, &mut tasks);
 
@@ -121,7 +123,7 @@ async fn run(
     info!("Controller runs");
     let ports: Arc<dyn Ports> =
         Arc::new(KubePorts::new(clients, gate, metrics.clone(), Pace::new(config.api_rate.0, config.api_rate.1)));
-    let mut workers = start_workers(&config, &store, &metrics, ports);
+    let mut workers = start_workers(&config, &store, &metrics, ports, &tracing);
 
     let outcome = match &mut leadership {
         Some((lead, _)) => tokio::select! {
@@ -143,6 +145,7 @@ async fn run(
         warn!("Stopped before every pass had ended");
         workers.abort_all();
     }
+    flush(exporter).await;
     if outcome.is_ok() {
         release(leadership.take()).await?;
     }
@@ -252,12 +255,38 @@ async fn catch_up(clients: &Clients, config: &Config, store: &Store) {
     }
 }
 
-fn start_workers(config: &Config, store: &Arc<Store>, metrics: &Arc<Metrics>, ports: Arc<dyn Ports>) -> JoinSet<()> {
+/// The exporter of spans, with the token that ends it; it runs until the last pass has ended.
+type Exporter = Option<(CancellationToken, tokio::task::JoinHandle<()>)>;
+
+fn start_tracing(config: &Config) -> Result<(Tracing, Exporter), ControllerError> {
+    let Some(settings) = config.tracing.clone() else { return Ok((Tracing::default(), None)) };
+    let spans = Spans::new(settings).map_err(|error| ControllerError::CannotStart(error.to_string()))?;
+    let spans = Arc::new(spans);
+    let end = CancellationToken::new();
+    let exporter = spans.start(end.clone()).map(|task| (end, task));
+    Ok((Tracing::to(spans), exporter))
+}
+
+async fn flush(exporter: Exporter) {
+    if let Some((end, task)) = exporter {
+        end.cancel();
+        if tokio::time::timeout(tracing_context::FLUSH, task).await.is_err() {
+            debug!("The last spans were not exported in time");
+        }
+    }
+}
+
+fn start_workers(
+    config: &Config,
+    store: &Arc<Store>,
+    metrics: &Arc<Metrics>,
+    ports: Arc<dyn Ports>,
+    tracing: &Tracing,
+) -> JoinSet<()> {
     let mut workers = JoinSet::new();
     let (events, queue) = Events::channel();
     workers.spawn(events::deliver(ports.clone(), queue, config.instance.clone()));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let tracing = Tracing { enabled: config.tracing };
     let mut start = |reconciler: Arc<dyn Reconciler>, concurrency: usize| {
         let queue = store.queues.of(reconciler.target()).clone();
         workers.spawn(reconcile::run(reconciler, queue, concurrency, metrics.clone()));
@@ -269,7 +298,7 @@ fn start_workers(config: &Config, store: &Arc<Store>, metrics: &Arc<Metrics>, po
             clock.clone(),
             events.clone(),
             config.sandbox.clone(),
-            tracing,
+            tracing.clone(),
         )),
         config.workers.sandbox,
     );
@@ -282,7 +311,7 @@ fn start_workers(config: &Config, store: &Arc<Store>, metrics: &Arc<Metrics>, po
                 clock.clone(),
                 events.clone(),
                 metrics.clone(),
-                ClaimSettings { tracing, ..config.claim.clone() },
+                ClaimSettings { tracing: tracing.clone(), ..config.claim.clone() },
             )),
             config.workers.claim,
         );

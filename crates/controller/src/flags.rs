@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use agent_sandbox_telemetry::{Collector, ExportSettings};
 use clap::{ArgAction, Parser};
 
 pub use self::go_values::{parse_address, parse_duration, to_long_flags};
@@ -18,7 +19,7 @@ use crate::{
     config::{Config, Workers},
     lease::LeaseConfig,
     pool::{PacingSettings, PoolSettings},
-    sandbox,
+    sandbox, tracing_context,
     webhook::{CertificateSource, ServiceNames, WebhookConfig},
 };
 
@@ -61,7 +62,7 @@ pub struct Flags {
     /// Also run the claim, template and warm-pool controllers.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub extensions: bool,
-    /// Trace passes.
+    /// Trace passes; spans go where `OTEL_EXPORTER_OTLP_ENDPOINT` says (http://localhost:4317).
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub enable_tracing: bool,
     /// Accepted for compatibility.
@@ -210,6 +211,7 @@ impl Flags {
         let metrics_address = address("metrics-bind-address", &self.metrics_bind_address);
         let health_address = address("health-probe-bind-address", &self.health_probe_bind_address);
         let leader_election = self.lease(identity, &mut errors);
+        let tracing = self.tracing(&mut errors);
         let label_domains = read_label_domains(LABEL_DOMAINS.as_ref()).unwrap_or_else(|error| {
             errors.push(error);
             Vec::new()
@@ -247,7 +249,7 @@ impl Flags {
             metrics_address,
             health_address,
             webhook: self.enable_webhook.then(|| self.webhook()),
-            tracing: self.enable_tracing,
+            tracing,
             api_rate: (self.kube_api_qps, burst),
             instance: identity.to_owned(),
             ..Config::default()
@@ -285,6 +287,22 @@ impl Flags {
                 "--zap-log-level must be debug, info, error, panic or a number, but is {:?}",
                 self.zap_log_level
             ));
+        }
+    }
+
+    fn tracing(&self, errors: &mut Vec<String>) -> Option<ExportSettings> {
+        if !self.enable_tracing {
+            return None;
+        }
+        match tracing_context::export_settings(|name| std::env::var(name).ok()) {
+            Ok(settings) => {
+                errors.extend(Collector::check(&settings.endpoint).err().map(|error| error.to_string()));
+                Some(settings)
+            }
+            Err(mistakes) => {
+                errors.extend(mistakes.iter().map(ToString::to_string));
+                None
+            }
         }
     }
 
@@ -342,9 +360,6 @@ impl Flags {
         if self.manage_webhook_certs && (self.webhook_cert_name != "tls.crt" || self.webhook_key_name != "tls.key") {
             warnings
                 .push("--webhook-cert-name and --webhook-key-name mean nothing with --manage-webhook-certs".to_owned());
-        }
-        if self.enable_tracing {
-            warnings.push("--enable-tracing stores and follows trace contexts; spans are not exported yet".to_owned());
         }
         if self.enable_pprof || self.enable_pprof_debug {
             warnings.push("--enable-pprof is accepted, but this program serves no Go profiles".to_owned());

@@ -14,6 +14,7 @@ pub mod flags;
 mod intern;
 pub mod kube_ports;
 pub mod lease;
+mod memory;
 pub mod metrics;
 #[cfg(test)]
 mod model;

@@ -132,7 +132,7 @@ pub trait Cached:
 
     /// Drops what no decision reads, before the object is kept.
     fn slim(&mut self) {
-        self.metadata_mut().managed_fields = None;
+        slim_metadata(self.metadata_mut());
     }
 
     fn into_object(this: Arc<Self>) -> Object;
@@ -360,9 +360,32 @@ slim_resource!(Pod, "Pod", "pods");
 slim_resource!(Pvc, "PersistentVolumeClaim", "persistentvolumeclaims");
 slim_resource!(Service, "Service", "services");
 
+/// What every kind can do without. Lists read from JSON have room for four; most hold one.
+fn slim_metadata(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    metadata.generate_name = None;
+    if let Some(owners) = &mut metadata.owner_references {
+        owners.shrink_to_fit();
+    }
+}
+
+/// The conditions of a Pod that a decision reads.
+const DECISIVE: [&str; 2] = ["PodScheduled", "Ready"];
+
+fn slim_pod(pod: &mut Pod) {
+    slim_metadata(&mut pod.metadata);
+    pod.status.conditions.retain(|condition| DECISIVE.contains(&condition.type_.as_str()));
+    pod.status.conditions.shrink_to_fit();
+    pod.status.pod_ips.shrink_to_fit();
+}
+
 /// Members of a pool differ in little more than their names.
 fn slim_sandbox(sandbox: &mut Sandbox) {
-    sandbox.metadata.managed_fields = None;
+    slim_metadata(&mut sandbox.metadata);
+    if let Some(status) = &mut sandbox.status {
+        status.conditions.iter_mut().for_each(Vec::shrink_to_fit);
+        status.pod_ips.iter_mut().for_each(Vec::shrink_to_fit);
+    }
     intern(&mut sandbox.spec.pod_template.spec);
     for template in sandbox.spec.volume_claim_templates.iter_mut().flatten() {
         intern(&mut template.spec);
@@ -402,7 +425,7 @@ cached!(Sandbox, Sandbox, crate::world::index_sandbox, slim_sandbox);
 cached!(SandboxClaim, Claim, crate::world::index_claim);
 cached!(SandboxWarmPool, Pool, crate::world::index_pool);
 cached!(SandboxTemplate, Template, crate::world::index_template);
-cached!(Pod, Pod, crate::world::index_owner);
+cached!(Pod, Pod, crate::world::index_owner, slim_pod);
 cached!(Pvc, Pvc, crate::world::index_owner);
 cached!(Service, Service, crate::world::index_owner);
 cached!(NetworkPolicy, NetworkPolicy, crate::world::index_owner);

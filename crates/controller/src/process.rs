@@ -8,6 +8,7 @@ use crate::{
     connections::{ConnectError, cluster_config, connect},
     controller::{Controller, ControllerError},
     flags::{FlagErrors, Flags},
+    memory,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +34,12 @@ async fn run_with(flags: &Flags, config: Config, shutdown: CancellationToken) ->
     let cluster = cluster_config(&flags.kubeconfig).await?;
     let connections = usize::try_from(flags.api_connections).unwrap_or(1);
     let clients = connect(&cluster, connections)?;
-    Ok(Controller::start_with(clients, config, shutdown).wait().await?)
+    memory::use_few_arenas();
+    let controller = Controller::start_with(clients, config, shutdown.clone());
+    let ended = shutdown.child_token();
+    let _end_with_us = ended.clone().drop_guard();
+    tokio::spawn(memory::give_back(controller.store.clone(), ended));
+    Ok(controller.wait().await?)
 }
 
 /// Who we are among the replicas: the host's name, and something that no other process has.

@@ -65,12 +65,10 @@ impl Queue {
 
     pub fn add(&self, key: Key) {
         let mut state = self.state.lock();
-        if state.closed || !state.dirty.insert(key.clone()) {
+        if state.closed {
             return;
         }
-        state.added += 1;
-        if !state.processing.contains(&key) {
-            state.ready.push_back(key);
+        if state.wake(key) {
             drop(state);
             self.changed.notify_one();
         }
@@ -111,6 +109,20 @@ impl Queue {
             delay
         };
         self.add_after(key, at_most.map_or(delay, |limit| delay.min(limit)));
+    }
+
+    /// Wakes every key that waits out a back-off, and forgets its failures: what made them fail is over.
+    pub fn hurry(&self) {
+        let mut state = self.state.lock();
+        let failed = std::mem::take(&mut state.failures);
+        for key in failed.into_keys() {
+            if let Some(at) = state.timer_of.remove(&key) {
+                state.timers.remove(&(at, key.clone()));
+                state.wake(key);
+            }
+        }
+        drop(state);
+        self.changed.notify_one();
     }
 
     /// Forgets past failures of the key.
@@ -193,13 +205,21 @@ impl State {
         while self.timers.first().is_some_and(|(at, _)| *at <= now) {
             let Some((_, key)) = self.timers.pop_first() else { return };
             self.timer_of.remove(&key);
-            if self.dirty.insert(key.clone()) {
-                self.added += 1;
-                if !self.processing.contains(&key) {
-                    self.ready.push_back(key);
-                }
-            }
+            self.wake(key);
         }
+    }
+
+    /// Puts a key among those to be worked on, unless it is there; true when it can be handed out now.
+    fn wake(&mut self, key: Key) -> bool {
+        if !self.dirty.insert(key.clone()) {
+            return false;
+        }
+        self.added += 1;
+        let idle = !self.processing.contains(&key);
+        if idle {
+            self.ready.push_back(key);
+        }
+        idle
     }
 }
 

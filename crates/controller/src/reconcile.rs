@@ -78,11 +78,7 @@ impl From<ApiError> for ReconcileError {
             | ApiError::Busy { .. }
             | ApiError::Unknown { .. } => ErrorClass::Transient,
         };
-        let at_most = match &error {
-            ApiError::Busy { retry_after, .. } => *retry_after,
-            _ => None,
-        };
-        Self { class, message: error.to_string(), at_most }
+        Self { class, message: error.to_string(), at_most: None }
     }
 }
 

@@ -50,21 +50,31 @@ impl Scope {
 /// Keeps the store's cache of `K` up to date until `stop`.
 pub async fn reflect<K: Known + Clone>(client: kube::Client, scope: Scope, store: Arc<Store>, stop: CancellationToken) {
     let api = scope.api::<K>(&client);
-    let mut backoff = FIRST_BACKOFF;
+    let mut failures = 0;
     while !stop.is_cancelled() {
         let outcome = tokio::select! {
-            outcome = list_and_watch(&api, &scope, &store, &mut backoff) => outcome,
+            outcome = list_and_watch(&api, &scope, &store, &mut failures) => outcome,
             () = stop.cancelled() => return,
         };
         if let Err(error) = outcome {
             warn!(kind = K::KIND, %error, "Watch interrupted");
             tokio::select! {
-                () = tokio::time::sleep(jittered(backoff)) => {}
+                () = tokio::time::sleep(jittered(pause_after(failures, &error))) => {}
                 () = stop.cancelled() => return,
             }
-            backoff = (backoff * 2).min(MAX_BACKOFF);
+            failures = failures.saturating_add(1);
         }
     }
+}
+
+/// The longest pause before the next attempt: doubling, and not before the API said.
+fn pause_after(failures: u32, error: &kube::Error) -> Duration {
+    let asked = match error {
+        kube::Error::Api(status) => status.details.as_ref().map_or(0, |details| details.retry_after_seconds),
+        _ => 0,
+    };
+    let asked = Duration::from_secs(asked.into());
+    FIRST_BACKOFF.saturating_mul(2_u32.saturating_pow(failures)).max(asked * 2).min(MAX_BACKOFF)
 }
 
 /// Between half and the whole, so that several reflectors do not return in step.
@@ -77,11 +87,13 @@ async fn list_and_watch<K: Known + Clone>(
     api: &Api<K>,
     scope: &Scope,
     store: &Store,
-    backoff: &mut Duration,
+    failures: &mut u32,
 ) -> Result<(), kube::Error> {
     let (items, mut version) = list(api, scope).await?;
     store.learn(News::List(items, version.parse().unwrap_or(0)));
-    *backoff = FIRST_BACKOFF;
+    if std::mem::take(failures) > 0 {
+        store.recovered();
+    }
     loop {
         let started = Instant::now();
         match watch(api, scope, store, &mut version).await? {

@@ -44,7 +44,7 @@ use crate::{
     reconcile::{Next, ReconcileError, Reconciler},
     request::Request,
     store::{Store, Target, Wake},
-    tracing_context::Tracing,
+    tracing_context::{PassSpan, Tracing},
     world::{Change, IndexKey, World},
 };
 
@@ -88,6 +88,7 @@ impl SandboxReconciler {
         key: &Key,
         writer: &Writer,
         live: &LiveReads,
+        span: &PassSpan,
     ) -> Result<Result<Next, ReconcileError>, Interrupted> {
         let now = self.clock.now();
         let due_since = self.postponed.lock().get(key).copied();
@@ -104,7 +105,7 @@ impl SandboxReconciler {
             }
             Plan::MarkExpired => self.mark_expired(writer, &sandbox).await,
             Plan::CleanUp(clean_up) => self.clean_up(writer, &sandbox, &clean_up).await,
-            Plan::Reconcile(reconcile) => self.carry_out(writer, &observed, &reconcile).await,
+            Plan::Reconcile(reconcile) => self.carry_out(writer, &observed, &reconcile, span).await,
         }
     }
 
@@ -143,9 +144,9 @@ impl SandboxReconciler {
         writer: &Writer,
         observed: &Observed,
         plan: &Reconcile,
+        span: &PassSpan,
     ) -> Result<Result<Next, ReconcileError>, Interrupted> {
-        let span = self.tracing.start("ReconcileSandbox", &observed.sandbox);
-        let facts = apply(writer, observed, plan, span.annotation()).await?;
+        let facts = apply(writer, observed, plan, span).await?;
         self.remember_postponement(observed, plan);
         let key = Key::new(observed.sandbox.namespace(), observed.sandbox.name());
         // The annotation patch has moved the version; spec and generation stay those that were acted on.
@@ -226,11 +227,29 @@ impl Reconciler for SandboxReconciler {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Next, ReconcileError> {
+        let mut span = self.start_span(key);
+        let outcome = self.pass(key, &span).await;
+        if let Err(error) = &outcome {
+            span.failed(&error.message);
+        }
+        outcome
+    }
+}
+
+impl SandboxReconciler {
+    fn start_span(&self, key: &Key) -> PassSpan {
+        let traced = self.tracing.is_on().then(|| self.store.get::<Sandbox>(key)).flatten();
+        traced.map_or_else(PassSpan::default, |sandbox| {
+            self.tracing.start("ReconcileSandbox", "sandbox", &sandbox.metadata)
+        })
+    }
+
+    async fn pass(&self, key: &Key, span: &PassSpan) -> Result<Next, ReconcileError> {
         let writer =
             Writer::new(self.ports.clone(), self.store.clone(), Lane::Core, Wake::new(Target::Sandbox, key.clone()));
         let mut live = LiveReads::default();
         for _ in 0..MAX_ATTEMPTS {
-            match self.attempt(key, &writer, &live).await {
+            match self.attempt(key, &writer, &live, span).await {
                 Ok(outcome) => return outcome,
                 Err(Interrupted::NotLeader) => return Err(ApiError::NotLeader.into()),
                 Err(Interrupted::Stale { kind, key }) => match writer.read(kind, &key).await {

@@ -90,6 +90,7 @@ pub struct Store {
     /// Which kinds have been listed completely at least once.
     synced: [OnceLock<()>; 9],
     sync_changed: tokio::sync::Notify,
+    learnt: tokio::sync::Notify,
 }
 
 impl Store {
@@ -102,6 +103,7 @@ impl Store {
             queues: Queues::default(),
             synced: Default::default(),
             sync_changed: tokio::sync::Notify::new(),
+            learnt: tokio::sync::Notify::new(),
         })
     }
 
@@ -120,15 +122,23 @@ impl Store {
     }
 
     /// Takes in what a watch or list brought, and wakes whom it concerns.
-    pub fn learn<K: Known>(&self, news: News<K>) {
+    pub fn learn<K: Known>(&self, mut news: News<K>) {
+        // Before the lock: everybody waits for that.
+        news.slim();
         let is_list = matches!(news, News::List(..));
         let mut world = self.world.write();
         let changes = world.learn(news);
         self.dispatch(&world, &changes, None);
         drop(world);
+        self.learnt.notify_one();
         if is_list && self.synced[K::KIND_OF as usize].set(()).is_ok() {
             self.sync_changed.notify_waiters();
         }
+    }
+
+    /// Waits until a watch or list brings something. For one listener.
+    pub async fn news(&self) {
+        self.learnt.notified().await;
     }
 
     /// An object that no watch will ever speak of again would stay in the cache for good.
@@ -161,6 +171,13 @@ impl Store {
         let mut world = self.world.write();
         let change = world.forget(kind, key, uid);
         self.dispatch(&world, change.as_slice(), Some(origin));
+    }
+
+    /// The API answers again after an interruption: what failed meanwhile is tried at once.
+    pub fn recovered(&self) {
+        for target in Target::ALL {
+            self.queues.of(target).hurry();
+        }
     }
 
     pub fn is_synced(&self, kind: Kind) -> bool {

@@ -1,71 +1,157 @@
-//! The W3C trace context that follows a claim to its Sandbox in an annotation.
+//! Spans of passes, and the W3C trace context that follows a claim to its Sandbox in an annotation.
+//!
+//! Off: nothing is read and nothing is written. On: each pass is a span in the trace that the object's annotation names; an object without
+//! one gets the context of the pass that saw it first. A span ends, and is exported, when its pass does, however that ends.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use agent_sandbox_api::{
-    keys::{self, annotations, labels},
-    v1beta1::Sandbox,
+use agent_sandbox_api::keys::{self, annotations, labels};
+use agent_sandbox_telemetry::{
+    ExportSettings, Service, SettingError, Spans, TraceParent,
+    messages::{Event, INTERNAL_SPAN, KeyValue, STATUS_ERROR, Span, Status},
+    unix_nanos,
 };
-use rand::Rng;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// Whether passes are traced. Off: nothing is read and nothing is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tracing {
-    pub enabled: bool,
+use crate::object::Pod;
+
+/// How long the last spans may take to reach the collector when the controller stops.
+pub const FLUSH: Duration = Duration::from_secs(5);
+
+/// Where spans go, from OpenTelemetry's environment variables.
+pub fn export_settings(read: impl Fn(&str) -> Option<String>) -> Result<ExportSettings, Vec<SettingError>> {
+    let service = Service {
+        name: "agent-sandbox-controller".to_owned(),
+        scope: "agent-sandbox-controller",
+        version: env!("CARGO_PKG_VERSION"),
+        attributes: Vec::new(),
+    };
+    ExportSettings::from_environment(service, read)
 }
 
-/// The trace a pass belongs to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Whether passes are traced, and where their spans go.
+#[derive(Clone, Debug, Default)]
+pub struct Tracing(Option<Arc<Spans>>);
+
+impl Tracing {
+    pub fn to(spans: Arc<Spans>) -> Self {
+        Self(Some(spans))
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// A pass over an object: joins the trace that it names, or begins one that it will name. `kind` begins the attributes' names.
+    pub fn start(&self, name: &'static str, kind: &str, object: &ObjectMeta) -> PassSpan {
+        let Some(spans) = &self.0 else { return PassSpan::default() };
+        let stored = object.annotations.as_ref().and_then(|all| all.get(annotations::TRACE_CONTEXT));
+        let stored = stored.filter(|value| !value.is_empty());
+        let parent = stored.and_then(|context| trace_parent(context));
+        if stored.is_some() && parent.is_none() {
+            tracing::debug!(context = stored, "An unreadable trace context is ignored");
+        }
+        let mut context = TraceParent::span_under(parent.as_ref(), true);
+        context.sampled = spans.settings().sampler.samples(context.trace_id, parent.map(|parent| parent.sampled));
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let mut attributes = vec![
+            KeyValue::text(&format!("{kind}.name"), &text(&object.name)),
+            KeyValue::text(&format!("{kind}.namespace"), &text(&object.namespace)),
+        ];
+        if let Some(created_by) = object.labels.as_ref().and_then(|all| all.get(labels::CREATED_BY)) {
+            attributes.push(KeyValue::text(labels::CREATED_BY, keys::normalised_created_by(created_by)));
+        }
+        let annotation = stored.is_none().then(|| format!("{{\"traceparent\":\"{context}\"}}"));
+        let mut span = PassSpan::open(spans.clone(), name, context, parent.as_ref());
+        span.attributes(attributes);
+        span.annotation = annotation;
+        span
+    }
+}
+
+/// The `traceparent` in a stored context; `None` when there is none that can be read.
+pub fn trace_parent(context: &str) -> Option<TraceParent> {
+    serde_json::from_str::<BTreeMap<String, String>>(context).ok()?.remove("traceparent")?.parse().ok()
+}
+
+/// A span under way; dropping it ends it. With tracing off it is nothing.
+#[derive(Debug, Default)]
 pub struct PassSpan {
+    open: Option<Open>,
     /// What to store on the object, when it carries no context yet.
     annotation: Option<String>,
 }
 
+#[derive(Debug)]
+struct Open {
+    spans: Arc<Spans>,
+    context: TraceParent,
+    span: Span,
+}
+
 impl PassSpan {
-    /// The annotation value to write, if one is due.
-    pub fn annotation(&self) -> Option<String> {
-        self.annotation.clone()
-    }
-}
-
-impl Tracing {
-    /// A context for an object that carries none; nothing when it does, or when tracing is off.
-    pub fn context_for(self, stored: Option<&str>) -> Option<String> {
-        (self.enabled && stored.is_none_or(str::is_empty)).then(new_context)
-    }
-
-    /// Joins the trace that the Sandbox names, or begins one that it will name.
-    pub fn start(self, name: &'static str, sandbox: &Sandbox) -> PassSpan {
-        if !self.enabled {
-            return PassSpan::default();
-        }
-        let stored = sandbox.annotation(annotations::TRACE_CONTEXT).filter(|value| !value.is_empty());
-        let annotation = match stored {
-            Some(_) => None,
-            None => Some(new_context()),
+    fn open(spans: Arc<Spans>, name: &'static str, context: TraceParent, parent: Option<&TraceParent>) -> Self {
+        let span = Span {
+            trace_id: context.trace_id.to_vec(),
+            span_id: context.span_id.to_vec(),
+            parent_span_id: parent.map_or_else(Vec::new, |parent| parent.span_id.to_vec()),
+            name: name.to_owned(),
+            kind: INTERNAL_SPAN,
+            start_time_unix_nano: unix_nanos(),
+            ..Span::default()
         };
-        let context = stored.map(str::to_owned).or_else(|| annotation.clone()).unwrap_or_default();
-        let created_by = sandbox.label(labels::CREATED_BY).map(keys::normalised_created_by).unwrap_or_default();
-        tracing::debug!(
-            span = name,
-            sandbox.name = sandbox.name(),
-            sandbox.namespace = sandbox.namespace(),
-            created_by,
-            traceparent = trace_parent(&context).unwrap_or_default(),
-            "Traced pass"
-        );
-        PassSpan { annotation }
+        Self { open: Some(Open { spans, context, span }), annotation: None }
+    }
+
+    /// The annotation value to write, if one is due.
+    pub fn annotation(&self) -> Option<&str> {
+        self.annotation.as_deref()
+    }
+
+    /// A part of this pass.
+    pub fn child(&self, name: &'static str) -> PassSpan {
+        self.open.as_ref().map_or_else(PassSpan::default, |parent| {
+            let context = TraceParent::span_under(Some(&parent.context), parent.context.sampled);
+            PassSpan::open(parent.spans.clone(), name, context, Some(&parent.context))
+        })
+    }
+
+    fn attributes(&mut self, attributes: Vec<KeyValue>) {
+        if let Some(open) = &mut self.open {
+            open.span.attributes.extend(attributes);
+        }
+    }
+
+    /// Notes how a Pod was seen.
+    pub fn pod_observed(&mut self, name: &'static str, pod: &Pod) {
+        if let Some(open) = self.open.as_mut().filter(|open| open.context.sampled) {
+            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+            open.span.events.push(Event {
+                time_unix_nano: unix_nanos(),
+                name: name.to_owned(),
+                attributes: vec![KeyValue::text("pod.Name", pod_name), KeyValue::text("pod.Phase", &pod.status.phase)],
+            });
+        }
+    }
+
+    /// Notes that what the span stands for did not succeed.
+    pub fn failed(&mut self, message: &str) {
+        if let Some(open) = &mut self.open {
+            open.span.status = Some(Status { code: STATUS_ERROR, message: message.to_owned() });
+        }
     }
 }
 
-/// The `traceparent` header in a stored context; `None` when it does not parse.
-pub fn trace_parent(context: &str) -> Option<String> {
-    serde_json::from_str::<BTreeMap<String, String>>(context).ok()?.remove("traceparent")
+impl Drop for PassSpan {
+    fn drop(&mut self) {
+        if let Some(Open { spans, context, mut span }) = self.open.take()
+            && context.sampled
+        {
+            span.end_time_unix_nano = unix_nanos();
+            spans.submit(span);
+        }
+    }
 }
 
-fn new_context() -> String {
-    let mut random = rand::rng();
-    let (trace, span): (u128, u64) = (random.next_u64().into(), random.next_u64());
-    let trace = (trace << 64) | u128::from(random.next_u64()) | 1;
-    format!("{{\"traceparent\":\"00-{trace:032x}-{:016x}-01\"}}", span | 1)
-}
+#[cfg(test)]
+mod tests;

@@ -143,6 +143,17 @@ pub enum News<K> {
     List(Vec<K>, u64),
 }
 
+impl<K: Cached> News<K> {
+    /// Drops what no decision reads.
+    pub fn slim(&mut self) {
+        match self {
+            News::Event(object) => object.slim(),
+            News::Deletion(_) => {}
+            News::List(items, _) => items.iter_mut().for_each(Cached::slim),
+        }
+    }
+}
+
 impl World {
     pub fn get<K: Known>(&self, key: &Key) -> Option<Arc<K>> {
         K::cache(self).get(key).cloned()
@@ -151,15 +162,9 @@ impl World {
     /// Takes in what a watch or a list brought.
     pub fn learn<K: Known>(&mut self, news: News<K>) -> Vec<Change> {
         let deltas = match news {
-            News::Event(mut object) => {
-                object.slim();
-                K::cache_mut(self).observe_event(Arc::new(object)).into_iter().collect()
-            }
+            News::Event(object) => K::cache_mut(self).observe_event(Arc::new(object)).into_iter().collect(),
             News::Deletion(object) => K::cache_mut(self).observe_deletion(&object).into_iter().collect(),
-            News::List(mut items, version) => {
-                items.iter_mut().for_each(Cached::slim);
-                K::cache_mut(self).observe_list(items, version)
-            }
+            News::List(items, version) => K::cache_mut(self).observe_list(items, version),
         };
         deltas.into_iter().map(|delta| self.settle(delta)).collect()
     }

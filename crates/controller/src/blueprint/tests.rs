@@ -5,6 +5,10 @@ use agent_sandbox_api::v1beta1::SandboxTemplateSpec;
 
 use super::*;
 
+fn is_stale(sandbox: &Sandbox, template: &SandboxTemplate, trust: Trust) -> bool {
+    Yardstick::new(template).is_stale(sandbox, trust)
+}
+
 fn template(pod: Value) -> SandboxTemplate {
     let mut template = SandboxTemplate {
         spec: SandboxTemplateSpec {

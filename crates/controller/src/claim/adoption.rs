@@ -10,18 +10,20 @@
 //! * A refused B is looked at live: the claim may be gone (then C is never sent), or be assigned elsewhere by another leader (then ours is
 //!   given up, and deleted if it was taken).
 
+mod publishing;
+mod taking;
+
 use std::{sync::Arc, time::Duration};
 
 use agent_sandbox_api::{
     keys::{annotations, labels},
-    owners::{self, Ownership},
+    owners,
     v1beta1::{Sandbox, SandboxClaim, SandboxTemplate},
 };
 
 use super::{
     metadata,
     stamps::{Assignment, Stamps},
-    status::{Finding, status_after, status_patch},
 };
 use crate::{
     object::{Cached, Key, Kind, Object},
@@ -236,9 +238,13 @@ impl Adoption {
         }
     }
 
+    fn trace(&self) -> Option<&str> {
+        self.stamps.trace_context.as_deref()
+    }
+
     /// Sends A and B for a candidate.
     fn take(mut self, offer: Offer) -> (Self, Vec<Effect>) {
-        let a = metadata::adopt(&offer.sandbox, &self.claim, offer.template.as_deref());
+        let a = metadata::adopt(&offer.sandbox, &self.claim, offer.template.as_deref(), self.trace());
         let b = self.assignment(&offer.sandbox);
         self.offer = Some(offer);
         let mut effects = vec![send(Leg::Sandbox, &a)];
@@ -268,156 +274,6 @@ impl Adoption {
 
     fn candidate(&self) -> &Offer {
         self.offer.as_ref().expect("A and B are sent only for a candidate")
-    }
-
-    fn sandbox_answered(&self, leg: SandboxLeg, answer: Result<Option<Object>, ApiError>) -> (SandboxLeg, Vec<Effect>) {
-        let SandboxLeg::Sending { request, mut tries } = leg else { return (leg, Vec::new()) };
-        let sandbox = &self.candidate().sandbox;
-        match answer {
-            Ok(Some(object)) => match object.cast::<Sandbox>() {
-                Some(taken) => (SandboxLeg::Won(taken), Vec::new()),
-                None => self.repeat_a(request, tries, "an answer without the Sandbox"),
-            },
-            Ok(None) => self.repeat_a(request, tries, "an answer without the Sandbox"),
-            Err(ApiError::Conflict { .. } | ApiError::NotFound { .. }) => {
-                if !tries.conflict() {
-                    let what = format!("sandbox {} (conflicting concurrent write)", sandbox.name());
-                    return (SandboxLeg::Failed(End::Conflict(what)), Vec::new());
-                }
-                let effect = Effect::Read {
-                    leg: Leg::Sandbox,
-                    kind: Kind::Sandbox,
-                    key: request.key.clone(),
-                    pause: Duration::ZERO,
-                };
-                (SandboxLeg::Sending { request, tries }, vec![effect])
-            }
-            Err(ApiError::Unknown { message } | ApiError::Busy { message, .. }) => {
-                self.repeat_a(request, tries, &message)
-            }
-            Err(error) => (SandboxLeg::Failed(End::Refused(error)), Vec::new()),
-        }
-    }
-
-    /// Repeats A word for word, unless that was done often enough.
-    fn repeat_a(&self, request: Request, mut tries: Tries, message: &str) -> (SandboxLeg, Vec<Effect>) {
-        match tries.again() {
-            Some(pause) => {
-                let effect = Effect::Send { leg: Leg::Sandbox, request: request.clone(), pause };
-                (SandboxLeg::Sending { request, tries }, vec![effect])
-            }
-            None => (SandboxLeg::Failed(self.unanswered(message)), Vec::new()),
-        }
-    }
-
-    /// A was refused: whose is the Sandbox now?
-    fn sandbox_seen(&self, leg: SandboxLeg, answer: Result<Option<Object>, ApiError>) -> (SandboxLeg, Vec<Effect>) {
-        let SandboxLeg::Sending { request, mut tries } = leg else { return (leg, Vec::new()) };
-        let offer = self.candidate();
-        match answer {
-            Ok(object) => match object.and_then(|object| object.cast::<Sandbox>()) {
-                Some(found) if found.uid() != offer.sandbox.uid() => (SandboxLeg::Lost, Vec::new()),
-                Some(found) if owners::ownership(&found.metadata, self.claim.uid()) == Ownership::Owned => {
-                    (SandboxLeg::Won(found), Vec::new())
-                }
-                Some(found) if is_still_offered(&found, &offer.sandbox) => {
-                    let request = metadata::adopt(&found, &self.claim, offer.template.as_deref());
-                    let effects = vec![send(Leg::Sandbox, &request)];
-                    (SandboxLeg::Sending { request, tries }, effects)
-                }
-                Some(_) | None => (SandboxLeg::Lost, Vec::new()),
-            },
-            Err(ApiError::NotLeader) => (SandboxLeg::Failed(End::Refused(ApiError::NotLeader)), Vec::new()),
-            Err(error) => match tries.again() {
-                Some(pause) => {
-                    let effect =
-                        Effect::Read { leg: Leg::Sandbox, kind: Kind::Sandbox, key: request.key.clone(), pause };
-                    (SandboxLeg::Sending { request, tries }, vec![effect])
-                }
-                None => (SandboxLeg::Failed(self.unanswered(&error.to_string())), Vec::new()),
-            },
-        }
-    }
-
-    fn claim_answered(&mut self, leg: ClaimLeg, answer: Result<Option<Object>, ApiError>) -> (ClaimLeg, Vec<Effect>) {
-        let ClaimLeg::Sending { request, mut tries } = leg else { return (leg, Vec::new()) };
-        match answer {
-            Ok(object) => match object.and_then(|object| object.cast::<SandboxClaim>()) {
-                Some(claim) => {
-                    self.claim = claim.clone();
-                    (ClaimLeg::Committed(claim), Vec::new())
-                }
-                None => self.repeat_b(request, tries, "an answer without the claim"),
-            },
-            Err(ApiError::NotFound { .. } | ApiError::Invalid { .. }) => (ClaimLeg::Gone, Vec::new()),
-            Err(ApiError::Conflict { .. }) => {
-                if !tries.conflict() {
-                    let what = format!("claim {} (conflicting concurrent write)", self.claim.name());
-                    return (ClaimLeg::Failed(End::Conflict(what)), Vec::new());
-                }
-                let effect = Effect::Read {
-                    leg: Leg::Claim,
-                    kind: Kind::Claim,
-                    key: request.key.clone(),
-                    pause: Duration::ZERO,
-                };
-                (ClaimLeg::Sending { request, tries }, vec![effect])
-            }
-            Err(ApiError::Unknown { message } | ApiError::Busy { message, .. }) => {
-                self.repeat_b(request, tries, &message)
-            }
-            Err(error) => (ClaimLeg::Failed(End::Refused(error)), Vec::new()),
-        }
-    }
-
-    fn repeat_b(&self, request: Request, mut tries: Tries, message: &str) -> (ClaimLeg, Vec<Effect>) {
-        match tries.again() {
-            Some(pause) => {
-                let effect = Effect::Send { leg: Leg::Claim, request: request.clone(), pause };
-                (ClaimLeg::Sending { request, tries }, vec![effect])
-            }
-            None => (ClaimLeg::Failed(self.unanswered(message)), Vec::new()),
-        }
-    }
-
-    /// B was refused: is it still the same claim, and whose is it?
-    fn claim_seen(&mut self, leg: ClaimLeg, answer: Result<Option<Object>, ApiError>) -> (ClaimLeg, Vec<Effect>) {
-        let ClaimLeg::Sending { request, mut tries } = leg else { return (leg, Vec::new()) };
-        match answer {
-            Ok(object) => {
-                let found = object.and_then(|object| object.cast::<SandboxClaim>());
-                let Some(found) = found.filter(|found| found.uid() == self.claim.uid() && !found.is_deleting()) else {
-                    return (ClaimLeg::Gone, Vec::new());
-                };
-                if self.is_assigned_elsewhere(&found) {
-                    return (ClaimLeg::Elsewhere, Vec::new());
-                }
-                self.claim = found;
-                match self.assignment(&self.candidate().sandbox) {
-                    Some(request) => {
-                        let effects = vec![send(Leg::Claim, &request)];
-                        (ClaimLeg::Sending { request, tries }, effects)
-                    }
-                    None => (ClaimLeg::Committed(self.claim.clone()), Vec::new()),
-                }
-            }
-            Err(ApiError::NotLeader) => (ClaimLeg::Failed(End::Refused(ApiError::NotLeader)), Vec::new()),
-            Err(error) => match tries.again() {
-                Some(pause) => {
-                    let effect = Effect::Read { leg: Leg::Claim, kind: Kind::Claim, key: request.key.clone(), pause };
-                    (ClaimLeg::Sending { request, tries }, vec![effect])
-                }
-                None => (ClaimLeg::Failed(self.unanswered(&error.to_string())), Vec::new()),
-            },
-        }
-    }
-
-    /// Whether somebody else gave the claim another Sandbox since the adoption began.
-    fn is_assigned_elsewhere(&self, found: &SandboxClaim) -> bool {
-        let ours = self.candidate().sandbox.name();
-        let other = |name: &str| name != ours && Some(name) != self.outdated.as_deref();
-        let published = found.bound_sandbox().filter(|name| Some(*name) != self.claim.bound_sandbox());
-        recorded(found).is_some_and(other) || published.is_some_and(|name| name != ours)
     }
 
     /// Goes on when both answers are in.
@@ -468,120 +324,6 @@ impl Adoption {
         }
     }
 
-    /// C, or the end when the claim says all of it already.
-    fn publish(mut self, sandbox: Arc<Sandbox>, claim: Arc<SandboxClaim>, tries: Tries) -> (Self, Vec<Effect>) {
-        let status = status_after(&claim, Finding::Serves(&sandbox), self.now);
-        match status_patch(&claim, &status) {
-            None => self.bound(sandbox, claim),
-            Some(request) => {
-                let effects = vec![send(Leg::Status, &request)];
-                self.state = State::Publishing { sandbox, claim, tries, request: Some(request) };
-                (self, effects)
-            }
-        }
-    }
-
-    fn status_answered(
-        mut self,
-        sandbox: Arc<Sandbox>,
-        claim: Arc<SandboxClaim>,
-        mut tries: Tries,
-        request: Option<Request>,
-        answer: Result<Option<Object>, ApiError>,
-    ) -> (Self, Vec<Effect>) {
-        match answer {
-            Ok(object) => {
-                let claim = object.and_then(|object| object.cast::<SandboxClaim>()).unwrap_or(claim);
-                self.bound(sandbox, claim)
-            }
-            Err(ApiError::NotFound { .. } | ApiError::Invalid { .. }) => self.finish(End::ClaimGone),
-            Err(error @ ApiError::Conflict { .. }) => {
-                if !tries.conflict() {
-                    return self.finish(End::Refused(error));
-                }
-                let effect = Effect::Read {
-                    leg: Leg::Status,
-                    kind: Kind::Claim,
-                    key: Cached::key(&*claim),
-                    pause: Duration::ZERO,
-                };
-                self.state = State::Publishing { sandbox, claim, tries, request };
-                (self, vec![effect])
-            }
-            Err(ApiError::Unknown { message } | ApiError::Busy { message, .. }) => match (tries.again(), request) {
-                (Some(pause), Some(request)) => {
-                    let effect = Effect::Send { leg: Leg::Status, request: request.clone(), pause };
-                    self.state = State::Publishing { sandbox, claim, tries, request: Some(request) };
-                    (self, vec![effect])
-                }
-                _ => {
-                    let end = self.unanswered(&message);
-                    self.finish(end)
-                }
-            },
-            Err(error) => self.finish(End::Refused(error)),
-        }
-    }
-
-    /// C was refused: say it again about the claim as it is now, unless it is gone or assigned elsewhere.
-    fn claim_seen_while_publishing(
-        mut self,
-        sandbox: Arc<Sandbox>,
-        claim: Arc<SandboxClaim>,
-        mut tries: Tries,
-        request: Option<Request>,
-        answer: Result<Option<Object>, ApiError>,
-    ) -> (Self, Vec<Effect>) {
-        match answer {
-            Ok(object) => {
-                let found = object.and_then(|object| object.cast::<SandboxClaim>());
-                let Some(found) = found.filter(|found| found.uid() == claim.uid() && !found.is_deleting()) else {
-                    return self.finish(End::ClaimGone);
-                };
-                if self.is_assigned_elsewhere(&found) {
-                    return self.undo(&sandbox);
-                }
-                self.claim = found.clone();
-                self.publish(sandbox, found, tries)
-            }
-            Err(ApiError::NotLeader) => self.finish(End::Refused(ApiError::NotLeader)),
-            Err(error) => match tries.again() {
-                Some(pause) => {
-                    let effect = Effect::Read { leg: Leg::Status, kind: Kind::Claim, key: Cached::key(&*claim), pause };
-                    self.state = State::Publishing { sandbox, claim, tries, request };
-                    (self, vec![effect])
-                }
-                None => {
-                    let end = self.unanswered(&error.to_string());
-                    self.finish(end)
-                }
-            },
-        }
-    }
-
-    /// Deletes the Sandbox that was taken in vain, as it is now: it never returns to a pool.
-    fn undo(mut self, sandbox: &Sandbox) -> (Self, Vec<Effect>) {
-        let request = Request::delete(sandbox, None);
-        let effects = vec![send(Leg::Extra, &request)];
-        self.state = State::Undoing { request, tries: Tries::default() };
-        (self, effects)
-    }
-
-    /// Whatever the answer, the next pass finds every Sandbox that the claim's uid controls.
-    fn undone(
-        mut self,
-        request: Request,
-        mut tries: Tries,
-        answer: Result<Option<Object>, ApiError>,
-    ) -> (Self, Vec<Effect>) {
-        if let (Err(ApiError::Unknown { .. } | ApiError::Busy { .. }), Some(pause)) = (answer, tries.again()) {
-            let effect = Effect::Send { leg: Leg::Extra, request: request.clone(), pause };
-            self.state = State::Undoing { request, tries };
-            return (self, vec![effect]);
-        }
-        self.finish(End::Elsewhere)
-    }
-
     fn bound(self, sandbox: Arc<Sandbox>, claim: Arc<SandboxClaim>) -> (Self, Vec<Effect>) {
         let pool = owners::owning_pool(&self.candidate().sandbox.metadata).map(|owner| owner.name.clone());
         self.finish(End::Bound { sandbox, claim, pool: pool.unwrap_or_default() })
@@ -611,15 +353,4 @@ pub fn recorded(claim: &SandboxClaim) -> Option<&str> {
         .annotation(annotations::SANDBOX_NAME)
         .or_else(|| claim.label(labels::LEGACY_SANDBOX_NAME))
         .filter(|name| !name.is_empty())
-}
-
-/// Whether a Sandbox that changed meanwhile may still be taken: the same pool still offers it.
-fn is_still_offered(found: &Sandbox, offered: &Sandbox) -> bool {
-    let pool = |sandbox: &Sandbox| owners::owning_pool(&sandbox.metadata).map(|owner| owner.uid.clone());
-    !found.is_deleting()
-        && found.label(labels::WARM_POOL_SANDBOX).is_some()
-        && found.label(labels::CLAIM_UID).is_none()
-        && pool(found).is_some()
-        && pool(found) == pool(offered)
-        && !crate::claim::is_spent(found)
 }

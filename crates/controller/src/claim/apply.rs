@@ -1,24 +1,24 @@
 //! Carrying out a claim's plan: it sends what was decided and reports what came of it.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+mod adopt;
+mod create;
+mod serve;
+
+use std::{sync::Arc, time::Duration};
 
 use agent_sandbox_api::{
     conditions::ClaimReady,
-    keys,
-    owners::{self, Ownership},
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{Sandbox, SandboxClaim},
 };
-use futures::{StreamExt, stream::FuturesUnordered};
-use serde_json::json;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
-    ClaimReconciler, Held,
-    adoption::{Adoption, Effect, End, Leg, Offer, Outcome},
+    ClaimReconciler,
+    adoption::Offer,
     expiry, observability,
     observe::{LiveLooks, observe, template_of},
-    plan::{Bound, Observed, Plan, Retry, is_offered, legacy_policy, plan, plan_without_candidate, warm_pools},
-    stamps::{Assignment, Stamps, precise},
+    plan::{Observed, Plan, Retry, legacy_policy, plan, plan_without_candidate, warm_pools},
+    stamps::Stamps,
     status::{Finding, is_ready, status_after, status_patch},
 };
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
     reconcile::{Next, ReconcileError},
     request::Request,
     store::{Target, Wake},
-    world::World,
+    tracing_context::PassSpan,
 };
 
 /// How often a pass may start over because the world moved under it, before it yields to others.
@@ -54,11 +54,24 @@ impl From<ApiError> for Interrupted {
 }
 
 pub(super) async fn pass(reconciler: &ClaimReconciler, key: &Key) -> Result<Next, ReconcileError> {
+    let tracing = &reconciler.settings.tracing;
+    let traced = tracing.is_on().then(|| reconciler.store.get::<SandboxClaim>(key)).flatten();
+    let mut span = traced.map_or_else(PassSpan::default, |claim| {
+        tracing.start("ReconcileSandboxClaim", "sandboxclaim", &claim.metadata)
+    });
+    let outcome = attempts(reconciler, key, &span).await;
+    if let Err(error) = &outcome {
+        span.failed(&error.message);
+    }
+    outcome
+}
+
+async fn attempts(reconciler: &ClaimReconciler, key: &Key, span: &PassSpan) -> Result<Next, ReconcileError> {
     let origin = Wake::new(Target::Claim, key.clone());
     let writer = Writer::new(reconciler.ports.clone(), reconciler.store.clone(), Lane::Claims, origin);
     let mut looked_at = LiveLooks::new();
     for _ in 0..MAX_ATTEMPTS {
-        let pass = Pass { reconciler, writer: &writer, key };
+        let pass = Pass { reconciler, writer: &writer, key, span };
         match pass.attempt(&mut looked_at).await {
             Ok(next) => return Ok(next),
             Err(Interrupted::Again) => {}
@@ -76,6 +89,7 @@ struct Pass<'a> {
     reconciler: &'a ClaimReconciler,
     writer: &'a Writer,
     key: &'a Key,
+    span: &'a PassSpan,
 }
 
 impl Pass<'_> {
@@ -113,7 +127,8 @@ impl Pass<'_> {
         let (memory, stale) = self.reconciler.remember(self.key, &uid, now);
         self.reconciler.give_back(stale);
         let held = memory.held.as_ref().map(|held| &held.key);
-        observe(&self.reconciler.store.read(), self.key, looked_at, held, memory.first_seen, now)
+        let observed = observe(&self.reconciler.store.read(), self.key, looked_at, held, memory.first_seen, now)?;
+        Some(Observed { trace: self.span.annotation().map(str::to_owned), ..observed })
     }
 
     async fn carry_out(&self, observed: Observed, plan: Plan, looked_at: &mut LiveLooks) -> Result<Next, Interrupted> {
@@ -166,124 +181,6 @@ impl Pass<'_> {
         }
     }
 
-    /// Reserves the best candidate; the number of those without an address when there is none.
-    fn reserve(
-        &self,
-        claim: &SandboxClaim,
-        pools: &[Arc<SandboxWarmPool>],
-        template: Option<&SandboxTemplate>,
-    ) -> Result<Offer, usize> {
-        let uids: Vec<&str> = pools.iter().map(|pool| pool.uid()).collect();
-        self.reconciler.store.candidates(|world| {
-            let World { candidates, sandboxes, .. } = world;
-            let accept = |key: &Key| sandboxes.get(key).is_some_and(|sandbox| is_offered(sandbox, pools, template));
-            let Some(pick) = candidates.reserve(&uids, claim.uid(), accept) else {
-                return Err(candidates.pending(&uids));
-            };
-            let sandbox = sandboxes.get(&pick.key).cloned().ok_or(0_usize)?;
-            let template = template_of(world, self.key, &sandbox);
-            Ok(Offer { sandbox, template })
-        })
-    }
-
-    /// Drives an adoption to its end.
-    async fn adopt(
-        &self,
-        observed: &Observed,
-        offer: Offer,
-        pools: Vec<Arc<SandboxWarmPool>>,
-    ) -> Result<Next, Interrupted> {
-        let claim = observed.claim.clone();
-        let stamps = self.first_stamps(&claim);
-        let (mut adoption, effects) = Adoption::begin(claim.clone(), offer, stamps, observed.now);
-        let mut under_way: FuturesUnordered<Pin<Box<dyn Future<Output = Outcome> + Send + '_>>> =
-            FuturesUnordered::new();
-        let mut effects: std::collections::VecDeque<Effect> = effects.into();
-        loop {
-            while let Some(effect) = effects.pop_front() {
-                match effect {
-                    Effect::Reserve => {
-                        let offer = self.reserve(&claim, &pools, observed.template.as_deref()).ok();
-                        let (next, more) = adoption.step(Outcome::Reserved(offer));
-                        adoption = next;
-                        effects.extend(more);
-                    }
-                    Effect::Release { key, uid } => {
-                        self.reconciler.store.candidates(|world| world.candidates.release(&key, &uid));
-                    }
-                    Effect::Send { leg, request, pause } => {
-                        under_way.push(Box::pin(self.send_leg(leg, request, pause)))
-                    }
-                    Effect::Read { leg, kind, key, pause } => {
-                        under_way.push(Box::pin(self.read_leg(leg, kind, key, pause)))
-                    }
-                }
-            }
-            let Some(outcome) = under_way.next().await else { break };
-            let (next, more) = adoption.step(outcome);
-            adoption = next;
-            effects.extend(more);
-        }
-        let end = adoption.end().cloned().expect("an adoption with nothing under way has ended");
-        self.adopted(observed, end).await
-    }
-
-    async fn send_leg(&self, leg: Leg, request: Request, pause: Duration) -> Outcome {
-        if !pause.is_zero() {
-            tokio::time::sleep(pause).await;
-        }
-        Outcome::Sent(leg, self.writer.send(&request).await)
-    }
-
-    async fn read_leg(&self, leg: Leg, kind: Kind, key: Key, pause: Duration) -> Outcome {
-        if !pause.is_zero() {
-            tokio::time::sleep(pause).await;
-        }
-        Outcome::Read(leg, self.writer.read(kind, &key).await)
-    }
-
-    async fn adopted(&self, observed: &Observed, end: End) -> Result<Next, Interrupted> {
-        let until = expiry::until_expiry(&observed.claim, observed.now);
-        match end {
-            End::Bound { sandbox, claim, pool } => {
-                self.reconciler.hold(self.key, None);
-                self.event(
-                    &claim,
-                    "SandboxAdopted",
-                    "Adoption",
-                    format!("Adopted warm pool Sandbox \"{}\"", sandbox.name()),
-                );
-                self.count_creation(&claim, &sandbox, &pool, keys::LAUNCH_WARM);
-                self.count_ready(&observed.claim, &claim, &sandbox);
-                self.settle(&claim)
-            }
-            End::ClaimGone => {
-                self.reconciler.forget(self.key);
-                Err(Interrupted::Again)
-            }
-            End::Elsewhere => Err(Interrupted::Stale(Kind::Claim, self.key.clone())),
-            End::Conflict(what) => {
-                self.reconciler.hold(self.key, None);
-                let fresh =
-                    self.reconciler.store.get::<SandboxClaim>(self.key).unwrap_or_else(|| observed.claim.clone());
-                self.publish(&fresh, Finding::Refused(ClaimReady::AdoptionConflict(what.clone()))).await?;
-                Err(Interrupted::Failed(ReconcileError::transient(what).no_later_than(until)))
-            }
-            End::Unanswered { sandbox, message } => {
-                let held = Held { key: Cached::key(&*sandbox), uid: sandbox.uid().to_owned() };
-                self.reconciler.hold(self.key, Some(held));
-                warn!(sandbox = sandbox.name(), %message, "An adoption was not answered");
-                let text = "the API server did not answer properly".to_owned();
-                let fresh =
-                    self.reconciler.store.get::<SandboxClaim>(self.key).unwrap_or_else(|| observed.claim.clone());
-                // It may well fail too; the next pass says it again.
-                let _ = self.publish(&fresh, Finding::Refused(ClaimReady::ReconcilerError(text.clone()))).await;
-                Err(Interrupted::Failed(ReconcileError::transient(text).no_later_than(until)))
-            }
-            End::Refused(error) => Err(self.refused(&observed.claim, error, until).await),
-        }
-    }
-
     /// Says that the API refused, and tries again later.
     async fn refused(&self, claim: &Arc<SandboxClaim>, error: ApiError, until: Option<Duration>) -> Interrupted {
         if !matches!(error, ApiError::NotLeader) {
@@ -294,138 +191,14 @@ impl Pass<'_> {
     }
 
     /// Annotations that a claim gets when it is first dealt with.
-    fn first_stamps(&self, claim: &SandboxClaim) -> Stamps {
+    fn first_stamps(&self) -> Stamps {
         let settings = &self.reconciler.settings;
         let seen = self.reconciler.memories.lock().get(self.key).map(|memory| memory.first_seen);
         Stamps {
             first_observed: seen.filter(|_| settings.observability_annotations),
-            trace_context: settings.tracing.context_for(claim.annotation(keys::annotations::TRACE_CONTEXT)),
+            trace_context: self.span.annotation().map(str::to_owned),
             ..Stamps::default()
         }
-    }
-
-    async fn create(
-        &self,
-        observed: &Observed,
-        request: &Request,
-        assignment: Assignment,
-    ) -> Result<Next, Interrupted> {
-        let claim = &observed.claim;
-        let until = expiry::until_expiry(claim, observed.now);
-        let stamps = Stamps { assignment, ..self.first_stamps(claim) };
-        // Exactly this state of the claim: over a newer one, what another leader bound meanwhile would be hidden in the answer.
-        let stamp =
-            stamps.change(claim).map(|metadata| Request::patch_exact(&**claim, json!({ "metadata": metadata })));
-        let stamped = async {
-            match &stamp {
-                Some(stamp) => Ok(self.writer.send(stamp).await?.and_then(|object| object.cast::<SandboxClaim>())),
-                None => Ok(Some(claim.clone())),
-            }
-        };
-        let (created, stamped) = tokio::join!(self.create_sandbox(claim, request), stamped);
-        let fresh = match stamped {
-            Ok(Some(fresh)) => fresh,
-            Ok(None) => return Err(Interrupted::Again),
-            Err(ApiError::NotFound { .. } | ApiError::Conflict { .. }) => {
-                return Err(Interrupted::Stale(Kind::Claim, self.key.clone()));
-            }
-            Err(error) => return Err(self.refused(claim, error, until).await),
-        };
-        match created {
-            Ok(Created::New(sandbox)) => {
-                self.event(
-                    &fresh,
-                    "SandboxProvisioned",
-                    "Provisioning",
-                    format!("Created Sandbox \"{}\"", sandbox.name()),
-                );
-                let pool = &fresh.spec.warm_pool_ref.name;
-                self.count_creation(&fresh, &sandbox, pool, keys::LAUNCH_COLD);
-                let published = self.publish(&fresh, Finding::Serves(&sandbox)).await?;
-                self.settle(&published)
-            }
-            Ok(Created::Known) => Err(Interrupted::Again),
-            Ok(Created::Unseen) => {
-                if fresh.bound_sandbox().is_none() {
-                    self.publish(&fresh, Finding::Refused(ClaimReady::SandboxCreatePending)).await?;
-                }
-                Ok(Next::After(PENDING_RECHECK))
-            }
-            Err(error) => Err(self.refused(&fresh, error, until).await),
-        }
-    }
-
-    /// Creates the claim's own Sandbox. One that is there already is ours, or the next look says whose it is.
-    async fn create_sandbox(&self, claim: &SandboxClaim, request: &Request) -> Result<Created, ApiError> {
-        match self.writer.send(request).await {
-            Ok(object) => match object.and_then(|object| object.cast::<Sandbox>()) {
-                Some(sandbox) => Ok(Created::New(sandbox)),
-                None => Ok(Created::Unseen),
-            },
-            Err(ApiError::AlreadyExists { .. }) => match self.writer.read(Kind::Sandbox, &request.key).await {
-                Ok(Some(Object::Sandbox(found))) => {
-                    let ours = owners::ownership(&found.metadata, claim.uid()) == Ownership::Owned;
-                    debug!(sandbox = found.name(), ours, "The Sandbox of this name exists already");
-                    Ok(Created::Known)
-                }
-                _ => Ok(Created::Unseen),
-            },
-            Err(error) => Err(error),
-        }
-    }
-
-    /// A claim that is served: repairs what is amiss, then says how its Sandbox is.
-    async fn serve(&self, observed: &Observed, bound: Bound) -> Result<Next, Interrupted> {
-        let claim = &observed.claim;
-        let until = expiry::until_expiry(claim, observed.now);
-        if !bound.extras.is_empty() {
-            // From a cache that lags, the wrong one could be kept.
-            let live = self.writer.read(Kind::Claim, self.key).await?.and_then(|object| object.cast::<SandboxClaim>());
-            if live.as_deref().map(|live| live.resource_version().to_owned())
-                != Some(claim.resource_version().to_owned())
-            {
-                return Err(Interrupted::Again);
-            }
-            for extra in &bound.extras {
-                self.send(extra).await?;
-            }
-        }
-        let stamps = Stamps { assignment: bound.stamps.assignment.clone(), ..self.first_stamps(claim) };
-        let claim = match stamps.change(claim) {
-            Some(metadata) => {
-                let stamp = Request::patch_exact(&**claim, json!({ "metadata": metadata }));
-                self.send(&stamp).await?.and_then(|object| object.cast::<SandboxClaim>()).ok_or(Interrupted::Again)?
-            }
-            None => claim.clone(),
-        };
-        let mut sandbox = bound.sandbox;
-        if let Some(sync) = &bound.sync {
-            match self.writer.send(sync).await {
-                Ok(object) => sandbox = object.and_then(|object| object.cast::<Sandbox>()).unwrap_or(sandbox),
-                Err(ApiError::Conflict { .. } | ApiError::NotFound { .. }) => {
-                    return Err(Interrupted::Stale(sync.kind, sync.key.clone()));
-                }
-                Err(error) => return Err(self.refused(&claim, error, until).await),
-            }
-        }
-        let published = self.publish(&claim, Finding::Serves(&sandbox)).await?;
-        self.count_ready(&claim, &published, &sandbox);
-        self.stamp_first_ready(&claim, &published).await?;
-        self.settle(&published)
-    }
-
-    /// Writes down, once, when the claim first was Ready. `unknown` when it was Ready before anybody wrote it down.
-    async fn stamp_first_ready(&self, before: &SandboxClaim, after: &Arc<SandboxClaim>) -> Result<(), Interrupted> {
-        if !is_ready(after.status.as_ref()) {
-            return Ok(());
-        }
-        let known = !is_ready(before.status.as_ref());
-        let value = if known { precise(self.reconciler.clock.now()) } else { keys::FIRST_READY_UNKNOWN.to_owned() };
-        let stamps = Stamps { first_ready: Some(value), ..Stamps::default() };
-        if let Some(metadata) = stamps.change(after) {
-            self.send(&Request::patch(&**after, json!({ "metadata": metadata }))).await?;
-        }
-        Ok(())
     }
 
     async fn clean_up(
@@ -505,15 +278,6 @@ impl Pass<'_> {
             self.reconciler.metrics.claim_ready(&ready);
         }
     }
-}
-
-/// What became of the creation of a claim's own Sandbox.
-enum Created {
-    New(Arc<Sandbox>),
-    /// It was there, and is now in the store.
-    Known,
-    /// It is said to be there, and cannot be seen.
-    Unseen,
 }
 
 /// The error without what differs from attempt to attempt: every new text would be a write and an event.

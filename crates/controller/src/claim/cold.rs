@@ -38,7 +38,8 @@ impl Refusal {
 }
 
 /// The write that creates the claim's own Sandbox.
-pub fn create(claim: &SandboxClaim, template: &SandboxTemplate) -> Result<Request, Refusal> {
+/// `trace` is the context that the claim is about to get, when it has none.
+pub fn create(claim: &SandboxClaim, template: &SandboxTemplate, trace: Option<&str>) -> Result<Request, Refusal> {
     if let Some(conflict) = metadata::override_conflict(claim, template) {
         return Err(Refusal::Template(conflict));
     }
@@ -60,7 +61,7 @@ pub fn create(claim: &SandboxClaim, template: &SandboxTemplate) -> Result<Reques
         sandbox_labels[labels::CREATED_BY] = value.into();
     }
     let mut sandbox_annotations = json!({ annotations::TEMPLATE_REF: template.name() });
-    if let Some(trace) = claim.annotation(annotations::TRACE_CONTEXT) {
+    if let Some(trace) = claim.annotation(annotations::TRACE_CONTEXT).or(trace) {
         sandbox_annotations[annotations::TRACE_CONTEXT] = trace.into();
     }
     let base = template.spec.pod_template.metadata.clone().unwrap_or_default();

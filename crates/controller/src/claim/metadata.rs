@@ -81,7 +81,13 @@ fn template_ref_hash(sandbox: &Sandbox, template: Option<&SandboxTemplate>) -> O
 }
 
 /// The write that makes a pool's Sandbox this claim's: the lock of adoption, valid only for the exact state that was seen.
-pub fn adopt(sandbox: &Sandbox, claim: &SandboxClaim, template: Option<&SandboxTemplate>) -> Request {
+/// `trace` is the context that the claim is about to get, when it has none.
+pub fn adopt(
+    sandbox: &Sandbox,
+    claim: &SandboxClaim,
+    template: Option<&SandboxTemplate>,
+    trace: Option<&str>,
+) -> Request {
     let hash = template_ref_hash(sandbox, template);
     let mut label_changes = identity_labels(sandbox, claim, hash.as_deref());
     for key in [labels::WARM_POOL_SANDBOX, labels::TEMPLATE_HASH, labels::POD_TEMPLATE_HASH] {
@@ -95,7 +101,7 @@ pub fn adopt(sandbox: &Sandbox, claim: &SandboxClaim, template: Option<&SandboxT
     if sandbox.annotation(annotations::POD_NAME) != Some(sandbox.name()) {
         annotation_changes.insert(annotations::POD_NAME.to_owned(), sandbox.name().into());
     }
-    if let Some(trace) = claim.annotation(annotations::TRACE_CONTEXT) {
+    if let Some(trace) = claim.annotation(annotations::TRACE_CONTEXT).or(trace) {
         annotation_changes.insert(annotations::TRACE_CONTEXT.to_owned(), trace.into());
     }
     if !annotation_changes.is_empty() {

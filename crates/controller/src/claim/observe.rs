@@ -60,6 +60,7 @@ pub(super) fn observe(
         template,
         source,
         looked_at: looked_at.clone(),
+        trace: None,
         first_seen,
         now,
         claim,

@@ -22,7 +22,7 @@ use super::{
     validate::validate,
 };
 use crate::{
-    blueprint::{self, Trust},
+    blueprint::{Trust, Yardstick},
     clock::between,
     object::{Key, Kind},
     request::{Propagation, Request},
@@ -68,6 +68,8 @@ pub struct Observed {
     pub legacy_policy: Option<Arc<NetworkPolicy>>,
     /// What was read live in this pass.
     pub looked_at: LiveLooks,
+    /// The trace context that this pass gives to a claim without one.
+    pub trace: Option<String>,
     pub first_seen: Timestamp,
     pub now: Timestamp,
 }
@@ -209,14 +211,12 @@ pub fn warm_pools(observed: &Observed) -> Vec<Arc<SandboxWarmPool>> {
 }
 
 /// Whether a pool still hands this member out: stale ones go under `Recreate`.
-pub fn is_offered(sandbox: &Sandbox, pools: &[Arc<SandboxWarmPool>], template: Option<&SandboxTemplate>) -> bool {
+pub fn is_offered(sandbox: &Sandbox, pools: &[Arc<SandboxWarmPool>], template: Option<&Yardstick<'_>>) -> bool {
     let Some(owner) = owners::owning_pool(&sandbox.metadata) else { return false };
     let Some(pool) = pools.iter().find(|pool| pool.uid() == owner.uid) else { return false };
     match pool.update_strategy() {
         UpdateStrategyType::OnReplenish => true,
-        UpdateStrategyType::Recreate => {
-            template.is_some_and(|template| !blueprint::is_stale(sandbox, template, Trust::Hash))
-        }
+        UpdateStrategyType::Recreate => template.is_some_and(|template| !template.is_stale(sandbox, Trust::Hash)),
     }
 }
 
@@ -287,7 +287,7 @@ fn plan_cold(observed: &Observed, assignment: Assignment) -> Plan {
         let ready = ClaimReady::TemplateNotFound { template: template_name.to_owned() };
         return Plan::Refuse { ready, retry: Retry::After(DEPENDENCY_RECHECK) };
     };
-    match cold::create(claim, template) {
+    match cold::create(claim, template, observed.trace.as_deref()) {
         Ok(request) => Plan::Create { request, assignment },
         // Edits of the template do not wake claims, so this one is looked at again now and then.
         Err(refusal @ Refusal::Template(_)) => {

@@ -18,7 +18,7 @@ fn config(arguments: &[&str]) -> Result<Config, FlagErrors> {
 fn defaults() {
     let config = config(&[]).expect("valid");
     assert_eq!(config.workers, Workers { sandbox: 100, claim: 50, pool: 1, template: 1 });
-    assert!(!config.extensions && !config.tracing && !config.cache_label_selectors);
+    assert!(!config.extensions && config.tracing.is_none() && !config.cache_label_selectors);
     assert_eq!(config.metrics_address.map(|address| address.port()), Some(8080));
     assert_eq!(config.health_address.map(|address| address.port()), Some(8081));
     let lease = config.leader_election.expect("on");

@@ -109,3 +109,28 @@ async fn a_panicking_pass_frees_its_key() {
     queue.add(key("a"));
     assert!(ready(&queue).is_some());
 }
+
+/// After an outage nobody waits out a back-off that grew meanwhile; a deadline of its own is left alone.
+#[tokio::test]
+async fn hurry_wakes_what_failed_and_only_that() {
+    let queue = Queue::new();
+    for name in ["failed", "patient"] {
+        queue.add(key(name));
+        drop(ready(&queue).expect("one"));
+    }
+    for _ in 0..40 {
+        queue.add_failed(key("failed"), None);
+        queue.state.lock().fire_timers(Instant::now() + MAX_BACKOFF);
+        drop(ready(&queue).expect("the timer fired"));
+    }
+    queue.add_failed(key("failed"), None);
+    queue.add_after(key("patient"), NEVER);
+    assert!(ready(&queue).is_none(), "backed off for {MAX_BACKOFF:?}");
+    queue.hurry();
+    assert_eq!(ready(&queue).expect("woken").key, key("failed"));
+    assert!(ready(&queue).is_none());
+    let before = Instant::now();
+    queue.add_failed(key("failed"), None);
+    assert_eq!(queue.next().await.expect("soon").key, key("failed"));
+    assert!(before.elapsed() < MAX_BACKOFF, "failures are forgotten");
+}

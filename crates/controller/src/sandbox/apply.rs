@@ -15,6 +15,7 @@ use crate::{
     object::{Key, Kind, Object, Pod},
     ports::{ApiError, Writer},
     request::Request,
+    tracing_context::PassSpan,
 };
 
 /// Why a pass has to start over.
@@ -65,12 +66,15 @@ pub(super) async fn apply(
     writer: &Writer,
     observed: &Observed,
     plan: &Reconcile,
-    trace: Option<String>,
+    span: &PassSpan,
 ) -> Result<Facts, Interrupted> {
     let mut facts = Facts::default();
-    let volumes_ready = apply_volumes(writer, &plan.volumes, &mut facts).await?;
+    let volumes_ready = {
+        let _part = span.child("reconcilePVCs");
+        apply_volumes(writer, &plan.volumes, &mut facts).await?
+    };
     let (pod, service) =
-        tokio::join!(apply_pod(writer, &plan.pod, volumes_ready), apply_service(writer, &plan.service));
+        tokio::join!(traced_pod(writer, &plan.pod, volumes_ready, span), apply_service(writer, &plan.service));
     let pod_succeeded = {
         let pod = pod?;
         let succeeded = matches!(pod.fact, PodFact::Present(_)) && pod.errors.is_empty();
@@ -78,7 +82,8 @@ pub(super) async fn apply(
         succeeded
     };
     let name = plan_pod_name(observed, &plan.pod, pod_succeeded);
-    if let Some(step) = annotate(observed, &name, trace) {
+    let traced = observed.sandbox.annotation(annotations::TRACE_CONTEXT).is_some_and(|context| !context.is_empty());
+    if let Some(step) = annotate(observed, &name, span.annotation().filter(|_| !traced)) {
         let failure = match name {
             PodName::Clear => "failed to clear pod name annotation: ",
             PodName::Set(_) | PodName::Leave => "failed to set pod name annotation: ",
@@ -140,6 +145,25 @@ async fn apply_volumes(writer: &Writer, plan: &VolumePlan, facts: &mut Facts) ->
     Ok(plan.refusal.is_none())
 }
 
+/// The Pod's part as a span of its own, which notes how the Pod was seen.
+async fn traced_pod(
+    writer: &Writer,
+    plan: &PodPlan,
+    volumes_ready: bool,
+    span: &PassSpan,
+) -> Result<ChildFacts<PodFact>, Interrupted> {
+    let mut part = span.child("reconcilePod");
+    let outcome = apply_pod(writer, plan, volumes_ready).await?;
+    if let PodFact::Present(pod) = &outcome.fact {
+        let created = matches!(plan, PodPlan::Create(_));
+        part.pod_observed(if created { "NewPodStatusObserved" } else { "ExistingPodStatusObserved" }, pod);
+    }
+    if let Some(error) = outcome.errors.first().or(outcome.invalid.as_ref()) {
+        part.failed(error);
+    }
+    Ok(outcome)
+}
+
 async fn apply_pod(writer: &Writer, plan: &PodPlan, volumes_ready: bool) -> Result<ChildFacts<PodFact>, Interrupted> {
     Ok(match plan {
         PodPlan::None => ChildFacts::of(PodFact::Absent),
@@ -189,7 +213,7 @@ async fn apply_service(writer: &Writer, plan: &ServicePlan) -> Result<ChildFacts
 }
 
 /// One patch for both annotations of the Sandbox; `None` when neither changes.
-fn annotate(observed: &Observed, name: &PodName, trace: Option<String>) -> Option<Request> {
+fn annotate(observed: &Observed, name: &PodName, trace: Option<&str>) -> Option<Request> {
     let mut changes = Map::new();
     match name {
         PodName::Leave => {}

@@ -51,9 +51,46 @@ struct Entry<K> {
     watched: bool,
 }
 
+/// The objects under an index entry. Mostly there is one, and a tree for one is ten times its size.
+enum Entries {
+    One(Key),
+    Many(BTreeSet<Key>),
+}
+
+impl Entries {
+    fn insert(&mut self, key: Key) {
+        match self {
+            Self::One(only) if *only == key => {}
+            Self::One(only) => *self = Self::Many(BTreeSet::from([only.clone(), key])),
+            Self::Many(keys) => {
+                keys.insert(key);
+            }
+        }
+    }
+
+    /// Removes a key; true when none is left.
+    fn remove(&mut self, key: &Key) -> bool {
+        match self {
+            Self::One(only) => only == key,
+            Self::Many(keys) => {
+                keys.remove(key);
+                keys.is_empty()
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Key> {
+        let (one, many) = match self {
+            Self::One(only) => (Some(only), None),
+            Self::Many(keys) => (None, Some(keys.iter())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
 pub struct Cache<K> {
     objects: HashMap<Key, Entry<K>>,
-    index: HashMap<IndexKey, BTreeSet<Key>>,
+    index: HashMap<IndexKey, Entries>,
     echoes: HashSet<(String, u64)>,
     deleted: HashSet<String>,
     deletions: VecDeque<String>,
@@ -104,7 +141,7 @@ impl<K: Cached> Cache<K> {
 
     /// The objects under an index entry, ordered by key.
     pub fn find<'a>(&'a self, index: &IndexKey) -> impl Iterator<Item = &'a Arc<K>> + use<'a, K> {
-        self.index.get(index).into_iter().flatten().filter_map(|key| self.get(key))
+        self.index.get(index).into_iter().flat_map(Entries::iter).filter_map(|key| self.get(key))
     }
 
     /// The objects whose controller reference carries this uid, ordered by name.
@@ -225,7 +262,10 @@ impl<K: Cached> Cache<K> {
             self.unindex(gone, &key);
         }
         for new in after.into_iter().filter(|index| !before.contains(index)) {
-            self.index.entry(new).or_default().insert(key.clone());
+            self.index
+                .entry(new)
+                .and_modify(|keys| keys.insert(key.clone()))
+                .or_insert_with(|| Entries::One(key.clone()));
         }
         Delta { old, new: Some(object) }
     }
@@ -239,11 +279,8 @@ impl<K: Cached> Cache<K> {
     }
 
     fn unindex(&mut self, index: &IndexKey, key: &Key) {
-        if let Some(keys) = self.index.get_mut(index) {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.index.remove(index);
-            }
+        if self.index.get_mut(index).is_some_and(|keys| keys.remove(key)) {
+            self.index.remove(index);
         }
     }
 
@@ -258,3 +295,6 @@ impl<K: Cached> Cache<K> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

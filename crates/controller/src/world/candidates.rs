@@ -210,3 +210,6 @@ fn assess(sandbox: &Sandbox) -> Option<Candidate> {
         created: sandbox.metadata.creation_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,141 +6,19 @@ use agent_sandbox_api::{
     conditions::{self, ConditionType},
     keys::{annotations, labels},
     owners, v1alpha1,
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{Sandbox, SandboxClaim, SandboxWarmPool},
 };
 use agent_sandbox_controller::{
-    Config, Controller,
+    Config,
     pool::{PacingSettings, PoolSettings},
 };
-use agent_sandbox_testkit::{Cluster, Kubelet, KubeletConfig, Recorder, eventually, eventually_within};
+use agent_sandbox_testkit::{BURST, eventually, eventually_within, from};
 use futures::{StreamExt, future::join_all};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api, Client,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
-};
-use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use serde_json::json;
 
-/// A burst on two slow cores takes its time.
-const BURST: Duration = Duration::from_secs(120);
-
-struct Bench {
-    client: Client,
-    writes: Recorder,
-    shutdown: CancellationToken,
-    controller: Option<Controller>,
-    _kubelet: Kubelet,
-    _cluster: Cluster,
-}
-
-impl Bench {
-    async fn start() -> Self {
-        Self::with(Config::default()).await
-    }
-
-    async fn with(config: Config) -> Self {
-        let cluster = Cluster::start().await.expect("a cluster");
-        let kubelet = Kubelet::start(cluster.client(), KubeletConfig::default());
-        let (recorded, writes) = cluster.recorded_client();
-        let shutdown = CancellationToken::new();
-        let controller = Controller::start(recorded, config, shutdown.clone());
-        Self {
-            client: cluster.client(),
-            writes,
-            shutdown,
-            controller: Some(controller),
-            _kubelet: kubelet,
-            _cluster: cluster,
-        }
-    }
-
-    fn api<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-    {
-        Api::namespaced(self.client.clone(), "default")
-    }
-
-    async fn template(&self, name: &str) {
-        let spec = json!({ "podTemplate": { "spec": { "containers": [{ "name": "main", "image": "busybox" }] } } });
-        let template: SandboxTemplate = from(json!({ "metadata": { "name": name }, "spec": spec }));
-        self.api().create(&PostParams::default(), &template).await.expect("created");
-    }
-
-    async fn pool(&self, name: &str, template: &str, replicas: i32) {
-        let spec = json!({ "sandboxTemplateRef": { "name": template }, "replicas": replicas });
-        let pool: SandboxWarmPool = from(json!({ "metadata": { "name": name }, "spec": spec }));
-        self.api().create(&PostParams::default(), &pool).await.expect("created");
-    }
-
-    async fn pool_ready(&self, name: &str, replicas: i32) {
-        eventually_within(BURST, &format!("pool {name} has {replicas} ready"), || async {
-            let pool: SandboxWarmPool = self.api().get(name).await.expect("there");
-            let ready = pool.status.as_ref().and_then(|status| status.ready_replicas);
-            if ready == Some(replicas) { Ok(()) } else { Err(pool.status) }
-        })
-        .await;
-    }
-
-    async fn claim(&self, name: &str, pool: &str) -> SandboxClaim {
-        let claim: SandboxClaim =
-            from(json!({ "metadata": { "name": name }, "spec": { "warmPoolRef": { "name": pool } } }));
-        self.api().create(&PostParams::default(), &claim).await.expect("created")
-    }
-
-    async fn ready(&self, name: &str) -> SandboxClaim {
-        eventually_within(BURST, &format!("claim {name} is Ready"), || async {
-            let claim: SandboxClaim = self.api().get(name).await.expect("there");
-            if conditions::is_true(claim.condition(ConditionType::Ready)) { Ok(claim) } else { Err(claim.status) }
-        })
-        .await
-    }
-
-    /// Makes many claims at once and waits for all of them.
-    async fn burst(&self, number: usize, pool: &str) -> Vec<SandboxClaim> {
-        join_all((0..number).map(|index| self.claim_owned(format!("c-{index}"), pool))).await;
-        eventually_within(BURST, "all claims are Ready", || async {
-            let claims = self.api::<SandboxClaim>().list(&ListParams::default()).await.expect("lists").items;
-            let ready =
-                claims.iter().filter(|claim| conditions::is_true(claim.condition(ConditionType::Ready))).count();
-            if ready == number { Ok(claims) } else { Err(ready) }
-        })
-        .await
-    }
-
-    async fn claim_owned(&self, name: String, pool: &str) {
-        self.claim(&name, pool).await;
-    }
-
-    async fn stop(mut self) {
-        self.shutdown.cancel();
-        let controller = self.controller.take().expect("running");
-        tokio::time::timeout(Duration::from_secs(30), controller.wait())
-            .await
-            .expect("stops in time")
-            .expect("stops in order");
-    }
-}
-
-fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
-    serde_json::from_value(value).expect("valid")
-}
-
-/// Every claim has a Sandbox of its own, and every claimed Sandbox serves one claim.
-async fn assert_one_to_one(bench: &Bench, claims: &[SandboxClaim]) {
-    let sandboxes = bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items;
-    let names: HashSet<&str> = claims.iter().filter_map(|claim| claim.bound_sandbox()).collect();
-    assert_eq!(names.len(), claims.len(), "distinct Sandboxes");
-    for claim in claims {
-        let controlled: Vec<&str> = sandboxes
-            .iter()
-            .filter(|sandbox| owners::controller_of(&sandbox.metadata).is_some_and(|owner| owner.uid == claim.uid()))
-            .map(|sandbox| sandbox.name())
-            .collect();
-        assert_eq!(controlled, [claim.bound_sandbox().expect("bound")], "{}", claim.name());
-    }
-}
+use crate::bench::Bench;
 
 /// the life of a warm claim, seen by its user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -149,7 +27,7 @@ async fn x_124_x_125_x_193_a_warm_claim_takes_a_running_pod_and_the_pool_refills
     bench.template("t").await;
     bench.pool("p", "t", 2).await;
     bench.pool_ready("p", 2).await;
-    let before: Vec<Pod> = bench.api::<Pod>().list(&ListParams::default()).await.expect("lists").items;
+    let before: Vec<Pod> = bench.list::<Pod>().await;
     bench.claim("c", "p").await;
     let claim = bench.ready("c").await;
     let name = claim.bound_sandbox().expect("bound").to_owned();
@@ -184,7 +62,7 @@ async fn x_124_x_125_x_193_a_warm_claim_takes_a_running_pod_and_the_pool_refills
 
     bench.api::<SandboxWarmPool>().delete("p", &DeleteParams::default()).await.expect("deleted");
     eventually("X-194: only claimed Sandboxes remain", || async {
-        let left = bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items.len();
+        let left = bench.list::<Sandbox>().await.len();
         if left == 2 { Ok(()) } else { Err(left) }
     })
     .await;
@@ -240,7 +118,7 @@ async fn x_121_three_hundred_claims_on_three_hundred_members() {
     bench.pool("p", "t", 300).await;
     bench.pool_ready("p", 300).await;
     let claims = bench.burst(300, "p").await;
-    assert_one_to_one(&bench, &claims).await;
+    eventually_within(BURST, "one Sandbox for every claim", || bench.one_each(300)).await;
     assert!(claims.iter().all(|claim| claim.bound_sandbox() != Some(claim.name())), "all warm");
     bench.stop().await;
 }
@@ -255,17 +133,10 @@ async fn x_120_three_hundred_claims_on_a_hundred_members() {
     bench.template("t").await;
     bench.pool("p", "t", 100).await;
     bench.pool_ready("p", 100).await;
-    let members: HashSet<String> = bench
-        .api::<Sandbox>()
-        .list(&ListParams::default())
-        .await
-        .expect("lists")
-        .items
-        .iter()
-        .map(|sandbox| sandbox.name().to_owned())
-        .collect();
+    let members: HashSet<String> =
+        bench.list::<Sandbox>().await.iter().map(|sandbox| sandbox.name().to_owned()).collect();
     let claims = bench.burst(300, "p").await;
-    assert_one_to_one(&bench, &claims).await;
+    eventually_within(BURST, "one Sandbox for every claim", || bench.one_each(0)).await;
     let warm = claims.iter().filter(|claim| members.contains(claim.bound_sandbox().expect("bound"))).count();
     let cold = claims.iter().filter(|claim| claim.bound_sandbox() == Some(claim.name())).count();
     assert_eq!((warm, cold), (100, 200));
@@ -292,7 +163,7 @@ async fn twenty_pools_of_twenty_five_cost_five_hundred_creates() {
         .filter(|write| write.method == "POST" && write.path.ends_with("/sandboxes"))
         .count();
     assert_eq!(creates, 500);
-    assert_eq!(bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items.len(), 500);
+    assert_eq!(bench.list::<Sandbox>().await.len(), 500);
     bench.stop().await;
 }
 
@@ -456,8 +327,8 @@ async fn x_266_x_267_generated_names_and_an_end() {
     assert_eq!(sandbox.label(labels::CREATED_BY), Some("go-client"));
     eventually("X-267: claim, Sandbox and Pod are gone", || async {
         let claims = bench.api::<SandboxClaim>().list(&ListParams::default()).await.expect("lists").items.len();
-        let sandboxes = bench.api::<Sandbox>().list(&ListParams::default()).await.expect("lists").items.len();
-        let pods = bench.api::<Pod>().list(&ListParams::default()).await.expect("lists").items.len();
+        let sandboxes = bench.list::<Sandbox>().await.len();
+        let pods = bench.list::<Pod>().await.len();
         if claims + sandboxes + pods == 0 { Ok(()) } else { Err((claims, sandboxes, pods)) }
     })
     .await;

@@ -10,9 +10,8 @@ use std::{
 };
 
 use agent_sandbox_api::{conditions::ConditionType, v1beta1::Sandbox};
-use agent_sandbox_apiserver::serve::{Listener, ListenerConfig};
 use agent_sandbox_controller::{Flags, connections, run_process};
-use agent_sandbox_testkit::{Cluster, Kubelet, KubeletConfig, eventually};
+use agent_sandbox_testkit::{Workbench, eventually};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
 use kube::{Api, api::PostParams};
 use serde_json::json;
@@ -22,21 +21,14 @@ use tokio_util::sync::CancellationToken;
 const LEASE: &str = "a3317529.agent-sandbox.x-k8s.io";
 
 struct Served {
-    cluster: Cluster,
-    kubeconfig: std::path::PathBuf,
-    _listener: Listener,
-    _kubelet: Kubelet,
-    _folder: tempfile::TempDir,
+    bench: Workbench,
+    api: agent_sandbox_testkit::Served,
 }
 
 async fn serve() -> Served {
-    let cluster = Cluster::start().await.expect("a cluster");
-    let folder = tempfile::tempdir().expect("a folder");
-    let kubeconfig = folder.path().join("kubeconfig");
-    let config = ListenerConfig { kubeconfig: Some(kubeconfig.clone()), ..ListenerConfig::default() };
-    let listener = cluster.api.listen(config).await.expect("listens");
-    let kubelet = Kubelet::start(cluster.client(), KubeletConfig::default());
-    Served { cluster, kubeconfig, _listener: listener, _kubelet: kubelet, _folder: folder }
+    let bench = Workbench::start().await.expect("a workbench");
+    let api = bench.serve().await.expect("listens");
+    Served { bench, api }
 }
 
 /// A port that was free a moment ago.
@@ -60,7 +52,7 @@ async fn s_215_s_225_a_process_from_start_to_end() {
     let (metrics, health) = (free_port(), free_port());
     let arguments = [
         "controller".to_owned(),
-        format!("--kubeconfig={}", served.kubeconfig.display()),
+        format!("--kubeconfig={}", served.api.kubeconfig.display()),
         "--leader-election-namespace=default".to_owned(),
         "--enable-webhook=false".to_owned(),
         format!("--metrics-bind-address=127.0.0.1:{metrics}"),
@@ -71,7 +63,7 @@ async fn s_215_s_225_a_process_from_start_to_end() {
     let shutdown = CancellationToken::new();
     let process = tokio::spawn(run_process(flags, shutdown.clone()));
 
-    let sandboxes: Api<Sandbox> = Api::namespaced(served.cluster.client(), "default");
+    let sandboxes: Api<Sandbox> = Api::namespaced(served.bench.cluster.client(), "default");
     let sandbox = json!({ "metadata": { "name": "over-tls" }, "spec": { "podTemplate": { "spec": { "containers": [{ "name": "c", "image": "i" }] } } } });
     sandboxes.create(&PostParams::default(), &serde_json::from_value(sandbox).expect("valid")).await.expect("created");
     eventually("the Sandbox is Ready", || async {
@@ -82,7 +74,7 @@ async fn s_215_s_225_a_process_from_start_to_end() {
         }
     })
     .await;
-    let leases: Api<Lease> = Api::namespaced(served.cluster.client(), "default");
+    let leases: Api<Lease> = Api::namespaced(served.bench.cluster.client(), "default");
     let holder = || async {
         leases.get(LEASE).await.expect("there").spec.and_then(|spec| spec.holder_identity).unwrap_or_default()
     };
@@ -112,7 +104,7 @@ async fn a_second_replica_takes_over() {
         let shutdown = CancellationToken::new();
         let arguments = [
             "controller".to_owned(),
-            format!("--kubeconfig={}", served.kubeconfig.display()),
+            format!("--kubeconfig={}", served.api.kubeconfig.display()),
             "--leader-election-namespace=default".to_owned(),
             "--enable-webhook=false".to_owned(),
             "--metrics-bind-address=0".to_owned(),
@@ -121,7 +113,7 @@ async fn a_second_replica_takes_over() {
         let flags = Flags::parse_from_go(arguments).expect("parses");
         (tokio::spawn(run_process(flags, shutdown.clone())), shutdown)
     };
-    let sandboxes: Api<Sandbox> = Api::namespaced(served.cluster.client(), "default");
+    let sandboxes: Api<Sandbox> = Api::namespaced(served.bench.cluster.client(), "default");
     let make_ready = async |name: &str| {
         let sandbox = json!({ "metadata": { "name": name }, "spec": { "podTemplate": { "spec": { "containers": [{ "name": "c", "image": "i" }] } } } });
         sandboxes
@@ -151,12 +143,12 @@ async fn a_second_replica_takes_over() {
 #[tokio::test]
 async fn a_namespaced_controller_stays_in_its_namespace() {
     let served = serve().await;
-    let namespaces: Api<Namespace> = Api::all(served.cluster.client());
+    let namespaces: Api<Namespace> = Api::all(served.bench.cluster.client());
     let other: Namespace = serde_json::from_value(json!({ "metadata": { "name": "other" } })).expect("valid");
     namespaces.create(&PostParams::default(), &other).await.expect("created");
     let arguments = [
         "controller".to_owned(),
-        format!("--kubeconfig={}", served.kubeconfig.display()),
+        format!("--kubeconfig={}", served.api.kubeconfig.display()),
         "--leader-elect=false".to_owned(),
         "--watch-namespace=default".to_owned(),
         "--enable-webhook=false".to_owned(),
@@ -168,12 +160,12 @@ async fn a_namespaced_controller_stays_in_its_namespace() {
     let sandbox: Sandbox =
         serde_json::from_value(json!({ "metadata": { "name": "s" }, "spec": { "podTemplate": { "spec": { "containers": [{ "name": "c", "image": "i" }] } } } })).expect("valid");
     for namespace in ["other", "default"] {
-        Api::namespaced(served.cluster.client(), namespace)
+        Api::namespaced(served.bench.cluster.client(), namespace)
             .create(&PostParams::default(), &sandbox)
             .await
             .expect("created");
     }
-    let of = |namespace: &str| Api::<Sandbox>::namespaced(served.cluster.client(), namespace);
+    let of = |namespace: &str| Api::<Sandbox>::namespaced(served.bench.cluster.client(), namespace);
     eventually("ours is Ready", || async {
         let sandbox = of("default").get("s").await.expect("there");
         match sandbox.condition(ConditionType::Ready) {
@@ -211,7 +203,8 @@ async fn counting_door(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
 async fn s_217_s_218_connections_are_counted() {
     let served = serve().await;
     for wanted in [1, 3] {
-        let mut config = connections::cluster_config(&served.kubeconfig.display().to_string()).await.expect("reads");
+        let mut config =
+            connections::cluster_config(&served.api.kubeconfig.display().to_string()).await.expect("reads");
         let target = config.cluster_url.authority().expect("an address").as_str().parse().expect("an address");
         let (door, count) = counting_door(target).await;
         config.cluster_url = format!("https://{door}").parse().expect("a URL");

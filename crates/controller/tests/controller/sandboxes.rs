@@ -3,47 +3,27 @@
 use std::time::Duration;
 
 use agent_sandbox_api::{conditions::ConditionType, v1beta1::Sandbox};
-use agent_sandbox_controller::{Config, Controller};
-use agent_sandbox_testkit::{Cluster, Kubelet, KubeletConfig, Recorder, eventually};
+use agent_sandbox_testkit::eventually;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
-use kube::{
-    Api, Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
-};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
-struct Bench {
-    client: Client,
-    writes: Recorder,
-    shutdown: CancellationToken,
-    controller: Option<Controller>,
-    _kubelet: Kubelet,
-    _cluster: Cluster,
+use crate::bench::Bench;
+
+/// What a user does with Sandboxes.
+struct Sandboxes(Bench);
+
+impl std::ops::Deref for Sandboxes {
+    type Target = Bench;
+
+    fn deref(&self) -> &Bench {
+        &self.0
+    }
 }
 
-impl Bench {
+impl Sandboxes {
     async fn start() -> Self {
-        let cluster = Cluster::start().await.expect("a cluster");
-        let kubelet = Kubelet::start(cluster.client(), KubeletConfig::default());
-        let (recorded, writes) = cluster.recorded_client();
-        let shutdown = CancellationToken::new();
-        let controller = Controller::start(recorded, Config::default(), shutdown.clone());
-        Self {
-            client: cluster.client(),
-            writes,
-            shutdown,
-            controller: Some(controller),
-            _kubelet: kubelet,
-            _cluster: cluster,
-        }
-    }
-
-    fn api<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-    {
-        Api::namespaced(self.client.clone(), "default")
+        Self(Bench::start().await)
     }
 
     async fn create(&self, name: &str, spec: Value) -> Sandbox {
@@ -88,20 +68,15 @@ impl Bench {
         .await;
     }
 
-    async fn stop(mut self) {
-        self.shutdown.cancel();
-        let controller = self.controller.take().expect("running");
-        tokio::time::timeout(Duration::from_secs(10), controller.wait())
-            .await
-            .expect("stops in time")
-            .expect("stops in order");
+    async fn stop(self) {
+        self.0.stop().await;
     }
 }
 
 /// S-033, S-034, S-177: a Sandbox with a Service and a volume becomes Ready, with everything named and owned.
 #[tokio::test]
 async fn s_033_s_034_s_177_a_sandbox_becomes_ready() {
-    let bench = Bench::start().await;
+    let bench = Sandboxes::start().await;
     let claim = json!([{ "metadata": { "name": "data" }, "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } }]);
     bench.create("vct-sandbox", json!({ "service": true, "volumeClaimTemplates": claim })).await;
     let sandbox = bench.until("vct-sandbox", ConditionType::Ready, "DependenciesReady").await;
@@ -126,7 +101,7 @@ async fn s_033_s_034_s_177_a_sandbox_becomes_ready() {
 /// S-035: twenty at once.
 #[tokio::test]
 async fn s_035_twenty_sandboxes_at_once() {
-    let bench = Bench::start().await;
+    let bench = Sandboxes::start().await;
     let names: Vec<String> = (0..20).map(|number| format!("many-{number}")).collect();
     futures::future::join_all(names.iter().map(|name| bench.create(name, json!({})))).await;
     for name in &names {
@@ -138,7 +113,7 @@ async fn s_035_twenty_sandboxes_at_once() {
 /// S-036: a Pod deleted by hand comes back with a new uid.
 #[tokio::test]
 async fn s_036_a_deleted_pod_comes_back() {
-    let bench = Bench::start().await;
+    let bench = Sandboxes::start().await;
     bench.create("phoenix", json!({})).await;
     bench.until("phoenix", ConditionType::Ready, "DependenciesReady").await;
     let old = bench.api::<Pod>().get("phoenix").await.expect("there").metadata.uid;
@@ -157,7 +132,7 @@ async fn s_036_a_deleted_pod_comes_back() {
 /// S-080: suspend and resume, twice, with the Service kept.
 #[tokio::test]
 async fn s_080_suspend_and_resume() {
-    let bench = Bench::start().await;
+    let bench = Sandboxes::start().await;
     bench.create("sleeper", json!({ "service": true })).await;
     bench.until("sleeper", ConditionType::Ready, "DependenciesReady").await;
     let service = bench.api::<Service>().get("sleeper").await.expect("there").metadata.uid;
@@ -173,33 +148,65 @@ async fn s_080_suspend_and_resume() {
     bench.stop().await;
 }
 
-/// S-189, S-190: a running Sandbox expires within a second of its time; Retain keeps the Sandbox, Delete does not.
+/// S-189: a running Sandbox expires at its time, not before, and says so about the generation that set the time; its children go. `Retain`
+/// keeps the Sandbox, `Delete` does not.
 #[tokio::test]
-async fn s_189_s_190_expiry_in_time() {
-    let bench = Bench::start().await;
+async fn s_189_expiry_in_time() {
+    let bench = Sandboxes::start().await;
     for (name, policy) in [("kept", "Retain"), ("dropped", "Delete")] {
         bench.create(name, json!({ "service": true, "shutdownPolicy": policy })).await;
         bench.until(name, ConditionType::Ready, "DependenciesReady").await;
     }
-    let at = jiff::Timestamp::now() + Duration::from_secs(1);
+    let at = jiff::Timestamp::now() + Duration::from_secs(2);
+    let at: jiff::Timestamp = format!("{at:.0}").parse().expect("a time in whole seconds");
     for name in ["kept", "dropped"] {
-        bench.patch(name, json!({ "spec": { "shutdownTime": format!("{at:.0}") } })).await;
+        bench.patch(name, json!({ "spec": { "shutdownTime": at.to_string() } })).await;
     }
     let expired = bench.until("kept", ConditionType::Ready, "SandboxExpired").await;
-    assert_eq!(
-        expired.condition(ConditionType::Ready).expect("there").observed_generation,
-        expired.metadata.generation
-    );
+    assert!(jiff::Timestamp::now() >= at, "not before its time");
+    let ready = expired.condition(ConditionType::Ready).expect("there");
+    assert_eq!((ready.status.as_str(), ready.observed_generation), ("False", Some(2)));
     bench.until_gone::<Pod>("kept").await;
     bench.until_gone::<Service>("kept").await;
     bench.until_gone::<Sandbox>("dropped").await;
+    bench.until_gone::<Pod>("dropped").await;
+    let after = eventually("the service fields are empty", || async {
+        let sandbox = bench.api::<Sandbox>().get("kept").await.expect("kept");
+        let status = sandbox.status.clone().unwrap_or_default();
+        let empty =
+            status.service.is_none_or(|name| name.is_empty()) && status.service_fqdn.is_none_or(|name| name.is_empty());
+        if empty { Ok(sandbox) } else { Err(sandbox.status) }
+    })
+    .await;
+    let suspended = after.condition(ConditionType::Suspended).expect("there");
+    assert_eq!((suspended.status.as_str(), suspended.reason.as_str()), ("False", "NotSuspended"));
+    bench.stop().await;
+}
+
+/// S-190: a Pod that has ended is said to have, and is still said to have after the Sandbox expired; the children go.
+#[tokio::test]
+async fn s_190_what_finished_stays_finished_after_expiry() {
+    let bench = Sandboxes::start().await;
+    let pod = json!({ "spec": { "restartPolicy": "Never", "containers": [{ "name": "main", "image": "busybox" }] } });
+    bench.create("task", json!({ "podTemplate": pod, "shutdownPolicy": "Retain" })).await;
+    bench.until("task", ConditionType::Ready, "DependenciesReady").await;
+    let ended = Patch::Merge(json!({ "status": { "phase": "Succeeded" } }));
+    bench.api::<Pod>().patch_status("task", &PatchParams::default(), &ended).await.expect("patched");
+    bench.until("task", ConditionType::Finished, "PodSucceeded").await;
+    let at = jiff::Timestamp::now() + Duration::from_secs(1);
+    bench.patch("task", json!({ "spec": { "shutdownTime": format!("{at:.0}") } })).await;
+    bench.until("task", ConditionType::Ready, "SandboxExpired").await;
+    bench.until_gone::<Pod>("task").await;
+    let expired = bench.api::<Sandbox>().get("task").await.expect("kept");
+    let finished = expired.condition(ConditionType::Finished).expect("kept");
+    assert_eq!((finished.status.as_str(), finished.reason.as_str()), ("True", "PodSucceeded"));
     bench.stop().await;
 }
 
 /// A settled controller writes nothing.
 #[tokio::test]
 async fn a_settled_controller_is_silent() {
-    let bench = Bench::start().await;
+    let bench = Sandboxes::start().await;
     for number in 0..5 {
         let name = format!("quiet-{number}");
         bench.create(&name, json!({ "service": true })).await;

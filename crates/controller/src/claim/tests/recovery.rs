@@ -414,7 +414,7 @@ async fn a_claim_that_controls_two_keeps_the_published_one() {
         let kept = rig.bound("c").expect("bound");
         let extra = rig.sandboxes().into_iter().find(|sandbox| sandbox.name() != kept).expect("one more");
         let claim = rig.stored_claim("c");
-        let adopt = crate::claim::metadata::adopt(&extra, &claim, None);
+        let adopt = crate::claim::metadata::adopt(&extra, &claim, None, None);
         let crate::request::Verb::Patch { body, .. } = adopt.verb else { panic!("a patch") };
         rig.model.edit(Kind::Sandbox, &key(extra.name()), body);
         if !published {
