@@ -1,22 +1,18 @@
-//! Files of a sandbox, through its daemon's native API over the tunnel.
+//! Files of a sandbox, through its daemon's native API.
 
-use crate::{ClientError, tunnel};
-use agent_sandbox_protocol::native::{ErrorBody, PREFIX};
+use crate::{
+    ByteStream, Call, ClientError, Payload, Repeat, Transport, answers::MAX_ANSWER, download::Download, events::Lines,
+};
+use agent_sandbox_protocol::native::{
+    Change, ErrorCode, FileInfo, FileList, FileOperation, FileType, Match, PREFIX, SearchResult, Unpacked,
+};
 use bytes::Bytes;
-use futures::{Stream, TryStreamExt};
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, BodyStream, Empty, StreamBody, combinators::BoxBody};
-use hyper::body::{Frame, Incoming};
-use hyper_util::rt::TokioIo;
+use futures::Stream;
+use http::{HeaderValue, Method, header};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use std::io;
-
-/// Where the daemon listens.
-const PORT: u16 = 8888;
-/// Words of an error that a daemon may send; more is cut.
-const MAX_ERROR: usize = 64 * 1024;
+use std::{borrow::Cow, io, time::Duration};
 
 /// What a path in a sandbox is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,112 +22,259 @@ pub enum RemoteKind {
     Directory,
 }
 
-/// A running sandbox's files.
+/// A running sandbox's files. A path without a leading slash is below the sandbox's base directory.
 pub struct Files<'a> {
-    client: &'a Client,
-    pod: &'a Pod,
+    transport: Cow<'a, Transport>,
 }
 
-type Body = BoxBody<Bytes, io::Error>;
-
 impl<'a> Files<'a> {
+    /// Files of one Pod, through the API's port-forward.
     pub fn new(client: &'a Client, pod: &'a Pod) -> Self {
-        Self { client, pod }
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        Self { transport: Cow::Owned(Transport::to_pod(client.clone(), namespace, name)) }
+    }
+
+    pub(crate) fn over(transport: &'a Transport) -> Self {
+        Self { transport: Cow::Borrowed(transport) }
     }
 
     /// What a path is; a path below a file is missing.
     pub async fn kind(&self, path: &str) -> Result<RemoteKind, ClientError> {
-        let answer = self.send(Method::GET, "files/stat", path, empty()).await?;
-        if answer.status() == StatusCode::NOT_FOUND {
-            return Ok(RemoteKind::Missing);
+        match self.stat(path, false).await {
+            Ok(info) if info.kind == FileType::Directory => Ok(RemoteKind::Directory),
+            Ok(_) => Ok(RemoteKind::File),
+            Err(ClientError::Refused { code: Some(ErrorCode::NotFound), .. }) => Ok(RemoteKind::Missing),
+            Err(error) => Err(error),
         }
-        let answer = self.expect_success(answer, path).await?;
-        let body = answer.into_body().collect().await.map_err(|error| self.broken("stat", error))?.to_bytes();
-        let entry: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-        Ok(if entry["type"] == "directory" { RemoteKind::Directory } else { RemoteKind::File })
     }
 
-    /// The content of a file, as it arrives.
-    pub async fn read(&self, path: &str) -> Result<impl Stream<Item = io::Result<Bytes>> + use<>, ClientError> {
-        let answer = self.send(Method::GET, "files", path, empty()).await?;
-        Ok(bytes_of(self.expect_success(answer, path).await?))
+    pub async fn exists(&self, path: &str) -> Result<bool, ClientError> {
+        Ok(self.kind(path).await? != RemoteKind::Missing)
     }
 
-    /// A directory as a tar stream.
-    pub async fn read_tar(&self, path: &str) -> Result<impl Stream<Item = io::Result<Bytes>> + use<>, ClientError> {
-        let answer = self.send(Method::GET, "files/tar", path, empty()).await?;
-        Ok(bytes_of(self.expect_success(answer, path).await?))
+    /// A path's type, size, permissions and times. Links are looked at themselves unless `follow`.
+    pub async fn stat(&self, path: &str, follow: bool) -> Result<FileInfo, ClientError> {
+        let endpoint = at("files/stat", path, if follow { "&follow=true" } else { "" });
+        self.transport.ask(call(Method::GET, endpoint, format!("look at `{path}`"))).await
     }
 
-    /// Writes a file, whole or not at all.
+    /// The content of a file, as it arrives. A broken connection is taken up again if the file has not changed.
+    pub async fn read(&self, path: &str) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + use<>, ClientError> {
+        Ok(self.download(path, 0, None).await?.into_stream())
+    }
+
+    /// A part of a file, as it arrives: `length` bytes from `offset`, or all from there on.
+    pub async fn read_range(
+        &self,
+        path: &str,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + use<>, ClientError> {
+        Ok(self.download(path, offset, length).await?.into_stream())
+    }
+
+    /// A download whose size is known before anything is read.
+    pub async fn download(&self, path: &str, offset: u64, length: Option<u64>) -> Result<Download, ClientError> {
+        Download::begin(self.transport.as_ref().clone(), at("files", path, ""), path, offset, length).await
+    }
+
+    /// A whole file in memory: an error, before anything is read, if it is larger than `limit` (256 MiB when not given).
+    pub async fn read_all(&self, path: &str, limit: Option<u64>) -> Result<Bytes, ClientError> {
+        let mut download = self.download(path, 0, None).await?;
+        let limit = limit.unwrap_or(MAX_ANSWER);
+        let too_large = || ClientError::TooLarge { what: format!("`{path}`"), limit };
+        let size = download.size().unwrap_or_default();
+        if size > limit {
+            return Err(too_large());
+        }
+        let mut content = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
+        let broken = |source| ClientError::Stream { operation: format!("read `{path}`"), source };
+        while let Some(chunk) = download.next().await.map_err(broken)? {
+            content.extend_from_slice(&chunk);
+            if content.len() as u64 > limit {
+                return Err(too_large());
+            }
+        }
+        Ok(content.into())
+    }
+
+    /// Writes a file from a stream, whole or not at all.
     pub async fn write(
         &self,
         path: &str,
-        content: impl Stream<Item = io::Result<Bytes>> + Send + Sync + 'static,
+        content: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
     ) -> Result<(), ClientError> {
-        let answer = self.send(Method::PUT, "files", path, streamed(content)).await?;
-        self.expect_success(answer, path).await.map(drop)
+        self.put(path, Payload::Stream(Box::pin(content), None), None, false).await
+    }
+
+    /// Writes a file, whole or not at all; repeated after a broken connection.
+    pub async fn write_all(&self, path: &str, content: impl Into<Bytes>) -> Result<(), ClientError> {
+        self.put(path, Payload::Bytes(content.into()), None, false).await
+    }
+
+    /// Writes a file with permissions (octal, such as `0755`), or appends to it. Appending is never repeated.
+    pub async fn put(
+        &self,
+        path: &str,
+        content: Payload,
+        mode: Option<&str>,
+        append: bool,
+    ) -> Result<(), ClientError> {
+        let mut more = String::new();
+        if let Some(mode) = mode {
+            more.push_str(&format!("&mode={}", utf8_percent_encode(mode, NON_ALPHANUMERIC)));
+        }
+        if append {
+            more.push_str("&append=true");
+        }
+        let mut call = call(Method::PUT, at("files", path, &more), format!("write `{path}`"));
+        call.payload = content;
+        // An upload takes as long as it takes; the router counts its time anew while it moves.
+        call.timeout = None;
+        if append {
+            call.repeat = Repeat::Never;
+        }
+        self.transport.send(call).await.map(drop)
+    }
+
+    /// The entries of a directory, sorted by name.
+    pub async fn list(&self, path: &str) -> Result<Vec<FileInfo>, ClientError> {
+        let endpoint = at("files/list", path, "&limit=100000");
+        let list: FileList = self.transport.ask(call(Method::GET, endpoint, format!("list `{path}`"))).await?;
+        if list.truncated {
+            return Err(ClientError::TooLarge { what: format!("the listing of `{path}` (in entries)"), limit: 100_000 });
+        }
+        Ok(list.entries)
+    }
+
+    /// Files below a directory whose paths match a pattern such as `**/*.py`.
+    pub async fn glob(&self, path: &str, pattern: &str) -> Result<Vec<FileInfo>, ClientError> {
+        let pattern_text = utf8_percent_encode(pattern, NON_ALPHANUMERIC);
+        let endpoint = at("files/glob", path, &format!("&limit=100000&pattern={pattern_text}"));
+        let list: FileList = self.transport.ask(call(Method::GET, endpoint, format!("search `{path}`"))).await?;
+        Ok(list.entries)
+    }
+
+    /// Lines below a directory that match a regular expression.
+    pub async fn search(&self, path: &str, pattern: &str, glob: Option<&str>) -> Result<Vec<Match>, ClientError> {
+        let mut more = format!("&pattern={}", utf8_percent_encode(pattern, NON_ALPHANUMERIC));
+        if let Some(glob) = glob {
+            more.push_str(&format!("&glob={}", utf8_percent_encode(glob, NON_ALPHANUMERIC)));
+        }
+        let endpoint = at("files/search", path, &more);
+        let found: SearchResult = self.transport.ask(call(Method::GET, endpoint, format!("search `{path}`"))).await?;
+        Ok(found.matches)
+    }
+
+    /// Removes a file, or with `recursive` a directory and everything in it.
+    pub async fn remove(&self, path: &str, recursive: bool) -> Result<(), ClientError> {
+        let endpoint = at("files", path, if recursive { "&recursive=true" } else { "" });
+        let mut call = call(Method::DELETE, endpoint, format!("remove `{path}`"));
+        // A repetition would report a file that the first attempt removed as missing.
+        call.repeat = Repeat::Never;
+        self.transport.send(call).await.map(drop)
+    }
+
+    /// Makes a directory and those above it; one that is there already is fine.
+    pub async fn mkdir(&self, path: &str) -> Result<(), ClientError> {
+        let operation = FileOperation { path: Some(path.to_owned()), ..FileOperation::default() };
+        self.change("mkdir", &operation, Repeat::Harmless, format!("make `{path}`")).await
+    }
+
+    /// Moves a file or a directory; what is at the destination stays unless `overwrite`.
+    pub async fn rename(&self, from: &str, to: &str, overwrite: bool) -> Result<(), ClientError> {
+        let (source, target) = (Some(from.to_owned()), Some(to.to_owned()));
+        let operation = FileOperation { from: source, to: target, overwrite, ..FileOperation::default() };
+        self.change("move", &operation, Repeat::Never, format!("move `{from}`")).await
+    }
+
+    /// Copies a file or a directory inside the sandbox.
+    pub async fn copy(&self, from: &str, to: &str, overwrite: bool) -> Result<(), ClientError> {
+        let (source, target) = (Some(from.to_owned()), Some(to.to_owned()));
+        let operation = FileOperation { from: source, to: target, overwrite, ..FileOperation::default() };
+        self.change("copy", &operation, Repeat::Never, format!("copy `{from}`")).await
+    }
+
+    /// Sets permissions: octal, such as `0644`.
+    pub async fn chmod(&self, path: &str, mode: &str) -> Result<(), ClientError> {
+        let (target, mode) = (Some(path.to_owned()), Some(mode.to_owned()));
+        let operation = FileOperation { path: target, mode, ..FileOperation::default() };
+        self.change("chmod", &operation, Repeat::Harmless, format!("change `{path}`")).await
+    }
+
+    /// Changes below a path as they happen. The stream begins when the watch stands, and ends with an error when it breaks: changes in
+    /// between are lost, so the caller has to look again.
+    pub async fn watch(
+        &self,
+        path: &str,
+        recursive: bool,
+    ) -> Result<impl Stream<Item = Result<Change, ClientError>> + Send + use<>, ClientError> {
+        let endpoint = at("files/watch", path, if recursive { "&recursive=true" } else { "" });
+        let operation = format!("watch `{path}`");
+        let mut call = call(Method::GET, endpoint, operation.clone());
+        call.headers.insert(header::ACCEPT, HeaderValue::from_static("application/x-ndjson"));
+        let mut lines = Lines::new(self.transport.send(call).await?);
+        let name = self.transport.name().to_owned();
+        let lost = move |message: String| {
+            let (name, operation) = (name.clone(), operation.clone());
+            ClientError::Disconnected { name, operation, message }
+        };
+        // The first line says that the watch stands.
+        lines.next::<Change>().await.map_err(|broken| lost(words(broken)))?;
+        Ok(futures::stream::try_unfold((lines, lost), async |(mut lines, lost)| {
+            match lines.next::<Change>().await {
+                Ok(Some(change)) => Ok(Some((change, (lines, lost)))),
+                Ok(None) => Err(lost("the stream ended".to_owned())),
+                Err(broken) => Err(lost(words(broken))),
+            }
+        }))
+    }
+
+    /// A directory as a tar stream.
+    pub async fn read_tar(&self, path: &str) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + use<>, ClientError> {
+        let download =
+            Download::begin(self.transport.as_ref().clone(), at("files/tar", path, ""), path, 0, None).await?;
+        Ok(download.into_stream())
     }
 
     /// Unpacks a tar stream into a directory, which is made when it is missing.
     pub async fn write_tar(
         &self,
         path: &str,
-        archive: impl Stream<Item = io::Result<Bytes>> + Send + Sync + 'static,
+        archive: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
     ) -> Result<(), ClientError> {
-        let answer = self.send(Method::PUT, "files/tar", path, streamed(archive)).await?;
-        self.expect_success(answer, path).await.map(drop)
+        let mut call = call(Method::PUT, at("files/tar", path, ""), format!("unpack into `{path}`"));
+        let archive: ByteStream = Box::pin(archive);
+        call.payload = Payload::Stream(archive, None);
+        call.timeout = None;
+        self.transport.ask::<Unpacked>(call).await.map(drop)
     }
 
-    async fn send(
+    async fn change(
         &self,
-        method: Method,
         endpoint: &str,
-        path: &str,
-        body: Body,
-    ) -> Result<Response<Incoming>, ClientError> {
-        let stream = tunnel::dial(self.client, self.pod, PORT).await?;
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = handshake.map_err(|error| self.broken(endpoint, error))?;
-        tokio::spawn(connection);
-        let query = utf8_percent_encode(path, NON_ALPHANUMERIC);
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("{PREFIX}/{endpoint}?path={query}"))
-            .header(http::header::HOST, "sandbox")
-            .body(body)
-            .map_err(|error| self.broken(endpoint, error))?;
-        sender.send_request(request).await.map_err(|error| self.broken(endpoint, error))
-    }
-
-    async fn expect_success(&self, answer: Response<Incoming>, path: &str) -> Result<Response<Incoming>, ClientError> {
-        if answer.status().is_success() {
-            return Ok(answer);
-        }
-        let status = answer.status();
-        let body = http_body_util::Limited::new(answer.into_body(), MAX_ERROR).collect().await;
-        let said = body.ok().and_then(|body| serde_json::from_slice::<ErrorBody>(&body.to_bytes()).ok());
-        let message = said.map_or_else(|| status.to_string(), |error| error.message);
-        Err(ClientError::File { name: self.pod.name_any(), path: path.to_owned(), message })
-    }
-
-    fn broken(&self, what: &str, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ClientError {
-        ClientError::Stream {
-            operation: format!("transfer files of `{}` ({what})", self.pod.name_any()),
-            source: io::Error::other(error),
-        }
+        operation: &FileOperation,
+        repeat: Repeat,
+        words: String,
+    ) -> Result<(), ClientError> {
+        let mut call = call(Method::POST, format!("{PREFIX}/files/{endpoint}"), words).json(operation);
+        call.repeat = repeat;
+        self.transport.send(call).await.map(drop)
     }
 }
 
-fn empty() -> Body {
-    Empty::new().map_err(|never| match never {}).boxed()
+fn words(broken: crate::events::Broken) -> String {
+    match broken {
+        crate::events::Broken::Connection(message) | crate::events::Broken::Content(message) => message,
+    }
 }
 
-fn streamed(content: impl Stream<Item = io::Result<Bytes>> + Send + Sync + 'static) -> Body {
-    BodyExt::boxed(StreamBody::new(content.map_ok(Frame::data)))
+fn call(method: Method, path: String, operation: String) -> Call {
+    let mut call = Call::new(method, path, operation);
+    call.timeout = Some(Duration::from_secs(60));
+    call
 }
 
-fn bytes_of(answer: Response<Incoming>) -> impl Stream<Item = io::Result<Bytes>> {
-    TryStreamExt::map_err(BodyStream::new(answer.into_body()), io::Error::other)
-        .try_filter_map(|frame| std::future::ready(Ok(frame.into_data().ok())))
+fn at(endpoint: &str, path: &str, more: &str) -> String {
+    format!("{PREFIX}/{endpoint}?path={}{more}", utf8_percent_encode(path, NON_ALPHANUMERIC))
 }

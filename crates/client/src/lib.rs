@@ -1,22 +1,69 @@
 //! The Rust SDK: claims, sandboxes, commands and files, on a cluster or on the local engine.
 //!
-//! Everything goes through a [`kube::Client`]; whether that is a socket or the embedded API makes no difference here. A sandbox's
-//! daemon is reached through the API's port-forward, so no network path to the Pod is needed.
+//! ```no_run
+//! # async fn example() -> Result<(), agent_sandbox_client::ClientError> {
+//! use agent_sandbox_client::{ClaimRequest, Command, SandboxClient, Source};
+//!
+//! let client = SandboxClient::from_environment().await?;
+//! let wanted = ClaimRequest::new(Source::Named("python-sandbox-template".into()), "default");
+//! let sandbox = client.claim(&wanted).await?;
+//! let output = sandbox.run(&Command::shell("echo hello")).await?;
+//! assert_eq!(output.stdout_text(), "hello\n");
+//! sandbox.delete().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything of Kubernetes goes through a [`kube::Client`]; whether that is a socket or the embedded API makes no difference here. How
+//! commands and files travel is a [`Connection`]: by default a tunnel through the API's port-forward, for which nothing but a kubeconfig
+//! is needed.
 
+mod answers;
+mod claims;
+mod client;
+mod cluster;
+mod command;
+mod commands;
+mod connection;
+mod dial;
+mod download;
 mod error;
+mod events;
 mod exec;
 mod files;
+mod gateway;
+mod grpc;
+mod handle;
 mod lifecycle;
+mod local;
 mod lookup;
 mod manifest;
+mod pools;
+mod process;
+mod trace;
+mod transfer;
+mod transport;
 mod tunnel;
 mod wait;
 
+pub use agent_sandbox_protocol::native;
+pub use claims::{ClaimRequest, Source, create_object, settle};
+pub use client::{READY_TIMEOUT, SandboxClient, direct};
+pub use cluster::{Cluster, ClusterOptions};
+pub use command::{Command, CommandEvent, Output};
+pub use connection::{Address, Connection, DirectOptions, GatewayOptions, ROUTER_NAMESPACE, Tunnel};
+pub use download::Download;
 pub use error::ClientError;
 pub use exec::{ExecOptions, ExecStreams, exec};
 pub use files::{Files, RemoteKind};
+pub use handle::{SandboxHandle, pod_name};
 pub use lifecycle::{Deleted, delete, resume, suspend};
+pub use local::LocalEngine;
 pub use lookup::{Found, find, running_pod};
 pub use manifest::{ClaimOptions, ContainerOptions, claim, pod, pool, sandbox, template};
+pub use pools::{create_pool, delete_pool, list_pools};
+pub use process::Process;
+pub use trace::TraceContext;
+pub use transport::{ByteStream, Call, Payload, Repeat, Transport, TransportOptions, select_pod_ip};
 pub use tunnel::dial;
 pub use wait::{claim_ready, gone, pod_started, sandbox_ready, sandbox_suspended};

@@ -57,3 +57,30 @@ pub async fn delete(client: &Client, namespace: &str, name: &str) -> Result<Dele
         Err(error) => Err(ClientError::api(operation())(error)),
     }
 }
+
+/// Sets when a claim, else a Sandbox, ends: that long from now, deleted.
+pub(crate) async fn expire_after(
+    client: &Client,
+    namespace: &str,
+    sandbox: &str,
+    claim: Option<&str>,
+    time: std::time::Duration,
+) -> Result<(), ClientError> {
+    let time = crate::client::from_now(time);
+    let params = PatchParams::default();
+    let operation = || format!("set when `{sandbox}` expires");
+    let sent = match claim {
+        Some(claim) => {
+            let api: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
+            let lifecycle = json!({"shutdownTime": time, "shutdownPolicy": "Delete"});
+            let patch = Patch::Merge(json!({"spec": {"lifecycle": lifecycle}}));
+            api.patch(claim, &params, &patch).await.map(drop)
+        }
+        None => {
+            let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+            let patch = Patch::Merge(json!({"spec": {"shutdownTime": time, "shutdownPolicy": "Delete"}}));
+            api.patch(sandbox, &params, &patch).await.map(drop)
+        }
+    };
+    sent.map_err(ClientError::api(operation()))
+}

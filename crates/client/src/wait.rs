@@ -1,6 +1,6 @@
 //! Waiting for an object to reach a state: by watching, with a deadline, ending early when the state can never come.
 
-use crate::ClientError;
+use crate::{ClientError, claims::Created};
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::{
@@ -8,7 +8,11 @@ use k8s_openapi::{
     api::core::v1::Pod,
     apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta},
 };
-use kube::{Api, Client, ResourceExt, runtime::watcher};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{WatchEvent, WatchParams},
+    runtime::watcher,
+};
 use serde::de::DeserializeOwned;
 use std::{fmt::Debug, time::Duration};
 
@@ -25,6 +29,11 @@ const TERMINAL: &[&str] = &[
     "PodFailed",
     "PodSucceeded",
 ];
+
+/// One watch lasts this long at most, then another follows.
+const WATCH_SECONDS: u32 = 290;
+/// The pause before a watch that broke is taken up again.
+const RECONNECT: Duration = Duration::from_millis(200);
 
 /// What one look at an object says about the wait.
 enum Look {
@@ -52,12 +61,109 @@ pub async fn claim_ready(
     limit: Duration,
 ) -> Result<SandboxClaim, ClientError> {
     let waiting = Waiting { client, namespace, name, kind: "claim", wanted: "ready", limit };
-    waiting
-        .until(|claim: &SandboxClaim| match ready(claim.conditions(), None) {
-            Look::Done if claim.bound_sandbox().is_none() => Look::NotYet("Ready, but no sandbox is named yet".into()),
-            other => other,
-        })
-        .await
+    waiting.until(look_at_claim).await
+}
+
+/// The same for a claim just created or taken over: one watch from its own version on, which misses nothing and asks for nothing twice.
+pub(crate) async fn claim_ready_from(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    created: &Created,
+    limit: Duration,
+) -> Result<SandboxClaim, ClientError> {
+    let api: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
+    let mut last = "no controller has looked at it yet".to_owned();
+    let waiting = follow_claim(&api, name, created, &mut last);
+    let found = tokio::time::timeout(limit, waiting).await;
+    found.unwrap_or_else(|_| {
+        Err(ClientError::Timeout { name: name.to_owned(), wanted: "ready", after: limit, last })
+    })
+}
+
+async fn follow_claim(
+    api: &Api<SandboxClaim>,
+    name: &str,
+    created: &Created,
+    last: &mut String,
+) -> Result<SandboxClaim, ClientError> {
+    let deleted = || ClientError::Deleted { name: name.to_owned() };
+    if let Some(claim) = &created.object {
+        match look_at_claim(claim) {
+            Look::Done => return Ok(claim.clone()),
+            Look::Never { reason, message } => {
+                return Err(ClientError::Failed { name: name.to_owned(), reason, message });
+            }
+            Look::NotYet(why) => *last = why,
+        }
+    }
+    let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECONDS);
+    let mut version = created.resource_version.clone();
+    loop {
+        let mut changes = match api.watch(&params, &version).await {
+            Ok(changes) => changes.boxed(),
+            // A version that is too old for a watch: begin with what is there now.
+            Err(kube::Error::Api(status)) if status.code == 410 => {
+                version = "0".to_owned();
+                continue;
+            }
+            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
+                let error = kube::Error::Api(status);
+                return Err(ClientError::api(format!("wait for claim `{name}`"))(error));
+            }
+            Err(error) => {
+                *last = error.to_string();
+                tokio::time::sleep(RECONNECT).await;
+                continue;
+            }
+        };
+        while let Some(change) = changes.next().await {
+            let claim = match change {
+                Ok(WatchEvent::Added(claim) | WatchEvent::Modified(claim)) => claim,
+                Ok(WatchEvent::Deleted(_)) => return Err(deleted()),
+                Ok(WatchEvent::Bookmark(_)) => continue,
+                Ok(WatchEvent::Error(status)) => {
+                    if status.code == 410 {
+                        version = "0".to_owned();
+                    }
+                    *last = status.message;
+                    break;
+                }
+                Err(error) => {
+                    *last = error.to_string();
+                    break;
+                }
+            };
+            if claim.uid() != created.uid {
+                return Err(deleted());
+            }
+            version = claim.resource_version().to_owned();
+            match look_at_claim(&claim) {
+                Look::Done => return Ok(claim),
+                Look::Never { reason, message } => {
+                    return Err(ClientError::Failed { name: name.to_owned(), reason, message });
+                }
+                Look::NotYet(why) => *last = why,
+            }
+        }
+        // Watches end by themselves; a claim that went away meanwhile leaves no trace in the next one.
+        if api.get_metadata_opt(name).await.is_ok_and(|found| found.is_none()) {
+            return Err(deleted());
+        }
+        tokio::time::sleep(RECONNECT).await;
+    }
+}
+
+/// Ready, and naming its Sandbox. A pool that does not exist is final whatever condition says so.
+fn look_at_claim(claim: &SandboxClaim) -> Look {
+    let missing = claim.conditions().iter().find(|condition| condition.reason == "WarmPoolNotFound");
+    if let Some(condition) = missing {
+        return Look::Never { reason: condition.reason.clone(), message: condition.message.clone() };
+    }
+    match ready(claim.conditions(), None) {
+        Look::Done if claim.bound_sandbox().is_none() => Look::NotYet("Ready, but no sandbox is named yet".into()),
+        other => other,
+    }
 }
 
 /// Waits until a Sandbox has stopped after a suspend.

@@ -1,0 +1,334 @@
+//! Claims: what is asked for, how it is waited for, and how it is undone.
+
+use crate::{
+    ClientError, READY_TIMEOUT, SandboxClient,
+    client::from_now,
+    error::{is_conflict, is_not_found},
+    wait,
+};
+use agent_sandbox_api::{
+    groups, keys,
+    v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, PostParams, Preconditions},
+};
+use serde_json::{Value, json};
+use std::{collections::BTreeMap, fmt::Debug, sync::LazyLock, time::Duration};
+use tokio::sync::watch;
+
+/// Where the sandbox comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    Pool(String),
+    Template(String),
+    /// A pool of this name, else a template of this name.
+    Named(String),
+    /// A template of this name, else a pool of this name.
+    TemplateOrPool(String),
+}
+
+/// Everything that a claim can ask for.
+#[derive(Clone, Debug)]
+pub struct ClaimRequest {
+    pub source: Source,
+    pub namespace: String,
+    /// None makes one up; the claim is then deleted when it does not become ready.
+    pub name: Option<String>,
+    /// Take over a claim of this name that is there already and asks for the same pool.
+    pub adopt: bool,
+    pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
+    pub pod_labels: BTreeMap<String, String>,
+    pub pod_annotations: BTreeMap<String, String>,
+    /// Any entry means a cold start.
+    pub env: Vec<(String, String)>,
+    /// As the API wants them; any entry means a cold start.
+    pub volume_claim_templates: Vec<Value>,
+    /// Deleted that long after now.
+    pub expires_after: Option<Duration>,
+    pub ready_timeout: Duration,
+    /// Value of the label that says which client asked.
+    pub created_by: &'static str,
+}
+
+impl ClaimRequest {
+    pub fn new(source: Source, namespace: impl Into<String>) -> Self {
+        Self {
+            source,
+            namespace: namespace.into(),
+            name: None,
+            adopt: false,
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+            pod_labels: BTreeMap::new(),
+            pod_annotations: BTreeMap::new(),
+            env: Vec::new(),
+            volume_claim_templates: Vec::new(),
+            expires_after: None,
+            ready_timeout: READY_TIMEOUT,
+            created_by: "rust-client",
+        }
+    }
+
+    /// The object to create, of the version that can say where it comes from.
+    fn object(&self, name: &str, source: &Found, trace: Option<String>) -> Value {
+        let mut labels = self.labels.clone();
+        labels.insert(keys::labels::CREATED_BY.to_owned(), self.created_by.to_owned());
+        let mut annotations = self.annotations.clone();
+        let now = jiff::Timestamp::now().to_string();
+        annotations.entry(keys::annotations::CLIENT_FIRST_REQUESTED_AT.to_owned()).or_insert(now);
+        if let Some(trace) = trace {
+            annotations.entry(keys::annotations::TRACE_CONTEXT.to_owned()).or_insert(trace);
+        }
+        let (version, mut spec) = match source {
+            Found::Pool(pool) => (groups::EXTENSIONS_V1BETA1, json!({"warmPoolRef": {"name": pool}})),
+            Found::Template(template) => (ALPHA, json!({"sandboxTemplateRef": {"name": template}})),
+        };
+        if let Some(time) = self.expires_after {
+            spec["lifecycle"] = json!({"shutdownTime": from_now(time), "shutdownPolicy": "Delete"});
+        }
+        if !self.env.is_empty() {
+            spec["env"] = self.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+        }
+        for (member, map) in [("labels", &self.pod_labels), ("annotations", &self.pod_annotations)] {
+            if !map.is_empty() {
+                spec["additionalPodMetadata"][member] = json!(map);
+            }
+        }
+        if !self.volume_claim_templates.is_empty() {
+            spec["volumeClaimTemplates"] = json!(self.volume_claim_templates);
+        }
+        let metadata = json!({"name": name, "namespace": self.namespace, "labels": labels, "annotations": annotations});
+        json!({"apiVersion": version, "kind": "SandboxClaim", "metadata": metadata, "spec": spec})
+    }
+}
+
+/// The older version, which alone can name a template without a pool.
+const ALPHA: &str = "extensions.agents.x-k8s.io/v1alpha1";
+
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Pool(String),
+    Template(String),
+}
+
+/// Creates a claim and waits until it is ready. A claim whose name was made up goes away again when that fails or is given up.
+pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Result<SandboxClaim, ClientError> {
+    let kube = &client.cluster().client;
+    let source = resolve(kube, &request.namespace, &request.source).await?;
+    let generated = request.name.is_none();
+    let name = request.name.clone().unwrap_or_else(|| format!("sandbox-claim-{:08x}", rand::random::<u32>()));
+    let object = request.object(&name, &source, client.trace().map(crate::TraceContext::to_json));
+    let claims: Api<SandboxClaim> = Api::namespaced(kube.clone(), &request.namespace);
+    let created = match post(kube, &request.namespace, &object).await {
+        Ok(created) => created,
+        Err(error) if is_conflict(&error) && request.adopt => adopt(&claims, &name, &source).await?,
+        Err(error) if is_conflict(&error) => {
+            return Err(ClientError::AlreadyExists { namespace: request.namespace.clone(), name });
+        }
+        Err(error) => {
+            let operation = format!("create claim `{name}` in namespace `{}`", request.namespace);
+            return Err(ClientError::api(operation)(error));
+        }
+    };
+    let undo = generated.then(|| Undo::new(claims, name.clone(), created.uid.clone()));
+    let ready = wait::claim_ready_from(kube, &request.namespace, &name, &created, request.ready_timeout).await?;
+    if let Some(undo) = undo {
+        undo.keep();
+    }
+    Ok(ready)
+}
+
+/// What the API said about a claim that now exists.
+pub(crate) struct Created {
+    pub(crate) uid: String,
+    pub(crate) resource_version: String,
+    /// Only an adopted claim may be ready already.
+    pub(crate) object: Option<SandboxClaim>,
+}
+
+/// Creates an object as it is given, of the version that it names.
+pub async fn create_object(
+    client: &Client,
+    namespace: &str,
+    plural: &str,
+    object: &Value,
+) -> Result<Value, ClientError> {
+    let stored = post_object(client, namespace, plural, object).await;
+    let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let stored = stored.map_err(|error| {
+        if is_conflict(&error) {
+            return ClientError::AlreadyExists { namespace: namespace.to_owned(), name: name.clone() };
+        }
+        ClientError::api(format!("create `{name}` in namespace `{namespace}`"))(error)
+    })?;
+    serde_json::to_value(stored).map_err(|error| ClientError::api("read the answer")(kube::Error::SerdeError(error)))
+}
+
+async fn post_object(
+    client: &Client,
+    namespace: &str,
+    plural: &str,
+    object: &Value,
+) -> Result<DynamicObject, kube::Error> {
+    let api_version = object["apiVersion"].as_str().unwrap_or_default();
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let resource = ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: api_version.to_owned(),
+        kind: object["kind"].as_str().unwrap_or_default().to_owned(),
+        plural: plural.to_owned(),
+    };
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+    let wanted: DynamicObject = serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
+    api.create(&PostParams::default(), &wanted).await
+}
+
+async fn post(client: &Client, namespace: &str, object: &Value) -> Result<Created, kube::Error> {
+    let stored = post_object(client, namespace, "sandboxclaims", object).await?;
+    let resource_version = stored.resource_version().unwrap_or_default();
+    Ok(Created { uid: stored.uid().unwrap_or_default(), resource_version, object: None })
+}
+
+/// Takes over a claim, if it asks for the same pool and is not on its way out.
+async fn adopt(claims: &Api<SandboxClaim>, name: &str, source: &Found) -> Result<Created, ClientError> {
+    let found = claims.get(name).await.map_err(ClientError::api(format!("adopt claim `{name}`")))?;
+    if found.is_deleting() {
+        return Err(ClientError::Invalid(format!("claim `{name}` is being deleted; wait until it is gone")));
+    }
+    let pool = &found.spec.warm_pool_ref.name;
+    let wanted = match source {
+        Found::Pool(pool) => pool.clone(),
+        Found::Template(template) => format!("shadow-pool-{template}"),
+    };
+    if *pool != wanted {
+        return Err(ClientError::Invalid(format!("claim `{name}` is on warm pool `{pool}`, not `{wanted}`")));
+    }
+    let (uid, resource_version) = (found.uid().to_owned(), found.resource_version().to_owned());
+    Ok(Created { uid, resource_version, object: Some(found) })
+}
+
+async fn resolve(client: &Client, namespace: &str, source: &Source) -> Result<Found, ClientError> {
+    let name = match source {
+        Source::Pool(pool) => return Ok(Found::Pool(pool.clone())),
+        Source::Template(template) => return Ok(Found::Template(template.clone())),
+        Source::Named(name) | Source::TemplateOrPool(name) => name,
+    };
+    let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), namespace);
+    let templates: Api<SandboxTemplate> = Api::namespaced(client.clone(), namespace);
+    let pool_first = matches!(source, Source::Named(_));
+    let operation = format!("look for `{name}` in namespace `{namespace}`");
+    for look_for_pool in [pool_first, !pool_first] {
+        let there = if look_for_pool { exists(&pools, name).await } else { exists(&templates, name).await };
+        match there.map_err(ClientError::api(operation.clone()))? {
+            true if look_for_pool => return Ok(Found::Pool(name.clone())),
+            true => return Ok(Found::Template(name.clone())),
+            false => {}
+        }
+    }
+    Err(ClientError::NoSource { namespace: namespace.to_owned(), name: name.clone() })
+}
+
+/// Whether an object is there. Who may not look is told yes: the claim itself will say.
+async fn exists<K>(api: &Api<K>, name: &str) -> Result<bool, kube::Error>
+where
+    K: Clone + Debug + serde::de::DeserializeOwned,
+{
+    match api.get_metadata(name).await {
+        Ok(_) => Ok(true),
+        Err(error) if is_not_found(&error) => Ok(false),
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes an object again unless it is told to keep it: also when the caller is interrupted.
+pub(crate) struct Undo<K>
+where
+    K: Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    what: Option<(Api<K>, String, String)>,
+}
+
+impl<K> Undo<K>
+where
+    K: Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    pub(crate) fn new(api: Api<K>, name: String, uid: String) -> Self {
+        Self { what: Some((api, name, uid)) }
+    }
+
+    pub(crate) fn keep(mut self) {
+        self.what = None;
+    }
+}
+
+impl<K> Drop for Undo<K>
+where
+    K: Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    fn drop(&mut self) {
+        let Some((api, name, uid)) = self.what.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        UNDOING.send_modify(|count| *count += 1);
+        let done = Undone;
+        runtime.spawn(async move {
+            let _done = done;
+            let preconditions = Some(Preconditions { uid: Some(uid), resource_version: None });
+            let params = DeleteParams { preconditions, ..DeleteParams::default() };
+            if let Err(error) = api.delete(&name, &params).await {
+                tracing::warn!(%name, %error, "Cannot undo a creation");
+            }
+        });
+    }
+}
+
+/// How many creations are being undone now.
+static UNDOING: LazyLock<watch::Sender<usize>> = LazyLock::new(|| watch::Sender::new(0));
+
+struct Undone;
+
+impl Drop for Undone {
+    fn drop(&mut self) {
+        UNDOING.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Waits, before a program ends, until creations that were given up are undone.
+pub async fn settle(limit: Duration) {
+    let mut undoing = UNDOING.subscribe();
+    let settled = undoing.wait_for(|count| *count == 0);
+    let _ = tokio::time::timeout(limit, settled).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d_191_an_expiry_is_whole_seconds_with_a_policy() {
+        let mut request = ClaimRequest::new(Source::Pool("p".into()), "default");
+        request.expires_after = Some(Duration::from_secs(60));
+        let object = request.object("c", &Found::Pool("p".into()), None);
+        let time = object["spec"]["lifecycle"]["shutdownTime"].as_str().unwrap();
+        assert!(time.ends_with('Z') && !time.contains('.'), "{time}");
+        assert_eq!(object["spec"]["lifecycle"]["shutdownPolicy"], "Delete");
+    }
+
+    #[test]
+    fn only_what_was_asked_for_is_in_the_claim() {
+        let mut request = ClaimRequest::new(Source::Pool("p".into()), "default");
+        let plain = request.object("c", &Found::Pool("p".into()), None);
+        assert_eq!(plain["spec"], json!({"warmPoolRef": {"name": "p"}}));
+        request.pod_labels.insert("a".into(), "b".into());
+        request.env.push(("K".into(), "V".into()));
+        let full = request.object("c", &Found::Template("t".into()), Some("{}".into()));
+        assert_eq!(full["apiVersion"], ALPHA);
+        assert_eq!(full["spec"]["additionalPodMetadata"], json!({"labels": {"a": "b"}}));
+        assert_eq!(full["spec"]["env"], json!([{"name": "K", "value": "V"}]));
+        assert_eq!(full["metadata"]["annotations"]["opentelemetry.io/trace-context"], "{}");
+    }
+}

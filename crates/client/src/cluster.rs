@@ -1,0 +1,139 @@
+//! Which cluster to talk to: the one that the caller or the environment names, or the engine on this machine.
+
+use crate::{ClientError, LocalEngine};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use std::path::{Path, PathBuf};
+
+/// How a cluster is chosen. The default looks at the environment.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterOptions {
+    /// A kubeconfig file.
+    pub kubeconfig: Option<PathBuf>,
+    /// A kubeconfig's text, instead of a file.
+    pub kubeconfig_text: Option<String>,
+    /// A context of the kubeconfig instead of its current one.
+    pub context: Option<String>,
+    /// Data folder of the local engine, instead of this user's usual one. Naming one means that engine and no other.
+    pub data_dir: Option<PathBuf>,
+    /// Use the local engine whatever the environment names.
+    pub local: bool,
+    /// Start the local engine when it is wanted and does not run.
+    pub start_local: bool,
+    /// Take `~/.kube/config` before a local engine, as kubectl users expect.
+    pub home_first: bool,
+}
+
+/// A cluster that was found.
+#[derive(Clone)]
+pub struct Cluster {
+    pub client: kube::Client,
+    /// The namespace of the kubeconfig's context.
+    pub namespace: String,
+    /// Set when the cluster is the engine on this machine.
+    pub local: Option<LocalEngine>,
+}
+
+impl Cluster {
+    /// A cluster that the caller has a client for already.
+    pub fn of(client: kube::Client) -> Self {
+        let namespace = client.default_namespace().to_owned();
+        Self { client, namespace, local: None }
+    }
+
+    /// Chooses a cluster and makes a client for it; sends nothing yet.
+    pub async fn find(options: &ClusterOptions) -> Result<Self, ClientError> {
+        if let Some(text) = &options.kubeconfig_text {
+            let parsed = Kubeconfig::from_yaml(text).map_err(|error| configuration(&error))?;
+            return from_kubeconfig(parsed, options.context.clone(), None).await;
+        }
+        if let Some(path) = &options.kubeconfig {
+            return from_file(path, options.context.clone(), None).await;
+        }
+        if options.local || options.data_dir.is_some() {
+            return local(options).await;
+        }
+        from_environment(options).await
+    }
+}
+
+async fn from_environment(options: &ClusterOptions) -> Result<Cluster, ClientError> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if let Some(target) = variable("AGENT_SANDBOX_TARGET") {
+        return match target.split_once('#') {
+            _ if target == "local" => local(options).await,
+            Some((path, context)) => from_file(Path::new(path), Some(context.to_owned()), None).await,
+            None => from_file(Path::new(&target), options.context.clone(), None).await,
+        };
+    }
+    if variable("KUBERNETES_SERVICE_HOST").is_some() {
+        let config = kube::Config::incluster().map_err(|error| configuration(&error))?;
+        return from_config(config, None);
+    }
+    if variable("KUBECONFIG").is_some() {
+        let merged = Kubeconfig::from_env().map_err(|error| configuration(&error))?;
+        if let Some(merged) = merged {
+            return from_kubeconfig(merged, options.context.clone(), None).await;
+        }
+    }
+    let home = variable("HOME").map(|home| PathBuf::from(home).join(".kube/config")).filter(|path| path.exists());
+    let running = || LocalEngine::find(options.data_dir.as_deref());
+    match (home, options.home_first) {
+        (Some(home), true) => from_file(&home, options.context.clone(), None).await,
+        (home, _) => match (running(), home) {
+            (Some(engine), _) => of_engine(engine).await,
+            (None, Some(home)) if !options.start_local => from_file(&home, options.context.clone(), None).await,
+            (None, _) if options.start_local => local(options).await,
+            (None, _) => {
+                let tried = "KUBECONFIG is not set, ~/.kube/config is not there, no engine runs on this machine";
+                Err(ClientError::NoCluster { tried: tried.to_owned() })
+            }
+        },
+    }
+}
+
+async fn local(options: &ClusterOptions) -> Result<Cluster, ClientError> {
+    let folder = options.data_dir.as_deref();
+    let engine = if options.start_local {
+        LocalEngine::find_or_start(folder).await?
+    } else {
+        let none = || ClientError::NoCluster { tried: "no engine runs on this machine".to_owned() };
+        LocalEngine::find(folder).ok_or_else(none)?
+    };
+    of_engine(engine).await
+}
+
+async fn of_engine(engine: LocalEngine) -> Result<Cluster, ClientError> {
+    from_file(&engine.kubeconfig(), None, Some(engine)).await
+}
+
+async fn from_file(path: &Path, context: Option<String>, local: Option<LocalEngine>) -> Result<Cluster, ClientError> {
+    let read = Kubeconfig::read_from(path);
+    let parsed = read.map_err(|error| ClientError::Configuration { message: format!("{}: {error}", path.display()) })?;
+    from_kubeconfig(parsed, context, local).await
+}
+
+async fn from_kubeconfig(
+    parsed: Kubeconfig,
+    context: Option<String>,
+    local: Option<LocalEngine>,
+) -> Result<Cluster, ClientError> {
+    let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
+    let config = kube::Config::from_custom_kubeconfig(parsed, &options).await;
+    from_config(config.map_err(|error| configuration(&error))?, local)
+}
+
+fn from_config(config: kube::Config, local: Option<LocalEngine>) -> Result<Cluster, ClientError> {
+    let namespace = config.default_namespace.clone();
+    let client = kube::Client::try_from(config).map_err(|error| configuration(&error))?;
+    Ok(Cluster { client, namespace, local })
+}
+
+fn configuration(error: &dyn std::error::Error) -> ClientError {
+    let mut message = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        message.push_str(&format!(": {cause}"));
+        next = cause.source();
+    }
+    ClientError::Configuration { message }
+}

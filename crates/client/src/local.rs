@@ -1,0 +1,118 @@
+//! The engine on this machine: finding a running `agent-sandbox up`, and starting one when asked.
+
+use crate::ClientError;
+use serde::Deserialize;
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+/// How long a started engine may take until it serves.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// The program that `start` runs unless `AGENT_SANDBOX_BIN` names another.
+const PROGRAM: &str = "agent-sandbox";
+
+/// A running engine, as it announces itself in its data folder.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct LocalEngine {
+    pub pid: u32,
+    start_ticks: u64,
+    /// Address of its Kubernetes API.
+    pub api: String,
+    /// Address of its router.
+    pub router: String,
+    #[serde(skip)]
+    pub folder: PathBuf,
+}
+
+impl LocalEngine {
+    /// The engine that runs on `folder`, or on the usual one of this user.
+    pub fn find(folder: Option<&Path>) -> Option<Self> {
+        let folder = folder.map(Path::to_path_buf).or_else(usual_folder)?;
+        let mut found: Self = serde_json::from_slice(&std::fs::read(folder.join("up.json")).ok()?).ok()?;
+        found.folder = folder;
+        // A pid alone may belong to somebody else by now.
+        (start_ticks(found.pid)? == found.start_ticks).then_some(found)
+    }
+
+    /// The engine that runs on `folder`; one is started, and stays, when there is none.
+    pub async fn find_or_start(folder: Option<&Path>) -> Result<Self, ClientError> {
+        if let Some(found) = Self::find(folder) {
+            return Ok(found);
+        }
+        let program = std::env::var_os("AGENT_SANDBOX_BIN").unwrap_or_else(|| PROGRAM.into());
+        let mut command = tokio::process::Command::new(&program);
+        if let Some(folder) = folder {
+            command.arg("--data-dir").arg(folder);
+        }
+        command.args(["up", "--detach"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.kill_on_drop(true);
+        let shown = program.to_string_lossy().into_owned();
+        let none = |why: String| ClientError::NoCluster { tried: format!("`{shown} up --detach` failed: {why}") };
+        let finished = tokio::time::timeout(START_LIMIT, command.output()).await;
+        let output = finished
+            .map_err(|_| none(format!("not ready after {} s", START_LIMIT.as_secs())))?
+            .map_err(|error| none(format!("{error}; put the program on PATH or name it with AGENT_SANDBOX_BIN")))?;
+        if !output.status.success() {
+            return Err(none(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        }
+        Self::find(folder).ok_or_else(|| none("it ended at once".to_owned()))
+    }
+
+    /// The file with which clients reach its API.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.join("kubeconfig")
+    }
+}
+
+/// Where an engine keeps its data unless told otherwise. `AGENT_SANDBOX_DATA_DIR` names another folder.
+fn usual_folder() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(named) = variable("AGENT_SANDBOX_DATA_DIR") {
+        return Some(named);
+    }
+    if is_root() {
+        return Some(PathBuf::from("/var/lib/agent-sandbox"));
+    }
+    let base = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
+    base.or_else(|| variable("HOME").map(|home| home.join(".local/share"))).map(|base| base.join("agent-sandbox"))
+}
+
+/// The owner of /proc/self is the effective user of this process.
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
+}
+
+/// When a live process was started: field 22 of /proc/PID/stat.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name may hold spaces and brackets, so counting starts behind the last closing one.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if matches!(fields.first(), Some(&("Z" | "X"))) { None } else { fields.get(19)?.parse().ok() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn announce(folder: &Path, ticks: u64) {
+        let state = serde_json::json!({
+            "pid": std::process::id(), "startTicks": ticks, "version": "1", "api": "https://a", "router": "http://r",
+        });
+        std::fs::write(folder.join("up.json"), state.to_string()).unwrap();
+    }
+
+    #[test]
+    fn only_a_live_engine_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(LocalEngine::find(Some(folder.path())), None);
+        let ticks = start_ticks(std::process::id()).unwrap();
+        announce(folder.path(), ticks);
+        let found = LocalEngine::find(Some(folder.path())).unwrap();
+        assert_eq!(found.kubeconfig(), folder.path().join("kubeconfig"));
+        announce(folder.path(), ticks + 1);
+        assert_eq!(LocalEngine::find(Some(folder.path())), None, "another process has the pid now");
+    }
+}

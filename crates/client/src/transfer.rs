@@ -1,0 +1,148 @@
+//! Files and directories between this machine and a sandbox, streamed: nothing is held in memory, nothing is half-written.
+
+use crate::{ClientError, Files};
+use bytes::{Buf, Bytes};
+use futures::StreamExt;
+use std::{
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+};
+use tokio::{
+    io::AsyncWriteExt,
+    sync::mpsc,
+};
+use tokio_util::io::ReaderStream;
+
+/// Pieces on their way, and their size.
+const IN_FLIGHT: usize = 4;
+const CHUNK: usize = 256 * 1024;
+
+impl Files<'_> {
+    /// A local file into the sandbox.
+    pub async fn upload_file(&self, local: &Path, path: &str) -> Result<(), ClientError> {
+        let file = tokio::fs::File::open(local).await.map_err(failed("open", local))?;
+        self.write(path, ReaderStream::with_capacity(file, CHUNK)).await
+    }
+
+    /// A file of the sandbox onto this machine: it appears whole, or not at all.
+    pub async fn download_file(&self, path: &str, local: &Path) -> Result<(), ClientError> {
+        let mut download = self.download(path, 0, None).await?;
+        let partial = Partial::beside(local);
+        let mut file = tokio::fs::File::create(&partial.0).await.map_err(failed("write", local))?;
+        let broken = |source| ClientError::Stream { operation: format!("read `{path}`"), source };
+        while let Some(chunk) = download.next().await.map_err(broken)? {
+            file.write_all(&chunk).await.map_err(failed("write", local))?;
+        }
+        file.flush().await.map_err(failed("write", local))?;
+        tokio::fs::rename(&partial.0, local).await.map_err(failed("write", local))
+    }
+
+    /// A local directory into the sandbox's, which is made when it is missing.
+    pub async fn upload_directory(&self, local: &Path, path: &str) -> Result<(), ClientError> {
+        let folder = local.to_path_buf();
+        if !tokio::fs::metadata(&folder).await.map_err(failed("read", local))?.is_dir() {
+            return Err(ClientError::Invalid(format!("{} is not a directory", local.display())));
+        }
+        let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(IN_FLIGHT);
+        let packing = tokio::task::spawn_blocking(move || {
+            let mut archive = tar::Builder::new(ChannelWriter { sender: sender.clone(), chunk: Vec::new() });
+            archive.follow_symlinks(false);
+            let packed = archive.append_dir_all("", &folder).and_then(|()| archive.into_inner()?.flush());
+            if let Err(error) = packed {
+                // The body breaks off, so that a cut archive is not taken for a whole one.
+                let _ = sender.blocking_send(Err(error));
+            }
+        });
+        let archive = tokio_stream(receiver);
+        let sent = self.write_tar(path, archive).await;
+        let _ = packing.await;
+        sent
+    }
+
+    /// The sandbox's directory into a local one, which is made when it is missing. Entries that would lead out of it are refused.
+    pub async fn download_directory(&self, path: &str, local: &Path) -> Result<(), ClientError> {
+        let mut archive = Box::pin(self.read_tar(path).await?);
+        let folder = local.to_path_buf();
+        let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(IN_FLIGHT);
+        let unpacking = tokio::task::spawn_blocking(move || {
+            std::fs::create_dir_all(&folder)?;
+            tar::Archive::new(ChannelReader { receiver, chunk: Bytes::new() }).unpack(&folder)
+        });
+        while let Some(chunk) = archive.next().await {
+            if sender.send(chunk).await.is_err() {
+                break;
+            }
+        }
+        drop(sender);
+        let unpacked = unpacking.await.map_err(io::Error::other).and_then(|unpacked| unpacked);
+        unpacked.map_err(failed("write", local))
+    }
+}
+
+fn tokio_stream(receiver: mpsc::Receiver<io::Result<Bytes>>) -> impl futures::Stream<Item = io::Result<Bytes>> + Send {
+    futures::stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)))
+}
+
+fn failed(what: &'static str, local: &Path) -> impl Fn(io::Error) -> ClientError + use<> {
+    let local = local.display().to_string();
+    move |source| ClientError::Stream { operation: format!("{what} {local}"), source }
+}
+
+/// A file that is not there yet; removed unless it got its name.
+struct Partial(PathBuf);
+
+impl Partial {
+    fn beside(target: &Path) -> Self {
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        Self(target.with_file_name(format!(".{name}.{:08x}.partial", rand::random::<u32>())))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+struct ChannelWriter {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    chunk: Vec<u8>,
+}
+
+impl Write for ChannelWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.chunk.extend_from_slice(bytes);
+        if self.chunk.len() >= CHUNK {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.chunk.is_empty() {
+            return Ok(());
+        }
+        let chunk = std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK));
+        self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+struct ChannelReader {
+    receiver: mpsc::Receiver<io::Result<Bytes>>,
+    chunk: Bytes,
+}
+
+impl Read for ChannelReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.chunk.is_empty() {
+            match self.receiver.blocking_recv() {
+                Some(chunk) => self.chunk = chunk?,
+                None => return Ok(0),
+            }
+        }
+        let size = buffer.len().min(self.chunk.len());
+        buffer[..size].copy_from_slice(&self.chunk[..size]);
+        self.chunk.advance(size);
+        Ok(size)
+    }
+}

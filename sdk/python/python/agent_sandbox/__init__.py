@@ -1,0 +1,68 @@
+"""Sandboxes for AI agents: isolated, stateful computers on Kubernetes or on this machine.
+
+    from agent_sandbox import Sandbox
+
+    with Sandbox() as sandbox:
+        print(sandbox.run("echo hello").stdout)
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import TYPE_CHECKING, Any
+
+from . import _native, errors
+from ._connections import Connection
+from ._results import Change, CommandError, CommandResult, Event, FileInfo, Match, ProcessInfo
+from ._sync import Changes, Chunks, Client, EventStream, Files, Process, Sandbox
+from .errors import SandboxError
+
+if TYPE_CHECKING:
+    from ._async import (
+        AsyncChanges,
+        AsyncChunks,
+        AsyncClient,
+        AsyncEventStream,
+        AsyncFiles,
+        AsyncProcess,
+        AsyncSandbox,
+    )
+
+__all__ = [
+    "AsyncChanges",
+    "AsyncChunks",
+    "AsyncClient",
+    "AsyncEventStream",
+    "AsyncFiles",
+    "AsyncProcess",
+    "AsyncSandbox",
+    "Change",
+    "Changes",
+    "Chunks",
+    "Client",
+    "CommandError",
+    "CommandResult",
+    "Connection",
+    "Event",
+    "EventStream",
+    "FileInfo",
+    "Files",
+    "Match",
+    "Process",
+    "ProcessInfo",
+    "Sandbox",
+    "SandboxError",
+    "errors",
+]
+
+# Threads end before the interpreter does; creations that were given up are undone first.
+atexit.register(_native.shutdown)
+
+
+def __getattr__(name: str) -> Any:
+    # The asynchronous twins are loaded when they are asked for: most programs use one of the two.
+    if name.startswith("Async") and name in __all__:
+        from . import _async
+
+        return getattr(_async, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,519 @@
+"""Made from the synchronous module by `twins.py`: do not change it by hand."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO, List, Mapping, Sequence
+
+from . import _native
+from ._connections import Connection
+from ._options import claim_options, command_options, create_options, open_options
+from ._results import Change, CommandResult, Event, FileInfo, Match, ProcessInfo
+from ._waiting import _aio
+
+_CHUNK = 1 << 20
+
+
+class AsyncClient:
+    """A cluster, and a way to reach the sandboxes in it.
+
+    Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine that runs on this machine, else
+    `~/.kube/config`. ``local=True`` means the engine on this machine, and starts one when none runs.
+    """
+
+    def __init__(
+        self,
+        connection: Connection | None = None,
+        *,
+        namespace: str | None = None,
+        kubeconfig: str | None = None,
+        kubeconfig_text: str | None = None,
+        context: str | None = None,
+        local: bool = False,
+        data_dir: str | None = None,
+        port: int = 8888,
+        traceparent: str | None = None,
+    ) -> None:
+        self._options = open_options(
+            connection or Connection(), kubeconfig, kubeconfig_text, context, local, data_dir, port, traceparent
+        )
+        self._namespace = namespace
+        self._opened: _native.Client | None = None
+
+    async def _open(self) -> _native.Client:
+        if self._opened is None:
+            self._opened = await _aio(_native.Client.open(self._options))
+        return self._opened
+
+    async def namespace(self) -> str:
+        """The namespace in which names are looked up: the one given, else the kubeconfig's."""
+        opened = await self._open()
+        return self._namespace or opened.namespace or "default"
+
+    def sandbox(self, image: str | None = None, **options: Any) -> AsyncSandbox:
+        """A sandbox that is made at first use. Takes what :class:`AsyncSandbox` takes."""
+        return AsyncSandbox(image, client=self, **options)
+
+    async def get(self, name: str, *, namespace: str | None = None) -> AsyncSandbox:
+        """A sandbox that exists, by its own name or its claim's."""
+        opened = await self._open()
+        where = namespace or await self.namespace()
+        handle = await _aio(opened.find(where, name))
+        return AsyncSandbox._attached(self, handle)
+
+    async def list(self, *, namespace: str | None = None, selector: str | None = None) -> List[str]:
+        """Names of the claims in a namespace."""
+        opened = await self._open()
+        where = namespace or await self.namespace()
+        return await _aio(opened.claims(where, selector))
+
+    async def create_pool(
+        self,
+        name: str,
+        image: str,
+        *,
+        replicas: int | None = 1,
+        env: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        """A template with one container and a warm pool on it. ``replicas=None`` makes the template alone."""
+        opened = await self._open()
+        where = namespace or await self.namespace()
+        await _aio(opened.create_pool(where, name, image, dict(env or {}), replicas))
+
+    async def delete_pool(self, name: str, *, namespace: str | None = None) -> None:
+        """Deletes a warm pool and the template of the same name."""
+        opened = await self._open()
+        where = namespace or await self.namespace()
+        await _aio(opened.delete_pool(where, name))
+
+    async def pools(self, *, namespace: str | None = None) -> List[tuple[str, int, int]]:
+        """Warm pools: name, sandboxes wanted, sandboxes ready."""
+        opened = await self._open()
+        where = namespace or await self.namespace()
+        return await _aio(opened.pools(where))
+
+
+class AsyncSandbox:
+    """A computer of its own, made at first use and deleted at the end of its ``with`` block.
+
+    ``AsyncSandbox("python:3.12")`` is made from an image, ``AsyncSandbox(pool="name")`` taken from a warm pool, ``AsyncSandbox(template="name")`` made
+    from a template. Without any of them the ready-made pool `python-sandbox-template` is used.
+    """
+
+    def __init__(
+        self,
+        image: str | None = None,
+        *,
+        pool: str | None = None,
+        template: str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        client: AsyncClient | None = None,
+        connection: Connection | None = None,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+        memory: str | None = None,
+        cpus: str | None = None,
+        runtime_class: str | None = None,
+        expires_after: float | None = None,
+        ready_timeout: float = 180,
+        keep: bool = False,
+    ) -> None:
+        if sum(source is not None for source in (image, pool, template)) > 1:
+            raise ValueError("give one of image, pool and template")
+        if client is not None and connection is not None:
+            raise ValueError("a client has its connection already; give one of client and connection")
+        self._client = client or AsyncClient(connection)
+        self._handle: _native.Handle | None = None
+        self._keep = keep
+        self._namespace = namespace
+        self._image = image
+        self._make = {
+            "pool": pool,
+            "template": template,
+            "name": name,
+            "env": env,
+            "labels": labels,
+            "annotations": annotations,
+            "command": command,
+            "memory": memory,
+            "cpus": cpus,
+            "runtime_class": runtime_class,
+            "expires_after": expires_after,
+            "ready_timeout": ready_timeout,
+        }
+        self.files = AsyncFiles(self)
+
+    @classmethod
+    def _attached(cls, client: AsyncClient, handle: _native.Handle) -> AsyncSandbox:
+        sandbox = cls(client=client, keep=True)
+        sandbox._handle = handle
+        return sandbox
+
+    async def open(self) -> AsyncSandbox:
+        """Makes the sandbox now instead of at first use."""
+        await self._ready()
+        return self
+
+    async def _ready(self) -> _native.Handle:
+        if self._handle is None:
+            opened = await self._client._open()
+            where = await self._namespace or self._client.namespace()
+            if self._image is not None:
+                options = create_options(self._image, where, self._make)
+                self._handle = await _aio(opened.create(options))
+            else:
+                self._handle = await _aio(opened.claim(claim_options(where, self._make)))
+        return self._handle
+
+    async def __aenter__(self) -> AsyncSandbox:
+        await self._ready()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        if not self._keep:
+            await self.delete()
+
+    @property
+    def name(self) -> str | None:
+        """Its own name, once it is made."""
+        return self._handle.name if self._handle else None
+
+    @property
+    def claim(self) -> str | None:
+        """Its claim's name, when it is held through one."""
+        return self._handle.claim if self._handle else None
+
+    @property
+    def namespace(self) -> str | None:
+        return self._handle.namespace if self._handle else self._namespace
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        output_limit: int | None = None,
+        idempotency_key: str | None = None,
+        boot_id: str | None = None,
+    ) -> CommandResult:
+        """Runs a command to its end: text for a shell, or a list of words without one.
+
+        With an idempotency key a broken connection is survived and the command runs once; without one it is
+        :class:`~agent_sandbox.errors.SandboxOutcomeUnknownError`, and the sandbox ends the command.
+        """
+        options = command_options(
+            command, env, cwd, user, timeout, stdin, output_limit=output_limit, key=idempotency_key, boot_id=boot_id
+        )
+        handle = await self._ready()
+        return CommandResult(*await _aio(handle.run(options)))
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+    ) -> AsyncEventStream:
+        """Runs a command and yields what happens as it happens. Closing the stream ends the command."""
+        options = command_options(command, env, cwd, user, timeout, stdin)
+        handle = await self._ready()
+        return AsyncEventStream(await _aio(handle.stream(options)))
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        terminal: tuple[int, int] | None = None,
+        idempotency_key: str | None = None,
+        boot_id: str | None = None,
+    ) -> AsyncProcess:
+        """Starts a command in the background; ``terminal=(columns, rows)`` gives it a terminal."""
+        options = command_options(
+            command, env, cwd, user, timeout, None, terminal=terminal, key=idempotency_key, boot_id=boot_id
+        )
+        handle = await self._ready()
+        return AsyncProcess(await _aio(handle.start(options)))
+
+    async def process(self, id: int) -> AsyncProcess:
+        """A process that was started before, here or in another program."""
+        handle = await self._ready()
+        return AsyncProcess(await _aio(handle.process(id)))
+
+    async def processes(self) -> List[ProcessInfo]:
+        """Every process that the sandbox remembers."""
+        handle = await self._ready()
+        return [ProcessInfo(raw) for raw in await _aio(handle.processes())]
+
+    async def info(self) -> dict[str, Any]:
+        """What the sandbox's daemon says about itself: version, boot id, base directory, user."""
+        handle = await self._ready()
+        return await _aio(handle.info())
+
+    async def status(self) -> tuple[bool, str]:
+        """Whether it is ready, and why not."""
+        handle = await self._ready()
+        status = await _aio(handle.object()).get("status") or {}
+        for condition in status.get("conditions") or []:
+            if condition["type"] == "Ready":
+                return condition["status"] == "True", f"{condition['reason']}: {condition.get('message', '')}"
+        return False, "no controller has looked at it yet"
+
+    async def suspend(self, timeout: float = 180) -> None:
+        """Stops it. Its files and its name stay."""
+        handle = await self._ready()
+        await _aio(handle.suspend(timeout))
+
+    async def resume(self, timeout: float = 180) -> None:
+        """Lets it run again."""
+        handle = await self._ready()
+        await _aio(handle.resume(timeout))
+
+    async def expire_after(self, seconds: float) -> None:
+        """Has it deleted that long from now, whether or not this program still runs."""
+        handle = await self._ready()
+        await _aio(handle.expire_after(seconds))
+
+    async def delete(self) -> None:
+        """Deletes it and everything in it. Doing so twice is fine."""
+        if self._handle is not None:
+            await _aio(self._handle.delete())
+
+    def __repr__(self) -> str:
+        return f"AsyncSandbox({self.name or 'not made yet'})"
+
+
+class AsyncEventStream:
+    """Events of a command, one by one."""
+
+    def __init__(self, stream: _native.Stream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncEventStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        raw = await _aio(self._stream.next())
+        if raw is None:
+            raise StopAsyncIteration
+        return Event(raw)
+
+    async def close(self) -> None:
+        """Ends the stream, and a command that was started with it."""
+        await _aio(self._stream.close())
+
+    async def __aenter__(self) -> AsyncEventStream:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+
+class AsyncProcess:
+    """A background process. It lives on when this program ends; ``id`` finds it again."""
+
+    def __init__(self, native: _native.Process) -> None:
+        self._native = native
+
+    @property
+    def id(self) -> int:
+        return self._native.id
+
+    @property
+    def pid(self) -> int:
+        return self._native.pid
+
+    async def info(self) -> ProcessInfo:
+        return ProcessInfo(await _aio(self._native.info()))
+
+    async def wait(self) -> ProcessInfo:
+        """Waits for its end."""
+        return ProcessInfo(await _aio(self._native.wait()))
+
+    def events(self, offset: int = 0) -> AsyncEventStream:
+        """Everything from ``offset`` on. A broken connection is taken up again where it broke."""
+        return AsyncEventStream(self._native.events(offset))
+
+    async def write(self, data: bytes | str) -> None:
+        """Writes to its standard input."""
+        await _aio(self._native.write(data.encode() if isinstance(data, str) else bytes(data)))
+
+    async def end_input(self) -> None:
+        await _aio(self._native.end_input())
+
+    async def resize(self, columns: int, rows: int) -> None:
+        await _aio(self._native.resize(columns, rows))
+
+    async def signal(self, signal: str | int) -> None:
+        """Sends a signal: ``TERM``, ``SIGTERM`` or 15."""
+        await _aio(self._native.signal(str(signal)))
+
+    async def kill(self) -> None:
+        """Ends it and everything that it started."""
+        await _aio(self._native.kill())
+
+
+class AsyncChunks:
+    """A file's content, piece by piece."""
+
+    def __init__(self, stream: _native.Stream, size: int | None) -> None:
+        self._stream = stream
+        self.size = size
+
+    def __aiter__(self) -> AsyncChunks:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await _aio(self._stream.next())
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def close(self) -> None:
+        await _aio(self._stream.close())
+
+
+class AsyncChanges:
+    """AsyncChanges below a watched path, one by one."""
+
+    def __init__(self, stream: _native.Stream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncChanges:
+        return self
+
+    async def __anext__(self) -> Change:
+        raw = await _aio(self._stream.next())
+        if raw is None:
+            raise StopAsyncIteration
+        return Change(raw)
+
+    async def close(self) -> None:
+        await _aio(self._stream.close())
+
+
+class AsyncFiles:
+    """AsyncFiles of a sandbox. A path without a leading slash is below the sandbox's base directory."""
+
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+
+    async def _files(self) -> _native.Files:
+        handle = await self._sandbox._ready()
+        return handle.files()
+
+    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """A whole file. One larger than ``max_bytes`` (256 MiB) is an error before anything is read."""
+        files = await self._files()
+        return await _aio(files.read(path, max_bytes))
+
+    async def read_text(self, path: str, encoding: str = "utf-8") -> str:
+        """A whole file as text."""
+        files = await self._files()
+        return await _aio(files.read(path, None)).decode(encoding)
+
+    async def open(self, path: str, *, offset: int = 0, length: int | None = None) -> AsyncChunks:
+        """A file, or a part of it, piece by piece."""
+        files = await self._files()
+        stream, size = await _aio(files.open(path, offset, length))
+        return AsyncChunks(stream, size)
+
+    async def write(self, path: str, content: bytes | str | BinaryIO, *, mode: str | None = None, append: bool = False) -> None:
+        """Writes a file, whole or not at all; a binary file object is sent piece by piece."""
+        files = await self._files()
+        if isinstance(content, str):
+            content = content.encode()
+        if isinstance(content, (bytes, bytearray, memoryview)):
+            await _aio(files.write(path, bytes(content), mode, append))
+            return
+        upload = files.upload(path, mode, append)
+        try:
+            while chunk := content.read(_CHUNK):
+                if not await _aio(upload.send(chunk)):
+                    break
+        except BaseException:
+            await _aio(upload.abort())
+            raise
+        await _aio(upload.finish())
+
+    async def list(self, path: str = "") -> List[FileInfo]:
+        """The entries of a directory, sorted by name."""
+        files = await self._files()
+        return [FileInfo(raw) for raw in await _aio(files.list(path))]
+
+    async def exists(self, path: str) -> bool:
+        files = await self._files()
+        return await _aio(files.exists(path))
+
+    async def stat(self, path: str, *, follow: bool = False) -> FileInfo:
+        files = await self._files()
+        return FileInfo(await _aio(files.stat(path, follow)))
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        files = await self._files()
+        await _aio(files.remove(path, recursive))
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        files = await self._files()
+        await _aio(files.rename(source, target, overwrite))
+
+    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        files = await self._files()
+        await _aio(files.copy(source, target, overwrite))
+
+    async def mkdir(self, path: str) -> None:
+        """Makes a directory and those above it."""
+        files = await self._files()
+        await _aio(files.mkdir(path))
+
+    async def chmod(self, path: str, mode: str) -> None:
+        files = await self._files()
+        await _aio(files.chmod(path, mode))
+
+    async def glob(self, pattern: str, path: str = "") -> List[FileInfo]:
+        """AsyncFiles below ``path`` that match a pattern such as ``**/*.py``."""
+        files = await self._files()
+        return [FileInfo(raw) for raw in await _aio(files.glob(path, pattern))]
+
+    async def search(self, pattern: str, path: str = "", *, glob: str | None = None) -> List[Match]:
+        """Lines below ``path`` that match a regular expression."""
+        files = await self._files()
+        return [Match(raw) for raw in await _aio(files.search(path, pattern, glob))]
+
+    async def watch(self, path: str = "", *, recursive: bool = False) -> AsyncChanges:
+        """AsyncChanges from now on. A broken connection ends the stream with an error, because changes may have been missed."""
+        files = await self._files()
+        return AsyncChanges(await _aio(files.watch(path, recursive)))
+
+    async def upload(self, local: str, path: str) -> None:
+        """A local file into the sandbox."""
+        files = await self._files()
+        await _aio(files.upload_file(str(local), path))
+
+    async def download(self, path: str, local: str) -> None:
+        """A file of the sandbox onto this machine: whole or not at all."""
+        files = await self._files()
+        await _aio(files.download_file(path, str(local)))
+
+    async def upload_dir(self, local: str, path: str) -> None:
+        """A local directory into the sandbox."""
+        files = await self._files()
+        await _aio(files.upload_directory(str(local), path))
+
+    async def download_dir(self, path: str, local: str) -> None:
+        """A directory of the sandbox onto this machine."""
+        files = await self._files()
+        await _aio(files.download_directory(path, str(local)))

@@ -1,0 +1,164 @@
+"""What calls return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CommandError(RuntimeError):
+    """A command that ended with something else than 0, raised by :meth:`CommandResult.check`."""
+
+    def __init__(self, result: CommandResult) -> None:
+        last = result.stderr.strip().splitlines()[-1:] or [""]
+        super().__init__(f"command ended with {result.exit_code}: {last[0]}")
+        self.result = result
+
+
+class CommandResult:
+    """A finished command."""
+
+    __slots__ = ("exit_code", "signal", "stdout_bytes", "stderr_bytes", "timed_out")
+
+    exit_code: int
+    signal: int | None
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+    timed_out: bool
+
+    def __init__(self, exit_code: int, signal: int | None, stdout: bytes, stderr: bytes, timed_out: bool) -> None:
+        self.exit_code = exit_code
+        self.signal = signal
+        self.stdout_bytes = stdout
+        self.stderr_bytes = stderr
+        self.timed_out = timed_out
+
+    @property
+    def stdout(self) -> str:
+        """Standard output as text; what is not UTF-8 is replaced (``stdout_bytes`` has it as it was)."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """Standard error as text."""
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    def check(self) -> CommandResult:
+        """Itself, or :class:`CommandError` when the command failed."""
+        if self.exit_code != 0:
+            raise CommandError(self)
+        return self
+
+    def __repr__(self) -> str:
+        return f"CommandResult(exit_code={self.exit_code}, stdout={self.stdout!r}, stderr={self.stderr!r})"
+
+
+class Event:
+    """One thing that happened to a command: ``kind`` is started, stdout, stderr, skipped or exit."""
+
+    __slots__ = ("kind", "data", "offset", "exit_code", "signal", "timed_out", "id", "pid", "skipped")
+
+    def __init__(self, raw: tuple[Any, ...]) -> None:
+        self.kind: str = raw[0]
+        self.data: bytes = b""
+        self.offset: int | None = None
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.timed_out = False
+        self.id: int | None = None
+        self.pid: int | None = None
+        self.skipped = 0
+        if self.kind in ("stdout", "stderr"):
+            self.offset, self.data = raw[1], raw[2]
+        elif self.kind == "exit":
+            self.exit_code, self.signal, self.timed_out = raw[1], raw[2], raw[3]
+        elif self.kind == "started":
+            self.id, self.pid = raw[1], raw[2]
+        else:
+            self.offset, self.skipped = raw[1], raw[2]
+
+    @property
+    def text(self) -> str:
+        """The output as text; what is not UTF-8 is replaced."""
+        return self.data.decode("utf-8", "replace")
+
+    def __repr__(self) -> str:
+        return f"Event({self.kind}, {self.exit_code if self.kind == 'exit' else self.data!r})"
+
+
+class FileInfo:
+    """A file, directory, link or something else."""
+
+    __slots__ = ("path", "name", "type", "size", "mode", "uid", "gid", "modified_at", "link_target")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.path: str = raw["path"]
+        self.name: str = raw["name"]
+        self.type: str = raw["type"]
+        self.size: int = raw["size"]
+        self.mode: str = raw["mode"]
+        self.uid: int = raw["uid"]
+        self.gid: int = raw["gid"]
+        self.modified_at: str = raw["modifiedAt"]
+        self.link_target: str | None = raw.get("linkTarget")
+
+    @property
+    def is_dir(self) -> bool:
+        return self.type == "directory"
+
+    @property
+    def is_file(self) -> bool:
+        return self.type == "file"
+
+    def __repr__(self) -> str:
+        return f"FileInfo({self.path!r}, {self.type}, {self.size} bytes)"
+
+
+class Change:
+    """One change below a watched path: ``kind`` is created, modified, removed, movedFrom, movedTo, attributes or overflow."""
+
+    __slots__ = ("path", "kind")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.path: str = raw["path"]
+        self.kind: str = raw["change"]
+
+    def __repr__(self) -> str:
+        return f"Change({self.kind}, {self.path!r})"
+
+
+class Match:
+    """One line that a search found."""
+
+    __slots__ = ("path", "line", "text")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.path: str = raw["path"]
+        self.line: int = raw["line"]
+        self.text: str = raw["text"]
+
+    def __repr__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+class ProcessInfo:
+    """A process as the sandbox sees it now."""
+
+    __slots__ = ("id", "pid", "argv", "running", "exit_code", "signal", "timed_out", "terminal")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.id: int = raw["id"]
+        self.pid: int = raw["pid"]
+        self.argv: list[str] = raw["argv"]
+        self.running: bool = raw["running"]
+        self.exit_code: int | None = raw.get("exitCode")
+        self.signal: int | None = raw.get("signal")
+        self.timed_out: bool = raw.get("timedOut", False)
+        self.terminal: bool = raw.get("terminal", False)
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else f"ended with {self.exit_code}"
+        return f"ProcessInfo({self.id}, {state})"

@@ -1,0 +1,519 @@
+"""The synchronous surface. The asynchronous one, `_async.py`, is made from this file by `twins.py`: change this one only."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO, List, Mapping, Sequence
+
+from . import _native
+from ._connections import Connection
+from ._options import claim_options, command_options, create_options, open_options
+from ._results import Change, CommandResult, Event, FileInfo, Match, ProcessInfo
+from ._waiting import _wait
+
+_CHUNK = 1 << 20
+
+
+class Client:
+    """A cluster, and a way to reach the sandboxes in it.
+
+    Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine that runs on this machine, else
+    `~/.kube/config`. ``local=True`` means the engine on this machine, and starts one when none runs.
+    """
+
+    def __init__(
+        self,
+        connection: Connection | None = None,
+        *,
+        namespace: str | None = None,
+        kubeconfig: str | None = None,
+        kubeconfig_text: str | None = None,
+        context: str | None = None,
+        local: bool = False,
+        data_dir: str | None = None,
+        port: int = 8888,
+        traceparent: str | None = None,
+    ) -> None:
+        self._options = open_options(
+            connection or Connection(), kubeconfig, kubeconfig_text, context, local, data_dir, port, traceparent
+        )
+        self._namespace = namespace
+        self._opened: _native.Client | None = None
+
+    def _open(self) -> _native.Client:  # async
+        if self._opened is None:
+            self._opened = _wait(_native.Client.open(self._options))
+        return self._opened
+
+    def namespace(self) -> str:  # async
+        """The namespace in which names are looked up: the one given, else the kubeconfig's."""
+        opened = self._open()  # await
+        return self._namespace or opened.namespace or "default"
+
+    def sandbox(self, image: str | None = None, **options: Any) -> Sandbox:
+        """A sandbox that is made at first use. Takes what :class:`Sandbox` takes."""
+        return Sandbox(image, client=self, **options)
+
+    def get(self, name: str, *, namespace: str | None = None) -> Sandbox:  # async
+        """A sandbox that exists, by its own name or its claim's."""
+        opened = self._open()  # await
+        where = namespace or self.namespace()  # await
+        handle = _wait(opened.find(where, name))
+        return Sandbox._attached(self, handle)
+
+    def list(self, *, namespace: str | None = None, selector: str | None = None) -> List[str]:  # async
+        """Names of the claims in a namespace."""
+        opened = self._open()  # await
+        where = namespace or self.namespace()  # await
+        return _wait(opened.claims(where, selector))
+
+    def create_pool(
+        self,
+        name: str,
+        image: str,
+        *,
+        replicas: int | None = 1,
+        env: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+    ) -> None:  # async
+        """A template with one container and a warm pool on it. ``replicas=None`` makes the template alone."""
+        opened = self._open()  # await
+        where = namespace or self.namespace()  # await
+        _wait(opened.create_pool(where, name, image, dict(env or {}), replicas))
+
+    def delete_pool(self, name: str, *, namespace: str | None = None) -> None:  # async
+        """Deletes a warm pool and the template of the same name."""
+        opened = self._open()  # await
+        where = namespace or self.namespace()  # await
+        _wait(opened.delete_pool(where, name))
+
+    def pools(self, *, namespace: str | None = None) -> List[tuple[str, int, int]]:  # async
+        """Warm pools: name, sandboxes wanted, sandboxes ready."""
+        opened = self._open()  # await
+        where = namespace or self.namespace()  # await
+        return _wait(opened.pools(where))
+
+
+class Sandbox:
+    """A computer of its own, made at first use and deleted at the end of its ``with`` block.
+
+    ``Sandbox("python:3.12")`` is made from an image, ``Sandbox(pool="name")`` taken from a warm pool, ``Sandbox(template="name")`` made
+    from a template. Without any of them the ready-made pool `python-sandbox-template` is used.
+    """
+
+    def __init__(
+        self,
+        image: str | None = None,
+        *,
+        pool: str | None = None,
+        template: str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        client: Client | None = None,
+        connection: Connection | None = None,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+        memory: str | None = None,
+        cpus: str | None = None,
+        runtime_class: str | None = None,
+        expires_after: float | None = None,
+        ready_timeout: float = 180,
+        keep: bool = False,
+    ) -> None:
+        if sum(source is not None for source in (image, pool, template)) > 1:
+            raise ValueError("give one of image, pool and template")
+        if client is not None and connection is not None:
+            raise ValueError("a client has its connection already; give one of client and connection")
+        self._client = client or Client(connection)
+        self._handle: _native.Handle | None = None
+        self._keep = keep
+        self._namespace = namespace
+        self._image = image
+        self._make = {
+            "pool": pool,
+            "template": template,
+            "name": name,
+            "env": env,
+            "labels": labels,
+            "annotations": annotations,
+            "command": command,
+            "memory": memory,
+            "cpus": cpus,
+            "runtime_class": runtime_class,
+            "expires_after": expires_after,
+            "ready_timeout": ready_timeout,
+        }
+        self.files = Files(self)
+
+    @classmethod
+    def _attached(cls, client: Client, handle: _native.Handle) -> Sandbox:
+        sandbox = cls(client=client, keep=True)
+        sandbox._handle = handle
+        return sandbox
+
+    def open(self) -> Sandbox:  # async
+        """Makes the sandbox now instead of at first use."""
+        self._ready()  # await
+        return self
+
+    def _ready(self) -> _native.Handle:  # async
+        if self._handle is None:
+            opened = self._client._open()  # await
+            where = self._namespace or self._client.namespace()  # await
+            if self._image is not None:
+                options = create_options(self._image, where, self._make)
+                self._handle = _wait(opened.create(options))
+            else:
+                self._handle = _wait(opened.claim(claim_options(where, self._make)))
+        return self._handle
+
+    def __enter__(self) -> Sandbox:  # async
+        self._ready()  # await
+        return self
+
+    def __exit__(self, *exception: object) -> None:  # async
+        if not self._keep:
+            self.delete()  # await
+
+    @property
+    def name(self) -> str | None:
+        """Its own name, once it is made."""
+        return self._handle.name if self._handle else None
+
+    @property
+    def claim(self) -> str | None:
+        """Its claim's name, when it is held through one."""
+        return self._handle.claim if self._handle else None
+
+    @property
+    def namespace(self) -> str | None:
+        return self._handle.namespace if self._handle else self._namespace
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        output_limit: int | None = None,
+        idempotency_key: str | None = None,
+        boot_id: str | None = None,
+    ) -> CommandResult:  # async
+        """Runs a command to its end: text for a shell, or a list of words without one.
+
+        With an idempotency key a broken connection is survived and the command runs once; without one it is
+        :class:`~agent_sandbox.errors.SandboxOutcomeUnknownError`, and the sandbox ends the command.
+        """
+        options = command_options(
+            command, env, cwd, user, timeout, stdin, output_limit=output_limit, key=idempotency_key, boot_id=boot_id
+        )
+        handle = self._ready()  # await
+        return CommandResult(*_wait(handle.run(options)))
+
+    def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+    ) -> EventStream:  # async
+        """Runs a command and yields what happens as it happens. Closing the stream ends the command."""
+        options = command_options(command, env, cwd, user, timeout, stdin)
+        handle = self._ready()  # await
+        return EventStream(_wait(handle.stream(options)))
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        terminal: tuple[int, int] | None = None,
+        idempotency_key: str | None = None,
+        boot_id: str | None = None,
+    ) -> Process:  # async
+        """Starts a command in the background; ``terminal=(columns, rows)`` gives it a terminal."""
+        options = command_options(
+            command, env, cwd, user, timeout, None, terminal=terminal, key=idempotency_key, boot_id=boot_id
+        )
+        handle = self._ready()  # await
+        return Process(_wait(handle.start(options)))
+
+    def process(self, id: int) -> Process:  # async
+        """A process that was started before, here or in another program."""
+        handle = self._ready()  # await
+        return Process(_wait(handle.process(id)))
+
+    def processes(self) -> List[ProcessInfo]:  # async
+        """Every process that the sandbox remembers."""
+        handle = self._ready()  # await
+        return [ProcessInfo(raw) for raw in _wait(handle.processes())]
+
+    def info(self) -> dict[str, Any]:  # async
+        """What the sandbox's daemon says about itself: version, boot id, base directory, user."""
+        handle = self._ready()  # await
+        return _wait(handle.info())
+
+    def status(self) -> tuple[bool, str]:  # async
+        """Whether it is ready, and why not."""
+        handle = self._ready()  # await
+        status = _wait(handle.object()).get("status") or {}
+        for condition in status.get("conditions") or []:
+            if condition["type"] == "Ready":
+                return condition["status"] == "True", f"{condition['reason']}: {condition.get('message', '')}"
+        return False, "no controller has looked at it yet"
+
+    def suspend(self, timeout: float = 180) -> None:  # async
+        """Stops it. Its files and its name stay."""
+        handle = self._ready()  # await
+        _wait(handle.suspend(timeout))
+
+    def resume(self, timeout: float = 180) -> None:  # async
+        """Lets it run again."""
+        handle = self._ready()  # await
+        _wait(handle.resume(timeout))
+
+    def expire_after(self, seconds: float) -> None:  # async
+        """Has it deleted that long from now, whether or not this program still runs."""
+        handle = self._ready()  # await
+        _wait(handle.expire_after(seconds))
+
+    def delete(self) -> None:  # async
+        """Deletes it and everything in it. Doing so twice is fine."""
+        if self._handle is not None:
+            _wait(self._handle.delete())
+
+    def __repr__(self) -> str:
+        return f"Sandbox({self.name or 'not made yet'})"
+
+
+class EventStream:
+    """Events of a command, one by one."""
+
+    def __init__(self, stream: _native.Stream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> EventStream:
+        return self
+
+    def __next__(self) -> Event:  # async
+        raw = _wait(self._stream.next())
+        if raw is None:
+            raise StopIteration
+        return Event(raw)
+
+    def close(self) -> None:  # async
+        """Ends the stream, and a command that was started with it."""
+        _wait(self._stream.close())
+
+    def __enter__(self) -> EventStream:  # async
+        return self
+
+    def __exit__(self, *exception: object) -> None:  # async
+        self.close()  # await
+
+
+class Process:
+    """A background process. It lives on when this program ends; ``id`` finds it again."""
+
+    def __init__(self, native: _native.Process) -> None:
+        self._native = native
+
+    @property
+    def id(self) -> int:
+        return self._native.id
+
+    @property
+    def pid(self) -> int:
+        return self._native.pid
+
+    def info(self) -> ProcessInfo:  # async
+        return ProcessInfo(_wait(self._native.info()))
+
+    def wait(self) -> ProcessInfo:  # async
+        """Waits for its end."""
+        return ProcessInfo(_wait(self._native.wait()))
+
+    def events(self, offset: int = 0) -> EventStream:
+        """Everything from ``offset`` on. A broken connection is taken up again where it broke."""
+        return EventStream(self._native.events(offset))
+
+    def write(self, data: bytes | str) -> None:  # async
+        """Writes to its standard input."""
+        _wait(self._native.write(data.encode() if isinstance(data, str) else bytes(data)))
+
+    def end_input(self) -> None:  # async
+        _wait(self._native.end_input())
+
+    def resize(self, columns: int, rows: int) -> None:  # async
+        _wait(self._native.resize(columns, rows))
+
+    def signal(self, signal: str | int) -> None:  # async
+        """Sends a signal: ``TERM``, ``SIGTERM`` or 15."""
+        _wait(self._native.signal(str(signal)))
+
+    def kill(self) -> None:  # async
+        """Ends it and everything that it started."""
+        _wait(self._native.kill())
+
+
+class Chunks:
+    """A file's content, piece by piece."""
+
+    def __init__(self, stream: _native.Stream, size: int | None) -> None:
+        self._stream = stream
+        self.size = size
+
+    def __iter__(self) -> Chunks:
+        return self
+
+    def __next__(self) -> bytes:  # async
+        chunk = _wait(self._stream.next())
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def close(self) -> None:  # async
+        _wait(self._stream.close())
+
+
+class Changes:
+    """Changes below a watched path, one by one."""
+
+    def __init__(self, stream: _native.Stream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Changes:
+        return self
+
+    def __next__(self) -> Change:  # async
+        raw = _wait(self._stream.next())
+        if raw is None:
+            raise StopIteration
+        return Change(raw)
+
+    def close(self) -> None:  # async
+        _wait(self._stream.close())
+
+
+class Files:
+    """Files of a sandbox. A path without a leading slash is below the sandbox's base directory."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def _files(self) -> _native.Files:  # async
+        handle = self._sandbox._ready()  # await
+        return handle.files()
+
+    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:  # async
+        """A whole file. One larger than ``max_bytes`` (256 MiB) is an error before anything is read."""
+        files = self._files()  # await
+        return _wait(files.read(path, max_bytes))
+
+    def read_text(self, path: str, encoding: str = "utf-8") -> str:  # async
+        """A whole file as text."""
+        files = self._files()  # await
+        return _wait(files.read(path, None)).decode(encoding)
+
+    def open(self, path: str, *, offset: int = 0, length: int | None = None) -> Chunks:  # async
+        """A file, or a part of it, piece by piece."""
+        files = self._files()  # await
+        stream, size = _wait(files.open(path, offset, length))
+        return Chunks(stream, size)
+
+    def write(self, path: str, content: bytes | str | BinaryIO, *, mode: str | None = None, append: bool = False) -> None:  # async
+        """Writes a file, whole or not at all; a binary file object is sent piece by piece."""
+        files = self._files()  # await
+        if isinstance(content, str):
+            content = content.encode()
+        if isinstance(content, (bytes, bytearray, memoryview)):
+            _wait(files.write(path, bytes(content), mode, append))
+            return
+        upload = files.upload(path, mode, append)
+        try:
+            while chunk := content.read(_CHUNK):
+                if not _wait(upload.send(chunk)):
+                    break
+        except BaseException:
+            _wait(upload.abort())
+            raise
+        _wait(upload.finish())
+
+    def list(self, path: str = "") -> List[FileInfo]:  # async
+        """The entries of a directory, sorted by name."""
+        files = self._files()  # await
+        return [FileInfo(raw) for raw in _wait(files.list(path))]
+
+    def exists(self, path: str) -> bool:  # async
+        files = self._files()  # await
+        return _wait(files.exists(path))
+
+    def stat(self, path: str, *, follow: bool = False) -> FileInfo:  # async
+        files = self._files()  # await
+        return FileInfo(_wait(files.stat(path, follow)))
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:  # async
+        files = self._files()  # await
+        _wait(files.remove(path, recursive))
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:  # async
+        files = self._files()  # await
+        _wait(files.rename(source, target, overwrite))
+
+    def copy(self, source: str, target: str, *, overwrite: bool = False) -> None:  # async
+        files = self._files()  # await
+        _wait(files.copy(source, target, overwrite))
+
+    def mkdir(self, path: str) -> None:  # async
+        """Makes a directory and those above it."""
+        files = self._files()  # await
+        _wait(files.mkdir(path))
+
+    def chmod(self, path: str, mode: str) -> None:  # async
+        files = self._files()  # await
+        _wait(files.chmod(path, mode))
+
+    def glob(self, pattern: str, path: str = "") -> List[FileInfo]:  # async
+        """Files below ``path`` that match a pattern such as ``**/*.py``."""
+        files = self._files()  # await
+        return [FileInfo(raw) for raw in _wait(files.glob(path, pattern))]
+
+    def search(self, pattern: str, path: str = "", *, glob: str | None = None) -> List[Match]:  # async
+        """Lines below ``path`` that match a regular expression."""
+        files = self._files()  # await
+        return [Match(raw) for raw in _wait(files.search(path, pattern, glob))]
+
+    def watch(self, path: str = "", *, recursive: bool = False) -> Changes:  # async
+        """Changes from now on. A broken connection ends the stream with an error, because changes may have been missed."""
+        files = self._files()  # await
+        return Changes(_wait(files.watch(path, recursive)))
+
+    def upload(self, local: str, path: str) -> None:  # async
+        """A local file into the sandbox."""
+        files = self._files()  # await
+        _wait(files.upload_file(str(local), path))
+
+    def download(self, path: str, local: str) -> None:  # async
+        """A file of the sandbox onto this machine: whole or not at all."""
+        files = self._files()  # await
+        _wait(files.download_file(path, str(local)))
+
+    def upload_dir(self, local: str, path: str) -> None:  # async
+        """A local directory into the sandbox."""
+        files = self._files()  # await
+        _wait(files.upload_directory(str(local), path))
+
+    def download_dir(self, path: str, local: str) -> None:  # async
+        """A directory of the sandbox onto this machine."""
+        files = self._files()  # await
+        _wait(files.download_directory(path, str(local)))

@@ -1,0 +1,39 @@
+"""From a pending operation to its result: by waiting, or by awaiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _native
+
+
+def _wait(pending: _native.Pending) -> Any:
+    return pending.wait()
+
+
+def _settle(future: Any, ok: bool, value: Any) -> None:
+    if not future.done():
+        if ok:
+            future.set_result(value)
+        else:
+            future.set_exception(value)
+
+
+async def _aio(pending: _native.Pending) -> Any:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def done(ok: bool, value: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(_settle, future, ok, value)
+        except RuntimeError:
+            pass  # The loop is closed: nobody waits any more.
+
+    pending.start(done)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        pending.cancel()
+        raise

@@ -1,0 +1,160 @@
+"""Made from the synchronous module by `twins.py`: do not change it by hand."""
+
+import logging
+from typing import Any, Dict, List, Optional, Union
+
+from agent_sandbox import _native
+from agent_sandbox._waiting import _aio
+
+from .constants import CLAIM_API_GROUP, CLAIM_API_VERSION, CLIENT_REQUEST_TIME_ANNOTATION, CREATED_BY_LABEL
+from .exceptions import SandboxApiError
+from .models import AdditionalPodMetadata
+from .utils import construct_sandbox_claim_env_spec, kubeconfig_of_client, select_pod_ip
+
+logger = logging.getLogger(__name__)
+
+_ANY_CONNECTION = dict.fromkeys(
+    ("router_namespace", "gateway_name", "gateway_namespace", "gateway_timeout", "url", "headers", "ca", "certificate")
+)
+
+
+class AsyncK8sHelper:
+    """Claims and Sandboxes of a cluster: that of a given client, else the Pod's own, `KUBECONFIG`, `~/.kube/config`, or the engine on
+    this machine, in this order."""
+
+    def __init__(self, api_client: Any = None, *, kube_config_temp_dir: Optional[str] = None) -> None:
+        self.injected_api_client = api_client
+        self._base: Any = None
+        self._clients: Dict[str, Any] = {}
+
+    async def _cluster(self) -> Any:
+        if self._base is None:
+            injected = self.injected_api_client
+            options = {
+                "kubeconfig": None,
+                "kubeconfig_text": kubeconfig_of_client(injected) if injected is not None else None,
+                "context": None,
+                "data_dir": None,
+                "local": False,
+                "start_local": False,
+                "home_first": True,
+                "connection": {**_ANY_CONNECTION, "kind": "tunnel"},
+                "port": 8888,
+                "send_pod_ip": True,
+                "traceparent": None,
+            }
+            self._base = await _aio(_native.Client.open(options))
+        return self._base
+
+    async def _client(self, connection: Dict[str, Any], port: int) -> Any:
+        """The same cluster, with a way to reach sandboxes."""
+        base = await self._cluster()
+        return base.reconnected(connection, port)
+
+    async def create_sandbox_claim(
+        self,
+        name: str,
+        warmpool: Optional[str] = None,
+        namespace: str = "default",
+        annotations: Optional[Dict[str, str]] = None,
+        labels: Optional[Dict[str, str]] = None,
+        lifecycle: Optional[Dict[str, Any]] = None,
+        volume_claim_templates: Optional[List[Dict[str, Any]]] = None,
+        pod_metadata: Union[AdditionalPodMetadata, Dict[str, Any], None] = None,
+        env: Optional[Dict[str, str]] = None,
+        *,
+        template: Optional[str] = None,
+    ) -> Dict[str, Any]:
+        """Creates a claim on a warm pool, or on a template, without waiting for it."""
+        from datetime import datetime, timezone
+
+        notes = dict(annotations or {})
+        notes.setdefault(CLIENT_REQUEST_TIME_ANNOTATION, datetime.now(timezone.utc).isoformat())
+        spec: Dict[str, Any]
+        version = CLAIM_API_VERSION
+        if template is not None:
+            version, spec = "v1alpha1", {"sandboxTemplateRef": {"name": template}}
+            if warmpool is not None:
+                spec["warmpool"] = warmpool
+        else:
+            spec = {"warmPoolRef": {"name": warmpool}}
+        if lifecycle:
+            spec["lifecycle"] = lifecycle
+        if volume_claim_templates:
+            spec["volumeClaimTemplates"] = volume_claim_templates
+        if pod_metadata:
+            if isinstance(pod_metadata, dict):
+                pod_metadata = AdditionalPodMetadata.model_validate(pod_metadata)
+            spec["additionalPodMetadata"] = pod_metadata.model_dump(exclude_none=True)
+        variables = construct_sandbox_claim_env_spec(env)
+        if variables:
+            spec["env"] = [one.model_dump(by_alias=True, exclude_none=True) for one in variables]
+        manifest = {
+            "apiVersion": f"{CLAIM_API_GROUP}/{version}",
+            "kind": "SandboxClaim",
+            "metadata": {"name": name, "annotations": notes, "labels": {**(labels or {}), CREATED_BY_LABEL: "python-client"}},
+            "spec": spec,
+        }
+        client = await self._cluster()
+        return await _aio(client.create_object(namespace, "sandboxclaims", manifest))
+
+    async def resolve_sandbox_name(
+        self, claim_name: str, namespace: str, timeout: int, resource_version: Optional[str] = None
+    ) -> str:
+        """The name of a claim's AsyncSandbox, waited for."""
+        client = await self._cluster()
+        return await _aio(client.resolve(namespace, claim_name, float(timeout)))
+
+    async def wait_for_claim_ready(
+        self, claim_name: str, namespace: str, timeout: int, resource_version: Optional[str] = None, **kwargs: Any
+    ) -> str:
+        """The name of a claim's AsyncSandbox, when both are ready."""
+        client = await self._cluster()
+        return await _aio(client.wait_claim(namespace, claim_name, float(timeout)))
+
+    async def wait_for_sandbox_ready(self, name: str, namespace: str, timeout: int) -> Optional[str]:
+        """Waits until a AsyncSandbox is ready; its address, if it has one."""
+        client = await self._cluster()
+        found = await _aio(client.wait_ready(namespace, name, float(timeout)))
+        return select_pod_ip((found.get("status") or {}).get("podIPs"))
+
+    async def delete_sandbox_claim(
+        self, name: str, namespace: str, _request_timeout: Any = None, *, expected_uid: Optional[str] = None
+    ) -> None:
+        """Deletes a claim; with `expected_uid` that one only. One that is gone already is fine."""
+        client = await self._cluster()
+        await _aio(client.delete_claim(namespace, name, expected_uid))
+        logger.info("Terminated SandboxClaim: %s", name)
+
+    async def get_sandbox(self, name: str, namespace: str) -> Optional[Dict[str, Any]]:
+        """A AsyncSandbox, or None."""
+        client = await self._cluster()
+        return await _aio(client.get_sandbox(namespace, name))
+
+    async def get_sandbox_claim(self, name: str, namespace: str) -> Optional[Dict[str, Any]]:
+        """A claim, or None."""
+        client = await self._cluster()
+        return await _aio(client.get_claim(namespace, name))
+
+    async def patch_sandbox_claim(self, name: str, namespace: str, body: Dict[str, Any]) -> Dict[str, Any]:
+        """Merges into a claim."""
+        client = await self._cluster()
+        return await _aio(client.patch(namespace, name, True, body))
+
+    async def patch_sandbox(self, name: str, namespace: str, body: Dict[str, Any]) -> Dict[str, Any]:
+        """Merges into a AsyncSandbox."""
+        client = await self._cluster()
+        return await _aio(client.patch(namespace, name, False, body))
+
+    async def list_sandbox_claims(self, namespace: str, label_selector: Optional[str] = None) -> List[str]:
+        """Names of the claims in a namespace."""
+        client = await self._cluster()
+        try:
+            return await _aio(client.claims(namespace, label_selector))
+        except SandboxApiError as error:
+            logger.error("Error listing sandbox claims in namespace %s: %s", namespace, error)
+            raise
+
+    async def close(self) -> None:
+        """Lets go of the connections to the cluster. A later call makes new ones."""
+        self._base = None

@@ -1,0 +1,52 @@
+"""The exceptions, under the names that programs know. They are those of :mod:`agent_sandbox.errors`."""
+
+from agent_sandbox.errors import (
+    SandboxAlreadyExistsError,
+    SandboxApiError,
+    SandboxClaimFailedError,
+    SandboxConnectionError,
+    SandboxCredentialsError,
+    SandboxError,
+    SandboxMetadataError,
+    SandboxNoClusterError,
+    SandboxNoServiceError,
+    SandboxNotFoundError,
+    SandboxNotReadyError,
+    SandboxOutcomeUnknownError,
+    SandboxPortForwardError,
+    SandboxRequestError,
+    SandboxSourceNotFoundError,
+    SandboxTemplateNotFoundError,
+    SandboxTimeoutError,
+    SandboxTooLargeError,
+    SandboxUnsupportedError,
+    SandboxWarmPoolNotFoundError,
+    SnapshotNotFoundError,
+)
+
+SandboxServiceUnavailableError = SandboxNoServiceError
+
+__all__ = [
+    "SandboxAlreadyExistsError",
+    "SandboxApiError",
+    "SandboxClaimFailedError",
+    "SandboxConnectionError",
+    "SandboxCredentialsError",
+    "SandboxError",
+    "SandboxMetadataError",
+    "SandboxNoClusterError",
+    "SandboxNoServiceError",
+    "SandboxNotFoundError",
+    "SandboxNotReadyError",
+    "SandboxOutcomeUnknownError",
+    "SandboxPortForwardError",
+    "SandboxRequestError",
+    "SandboxServiceUnavailableError",
+    "SandboxSourceNotFoundError",
+    "SandboxTemplateNotFoundError",
+    "SandboxTimeoutError",
+    "SandboxTooLargeError",
+    "SandboxUnsupportedError",
+    "SandboxWarmPoolNotFoundError",
+    "SnapshotNotFoundError",
+]

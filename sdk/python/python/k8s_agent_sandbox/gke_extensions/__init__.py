@@ -1,0 +1,1 @@
+"""Extensions of one provider."""

@@ -1,0 +1,5 @@
+"""Suspend and resume."""
+
+from .podsnapshot_client import PodSnapshotSandboxClient
+
+__all__ = ["PodSnapshotSandboxClient"]

@@ -1,0 +1,10 @@
+"""A client whose sandboxes can be suspended and resumed."""
+
+from ...sandbox_client import SandboxClient
+from .sandbox_with_snapshot_support import SandboxWithSnapshotSupport
+
+
+class PodSnapshotSandboxClient(SandboxClient[SandboxWithSnapshotSupport]):
+    """Suspend and resume keep files and name; memory is not saved, because no snapshot API is needed or used."""
+
+    sandbox_class = SandboxWithSnapshotSupport

@@ -1,0 +1,61 @@
+//! From the SDK's errors to Python's exceptions, which `agent_sandbox.errors` defines.
+
+use agent_sandbox_client::{ClientError, native::ErrorCode};
+use pyo3::{
+    exceptions::{PyRuntimeError, PyValueError},
+    prelude::*,
+    types::PyBytes,
+};
+
+/// The exception for an error. A broken installation raises its own.
+pub(crate) fn raise(py: Python<'_>, error: &ClientError) -> PyErr {
+    if let ClientError::Invalid(message) = error {
+        return PyValueError::new_err(message.clone());
+    }
+    match build(py, error) {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(_) => PyRuntimeError::new_err(error.full()),
+    }
+}
+
+fn build<'py>(py: Python<'py>, error: &ClientError) -> PyResult<Bound<'py, PyAny>> {
+    let body = match error {
+        ClientError::Refused { body, .. } => Some(PyBytes::new(py, body)),
+        _ => None,
+    };
+    let errors = py.import("agent_sandbox.errors")?;
+    errors.call_method1("from_native", (kind(error), error.full(), error.status(), body))
+}
+
+/// The word by which the Python side chooses the class.
+fn kind(error: &ClientError) -> &'static str {
+    match error {
+        ClientError::NotFound { .. } => "not_found",
+        ClientError::NoSource { .. } => "no_source",
+        ClientError::AlreadyExists { .. } => "already_exists",
+        ClientError::Timeout { .. } | ClientError::CallTimeout { .. } | ClientError::NoGateway { .. } => "timeout",
+        ClientError::Failed { reason, .. } => match reason.as_str() {
+            "TemplateNotFound" => "no_template",
+            "WarmPoolNotFound" => "no_pool",
+            _ => "claim_failed",
+        },
+        ClientError::Deleted { .. } => "deleted",
+        ClientError::Suspended { .. } | ClientError::NotRunning { .. } => "not_ready",
+        ClientError::NoCluster { .. } | ClientError::Configuration { .. } => "no_cluster",
+        ClientError::NoRouter { .. } | ClientError::Dial { .. } => "port_forward",
+        ClientError::NoService { .. } => "no_service",
+        ClientError::Api { .. } => match error.status() {
+            Some(401) => "credentials",
+            _ => "api",
+        },
+        ClientError::Refused { code: Some(ErrorCode::NotFound), .. } => "file_not_found",
+        ClientError::Refused { code: Some(ErrorCode::OutcomeUnknown), .. } | ClientError::OutcomeUnknown { .. } => {
+            "outcome_unknown"
+        }
+        ClientError::Refused { .. } => "request",
+        ClientError::Disconnected { .. } | ClientError::Stream { .. } => "disconnected",
+        ClientError::TooLarge { .. } => "too_large",
+        ClientError::Unsupported { .. } => "unsupported",
+        ClientError::NoContainer { .. } | ClientError::File { .. } | ClientError::Invalid(_) => "error",
+    }
+}

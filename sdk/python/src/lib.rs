@@ -1,0 +1,34 @@
+//! The native module of the Python SDK.
+//!
+//! Every operation is a [`pending::Pending`]: something that can be waited for (releasing the interpreter, interruptible) or started with
+//! a callback, from which the Python side makes an awaitable. The synchronous and the asynchronous surface share everything else.
+
+mod client;
+mod convert;
+mod errors;
+mod files;
+mod handle;
+mod pending;
+mod process;
+mod runtime;
+mod stream;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::client::Client;
+    #[pymodule_export]
+    use super::files::Files;
+    #[pymodule_export]
+    use super::handle::Handle;
+    #[pymodule_export]
+    use super::pending::Pending;
+    #[pymodule_export]
+    use super::process::Process;
+    #[pymodule_export]
+    use super::runtime::shutdown;
+    #[pymodule_export]
+    use super::stream::{Stream, Upload};
+}
