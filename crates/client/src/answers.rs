@@ -43,9 +43,7 @@ impl Transport {
         match Limited::new(answer.into_body(), limit).collect().await {
             Ok(body) => Ok(body.to_bytes()),
             Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
-            Err(error) => {
-                Err(ClientError::Stream { operation: operation.to_owned(), source: io::Error::other(error) })
-            }
+            Err(error) => Err(ClientError::Stream { operation: operation.to_owned(), source: io::Error::other(error) }),
         }
     }
 

@@ -2,11 +2,12 @@
 
 use crate::{
     ClaimRequest, ClientError, Cluster, ClusterOptions, Connection, ContainerOptions, DirectOptions, SandboxHandle,
-    TraceContext, Transport, TransportOptions, claims,
-    error::is_conflict,
-    lookup, manifest, wait,
+    TraceContext, Transport, TransportOptions, claims, error::is_conflict, lookup, manifest, wait,
 };
-use agent_sandbox_api::{keys, v1beta1::{Sandbox, SandboxClaim}};
+use agent_sandbox_api::{
+    keys,
+    v1beta1::{Sandbox, SandboxClaim},
+};
 use agent_sandbox_protocol::router_headers::DEFAULT_PORT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
@@ -127,15 +128,16 @@ impl SandboxClient {
     pub async fn claims(&self, namespace: &str, selector: Option<&str>) -> Result<Vec<String>, ClientError> {
         let api: Api<SandboxClaim> = Api::namespaced(self.cluster.client.clone(), namespace);
         let params = selector.map_or_else(ListParams::default, |selector| ListParams::default().labels(selector));
-        let list = api.list_metadata(&params).await.map_err(ClientError::api(format!("list claims in `{namespace}`")))?;
+        let list =
+            api.list_metadata(&params).await.map_err(ClientError::api(format!("list claims in `{namespace}`")))?;
         Ok(list.items.iter().map(ResourceExt::name_any).collect())
     }
 
     /// Deletes a claim, by uid when one is given. One that is gone already is fine.
     pub async fn delete_claim(&self, namespace: &str, name: &str, uid: Option<String>) -> Result<(), ClientError> {
         let api: Api<SandboxClaim> = Api::namespaced(self.cluster.client.clone(), namespace);
-        let mut params = DeleteParams::default();
-        params.preconditions = uid.map(|uid| kube::api::Preconditions { uid: Some(uid), resource_version: None });
+        let preconditions = uid.map(|uid| kube::api::Preconditions { uid: Some(uid), resource_version: None });
+        let params = DeleteParams { preconditions, ..DeleteParams::default() };
         match api.delete(name, &params).await {
             Ok(_) => Ok(()),
             Err(error) if crate::error::is_not_found(&error) => Ok(()),

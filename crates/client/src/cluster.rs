@@ -108,7 +108,8 @@ async fn of_engine(engine: LocalEngine) -> Result<Cluster, ClientError> {
 
 async fn from_file(path: &Path, context: Option<String>, local: Option<LocalEngine>) -> Result<Cluster, ClientError> {
     let read = Kubeconfig::read_from(path);
-    let parsed = read.map_err(|error| ClientError::Configuration { message: format!("{}: {error}", path.display()) })?;
+    let parsed =
+        read.map_err(|error| ClientError::Configuration { message: format!("{}: {error}", path.display()) })?;
     from_kubeconfig(parsed, context, local).await
 }
 

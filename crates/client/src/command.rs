@@ -126,10 +126,26 @@ impl Output {
 /// One thing that happened to a running command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandEvent {
-    Started { id: i32, pid: i32 },
-    Stdout { offset: u64, data: Bytes },
-    Stderr { offset: u64, data: Bytes },
+    Started {
+        id: i32,
+        pid: i32,
+    },
+    Stdout {
+        offset: u64,
+        data: Bytes,
+    },
+    Stderr {
+        offset: u64,
+        data: Bytes,
+    },
     /// Output that was overwritten before it was read.
-    Skipped { offset: u64, bytes: u64 },
-    Exit { exit_code: i32, signal: Option<i32>, timed_out: bool },
+    Skipped {
+        offset: u64,
+        bytes: u64,
+    },
+    Exit {
+        exit_code: i32,
+        signal: Option<i32>,
+        timed_out: bool,
+    },
 }

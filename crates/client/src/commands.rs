@@ -71,7 +71,8 @@ impl SandboxHandle {
 
     /// Every process that the sandbox remembers.
     pub async fn processes(&self) -> Result<Vec<ProcessInfo>, ClientError> {
-        let list: ProcessList = self.ask(Call::new(Method::GET, format!("{PREFIX}/processes"), "list processes")).await?;
+        let list: ProcessList =
+            self.ask(Call::new(Method::GET, format!("{PREFIX}/processes"), "list processes")).await?;
         Ok(list.processes)
     }
 

@@ -35,11 +35,22 @@ pub(crate) enum Dialer {
     Plain(HttpConnector),
     Tls(HttpsConnector<HttpConnector>),
     /// To the router's Pod, looked for in these namespaces in turn.
-    Router { client: Client, namespaces: Vec<String> },
+    Router {
+        client: Client,
+        namespaces: Vec<String>,
+    },
     /// To the Pod in which a sandbox runs now; the port is the address's.
-    Sandbox { client: Client, namespace: String, sandbox: String },
+    Sandbox {
+        client: Client,
+        namespace: String,
+        sandbox: String,
+    },
     /// To one Pod.
-    Pod { client: Client, namespace: String, pod: String },
+    Pod {
+        client: Client,
+        namespace: String,
+        pod: String,
+    },
 }
 
 impl Dialer {
@@ -109,10 +120,7 @@ fn is_running(pod: &Pod) -> bool {
 }
 
 /// A Service's target port is a number, or the name of one of the Pod's.
-fn target_port(
-    pod: &Pod,
-    target: Option<k8s_openapi::apimachinery::pkg::util::intstr::IntOrString>,
-) -> Option<u16> {
+fn target_port(pod: &Pod, target: Option<k8s_openapi::apimachinery::pkg::util::intstr::IntOrString>) -> Option<u16> {
     use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
     match target? {
         IntOrString::Int(number) => u16::try_from(number).ok(),

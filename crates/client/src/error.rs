@@ -33,7 +33,9 @@ pub enum ClientError {
         #[source]
         source: Box<kube::Error>,
     },
-    #[error("no cluster to talk to: {tried}. Start an engine here (`agent-sandbox up --detach`) or name a cluster with KUBECONFIG")]
+    #[error(
+        "no cluster to talk to: {tried}. Start an engine here (`agent-sandbox up --detach`) or name a cluster with KUBECONFIG"
+    )]
     NoCluster { tried: String },
     #[error("cannot use the cluster's configuration: {message}")]
     Configuration { message: String },
@@ -51,7 +53,14 @@ pub enum ClientError {
     File { name: String, path: String, message: String },
     /// The sandbox, or the router in front of it, answered with an error.
     #[error("`{name}` answered {status} to {operation}: {message}")]
-    Refused { name: String, operation: String, status: u16, code: Option<ErrorCode>, message: String, body: bytes::Bytes },
+    Refused {
+        name: String,
+        operation: String,
+        status: u16,
+        code: Option<ErrorCode>,
+        message: String,
+        body: bytes::Bytes,
+    },
     #[error("cannot {operation}: the stream broke")]
     Stream {
         operation: String,

@@ -74,7 +74,14 @@ pub(crate) fn event(wire: Event, name: &str, operation: &str) -> Result<CommandE
         Event::Error { code, message } => {
             let (name, operation) = (name.to_owned(), operation.to_owned());
             let status = code.status().as_u16();
-            return Err(ClientError::Refused { name, operation, status, code: Some(code), message, body: Bytes::new() });
+            return Err(ClientError::Refused {
+                name,
+                operation,
+                status,
+                code: Some(code),
+                message,
+                body: Bytes::new(),
+            });
         }
     })
 }

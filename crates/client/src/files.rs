@@ -113,13 +113,7 @@ impl<'a> Files<'a> {
     }
 
     /// Writes a file with permissions (octal, such as `0755`), or appends to it. Appending is never repeated.
-    pub async fn put(
-        &self,
-        path: &str,
-        content: Payload,
-        mode: Option<&str>,
-        append: bool,
-    ) -> Result<(), ClientError> {
+    pub async fn put(&self, path: &str, content: Payload, mode: Option<&str>, append: bool) -> Result<(), ClientError> {
         let mut more = String::new();
         if let Some(mode) = mode {
             more.push_str(&format!("&mode={}", utf8_percent_encode(mode, NON_ALPHANUMERIC)));
@@ -142,7 +136,10 @@ impl<'a> Files<'a> {
         let endpoint = at("files/list", path, "&limit=100000");
         let list: FileList = self.transport.ask(call(Method::GET, endpoint, format!("list `{path}`"))).await?;
         if list.truncated {
-            return Err(ClientError::TooLarge { what: format!("the listing of `{path}` (in entries)"), limit: 100_000 });
+            return Err(ClientError::TooLarge {
+                what: format!("the listing of `{path}` (in entries)"),
+                limit: 100_000,
+            });
         }
         Ok(list.entries)
     }
@@ -221,17 +218,18 @@ impl<'a> Files<'a> {
         };
         // The first line says that the watch stands.
         lines.next::<Change>().await.map_err(|broken| lost(words(broken)))?;
-        Ok(futures::stream::try_unfold((lines, lost), async |(mut lines, lost)| {
-            match lines.next::<Change>().await {
-                Ok(Some(change)) => Ok(Some((change, (lines, lost)))),
-                Ok(None) => Err(lost("the stream ended".to_owned())),
-                Err(broken) => Err(lost(words(broken))),
-            }
+        Ok(futures::stream::try_unfold((lines, lost), async |(mut lines, lost)| match lines.next::<Change>().await {
+            Ok(Some(change)) => Ok(Some((change, (lines, lost)))),
+            Ok(None) => Err(lost("the stream ended".to_owned())),
+            Err(broken) => Err(lost(words(broken))),
         }))
     }
 
     /// A directory as a tar stream.
-    pub async fn read_tar(&self, path: &str) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + use<>, ClientError> {
+    pub async fn read_tar(
+        &self,
+        path: &str,
+    ) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + use<>, ClientError> {
         let download =
             Download::begin(self.transport.as_ref().clone(), at("files/tar", path, ""), path, 0, None).await?;
         Ok(download.into_stream())

@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn d_205_the_first_address_that_can_be_one_is_taken() {
-        let gateway = json!({"status": {"addresses": [{"value": "http://x/"}, {"value": "2130706433"}, {"value": "10.1.2.3"}]}});
+        let gateway =
+            json!({"status": {"addresses": [{"value": "http://x/"}, {"value": "2130706433"}, {"value": "10.1.2.3"}]}});
         assert_eq!(first_address(&gateway).as_deref(), Some("10.1.2.3"));
         let named = json!({"status": {"addresses": [{"value": "gw.example.com"}]}});
         assert_eq!(first_address(&named).as_deref(), Some("gw.example.com"));

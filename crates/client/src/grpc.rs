@@ -88,8 +88,8 @@ fn too_large(operation: &str) -> ClientError {
 
 fn grpc_status(headers: &HeaderMap) -> Option<(u16, String)> {
     let code = headers.get("grpc-status")?.to_str().ok()?.parse().ok()?;
-    let message = headers.get("grpc-message").map(|value| {
-        percent_encoding::percent_decode(value.as_bytes()).decode_utf8_lossy().into_owned()
-    });
+    let message = headers
+        .get("grpc-message")
+        .map(|value| percent_encoding::percent_decode(value.as_bytes()).decode_utf8_lossy().into_owned());
     Some((code, message.unwrap_or_default()))
 }

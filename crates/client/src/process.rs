@@ -57,7 +57,8 @@ impl Process {
 
     /// Everything from `offset` on, until its end. A broken connection is taken up again where it broke.
     pub fn events(&self, offset: u64) -> impl Stream<Item = Result<CommandEvent, ClientError>> + Send + use<> {
-        let following = Following { process: self.clone(), offset, lines: None, left: REATTACH, begun: false, done: false };
+        let following =
+            Following { process: self.clone(), offset, lines: None, left: REATTACH, begun: false, done: false };
         futures::stream::try_unfold(following, async |mut following| {
             Ok(following.next().await?.map(|event| (event, following)))
         })

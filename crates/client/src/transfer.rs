@@ -7,10 +7,7 @@ use std::{
     io::{self, Read, Write},
     path::{Path, PathBuf},
 };
-use tokio::{
-    io::AsyncWriteExt,
-    sync::mpsc,
-};
+use tokio::{io::AsyncWriteExt, sync::mpsc};
 use tokio_util::io::ReaderStream;
 
 /// Pieces on their way, and their size.

@@ -1,11 +1,6 @@
 //! Requests to one sandbox: pooled connections, the router's headers, deadlines, and repetition where it is safe.
 
-use crate::{
-    Address, ClientError, Connection, TraceContext,
-    connection::ROUTER_NAMESPACE,
-    dial::Dialer,
-    gateway,
-};
+use crate::{Address, ClientError, Connection, TraceContext, connection::ROUTER_NAMESPACE, dial::Dialer, gateway};
 use agent_sandbox_api::v1beta1::Sandbox;
 use agent_sandbox_protocol::{native::ErrorBody, router_headers as names};
 use bytes::Bytes;
@@ -245,13 +240,20 @@ impl Transport {
     pub async fn send(&self, call: Call) -> Result<Response<Incoming>, ClientError> {
         let limit = call.timeout;
         let (operation, accept, raw) = (call.operation.clone(), call.accept, call.raw);
-        let sending = self.send_with_repeats(call);
+        let mut failed = None;
+        let sending = self.send_with_repeats(call, &mut failed);
         let answer = match limit {
-            Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ClientError::CallTimeout {
-                name: self.inner.name.clone(),
-                operation: operation.clone(),
-                after: limit,
-            })??,
+            Some(limit) => match tokio::time::timeout(limit, sending).await {
+                Ok(answer) => answer?,
+                Err(_) => {
+                    let (name, after) = (self.inner.name.clone(), limit);
+                    // Time that went into attempts that failed: their reason says more than the time.
+                    return Err(match failed {
+                        Some(message) => ClientError::Disconnected { name, operation, message },
+                        None => ClientError::CallTimeout { name, operation, after },
+                    });
+                }
+            },
             None => sending.await?,
         };
         let status = answer.status().as_u16();
@@ -261,7 +263,12 @@ impl Transport {
         Err(self.refused(answer, operation).await)
     }
 
-    async fn send_with_repeats(&self, call: Call) -> Result<Response<Incoming>, ClientError> {
+    /// `failed` holds the reason of the last attempt while the next one has not been sent.
+    async fn send_with_repeats(
+        &self,
+        call: Call,
+        failed: &mut Option<String>,
+    ) -> Result<Response<Incoming>, ClientError> {
         let begun = Instant::now();
         let Call { method, path, mut headers, mut payload, timeout, mut repeat, operation, trace, port, .. } = call;
         let mut pauses = PAUSES.iter();
@@ -303,7 +310,10 @@ impl Transport {
             // A stream was taken apart for the attempt, whether or not anything of it was sent.
             let pause = if one_shot { None } else { pauses.next() };
             match pause {
-                Some(pause) => tokio::time::sleep(*pause).await,
+                Some(pause) => {
+                    *failed = Some(message);
+                    tokio::time::sleep(*pause).await;
+                }
                 None => return Err(typed(error).unwrap_or(ClientError::Disconnected { name, operation, message })),
             }
         }
@@ -581,7 +591,8 @@ fn bracketed(host: &str) -> String {
 
 /// The address to prefer: IPv4, in its shortest form; what is no address is skipped.
 pub fn select_pod_ip(addresses: &[String]) -> Option<String> {
-    let parsed = || addresses.iter().filter_map(|text| text.parse::<IpAddr>().ok()).map(|address| address.to_canonical());
+    let parsed =
+        || addresses.iter().filter_map(|text| text.parse::<IpAddr>().ok()).map(|address| address.to_canonical());
     let chosen = parsed().find(IpAddr::is_ipv4).or_else(|| parsed().next())?;
     Some(chosen.to_string())
 }

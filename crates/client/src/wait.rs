@@ -76,9 +76,7 @@ pub(crate) async fn claim_ready_from(
     let mut last = "no controller has looked at it yet".to_owned();
     let waiting = follow_claim(&api, name, created, &mut last);
     let found = tokio::time::timeout(limit, waiting).await;
-    found.unwrap_or_else(|_| {
-        Err(ClientError::Timeout { name: name.to_owned(), wanted: "ready", after: limit, last })
-    })
+    found.unwrap_or_else(|_| Err(ClientError::Timeout { name: name.to_owned(), wanted: "ready", after: limit, last }))
 }
 
 async fn follow_claim(

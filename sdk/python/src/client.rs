@@ -13,7 +13,7 @@ use agent_sandbox_client::{
 };
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 use std::{collections::BTreeMap, time::Duration};
@@ -173,7 +173,8 @@ impl Client {
         let (port, hint) = (options.port, options.send_pod_ip);
         let trace = options.traceparent.and_then(|parent| TraceContext::parse(&parent, None));
         let opening = async move {
-            let client = SandboxClient::new(Cluster::find(&cluster).await?, connection).with_port(port).with_trace(trace);
+            let client =
+                SandboxClient::new(Cluster::find(&cluster).await?, connection).with_port(port).with_trace(trace);
             Ok(if hint { client.with_pod_ip_hint() } else { client })
         };
         Ok(pending(opening, |py, inner| Ok(Py::new(py, Self { inner, origin: Origin::here() })?.into_any())))
@@ -217,8 +218,7 @@ impl Client {
         let (namespace, name) = (options.namespace, options.name);
         let expires_after = options.expires_after.map(duration).transpose()?;
         let limit = duration(options.ready_timeout)?;
-        let creating =
-            async move { inner.create(&namespace, &name, &container, expires_after, limit).await };
+        let creating = async move { inner.create(&namespace, &name, &container, expires_after, limit).await };
         Ok(pending(creating, handle_to_python))
     }
 
@@ -255,7 +255,7 @@ impl Client {
 
     /// A Sandbox as dict, or None.
     fn get_sandbox(&self, namespace: String, name: String) -> PyResult<Pending> {
-        let api: Api<Sandbox> = Api::namespaced(self.kube()?, &namespace);
+        let api = dynamic::<Sandbox>(self.kube()?, &namespace);
         let operation = format!("look up sandbox `{name}` in namespace `{namespace}`");
         let getting = async move { api.get_opt(&name).await.map_err(|source| api_error(operation, source)) };
         Ok(pending(getting, |py, found| serialised(py, &found)))
@@ -263,7 +263,7 @@ impl Client {
 
     /// A claim as dict, or None.
     fn get_claim(&self, namespace: String, name: String) -> PyResult<Pending> {
-        let api: Api<SandboxClaim> = Api::namespaced(self.kube()?, &namespace);
+        let api = dynamic::<SandboxClaim>(self.kube()?, &namespace);
         let operation = format!("look up claim `{name}` in namespace `{namespace}`");
         let getting = async move { api.get_opt(&name).await.map_err(|source| api_error(operation, source)) };
         Ok(pending(getting, |py, found| serialised(py, &found)))
@@ -320,8 +320,7 @@ impl Client {
         replicas: Option<u32>,
     ) -> PyResult<Pending> {
         let client = self.kube()?;
-        let container =
-            ContainerOptions { image, env: env.into_iter().collect(), ..ContainerOptions::default() };
+        let container = ContainerOptions { image, env: env.into_iter().collect(), ..ContainerOptions::default() };
         Ok(pending_unit(async move { sdk::create_pool(&client, &namespace, &name, &container, replicas).await }))
     }
 
@@ -337,6 +336,11 @@ impl Client {
         let listing = async move { sdk::list_pools(&client, &namespace).await };
         Ok(pending(listing, |py, pools| Ok(pools.into_pyobject(py)?.into_any().unbind())))
     }
+}
+
+/// Objects as they are, with fields that our types do not know.
+fn dynamic<K: kube::Resource<DynamicType = ()>>(client: kube::Client, namespace: &str) -> Api<DynamicObject> {
+    Api::namespaced_with(client, namespace, &ApiResource::erase::<K>(&()))
 }
 
 fn api_error(operation: String, source: kube::Error) -> ClientError {

@@ -211,7 +211,9 @@ impl Handle {
                 let body = if stream {
                     let frames = TryStreamExt::map_err(BodyStream::new(answer.into_body()), broken);
                     let chunks = frames.try_filter_map(|frame| std::future::ready(Ok(frame.into_data().ok())));
-                    Body::Stream(Stream::new(chunks, |py, chunk: Bytes| Ok(PyBytes::new(py, &chunk).into_any().unbind())))
+                    Body::Stream(Stream::new(chunks, |py, chunk: Bytes| {
+                        Ok(PyBytes::new(py, &chunk).into_any().unbind())
+                    }))
                 } else {
                     Body::Whole(answer.into_body().collect().await.map_err(broken)?.to_bytes())
                 };
@@ -263,7 +265,7 @@ impl Handle {
         let mut config = ProcessConfig { command: vec!["/bin/sh".into(), "-c".into(), command], ..Default::default() };
         config.env_vars = env.unwrap_or_default().into_iter().collect();
         config.cwd = cwd;
-        let message = ExecuteRequest { config: Some(config), ..Default::default() }.encode_to_vec();
+        let message = ExecuteRequest { config: Some(config) }.encode_to_vec();
         let path = "/process.v1.ProcessService/Execute";
         Ok(pending(
             async move {

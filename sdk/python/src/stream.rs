@@ -15,13 +15,18 @@ use tokio_stream::wrappers::ReceiverStream;
 /// Makes the Python object of one item.
 type Item = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
+/// What arrives; none once it has ended or was closed.
+type Arriving = Option<BoxStream<'static, Result<Item, ClientError>>>;
+/// How an upload ended; none once it was asked for.
+type Ending = Option<oneshot::Receiver<Result<(), ClientError>>>;
+
 /// Pieces on their way up.
 const IN_FLIGHT: usize = 4;
 
 /// Something that arrives piece by piece. Closing it ends what produces it.
 #[pyclass(frozen)]
 pub(crate) struct Stream {
-    items: Arc<Mutex<Option<BoxStream<'static, Result<Item, ClientError>>>>>,
+    items: Arc<Mutex<Arriving>>,
     origin: Origin,
 }
 
@@ -76,7 +81,7 @@ impl Stream {
 #[pyclass(frozen)]
 pub(crate) struct Upload {
     sender: Arc<Mutex<Option<mpsc::Sender<std::io::Result<Bytes>>>>>,
-    result: Arc<Mutex<Option<oneshot::Receiver<Result<(), ClientError>>>>>,
+    result: Arc<Mutex<Ending>>,
     origin: Origin,
 }
 

@@ -1,0 +1,121 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/agent-sandbox/agent-sandbox-rs/sdk/go/api/v1beta1"
+)
+
+// Sandbox is one sandbox to work with. Letting go of it deletes nothing; Delete does.
+type Sandbox struct {
+	// Name is its own, which differs from its claim's when it came from a pool.
+	Name string
+	// Namespace it lives in.
+	Namespace string
+	// Claim through which it is held, or "".
+	Claim string
+
+	transport *transport
+	mutex     sync.Mutex
+	boot      string
+}
+
+// Object is the Sandbox as the API has it now.
+func (s *Sandbox) Object(ctx context.Context) (*agents.Sandbox, error) {
+	return s.transport.kube.sandbox(ctx, s.Namespace, s.Name)
+}
+
+// Suspend stops it and waits until it has stopped. Its files and its name stay.
+func (s *Sandbox) Suspend(ctx context.Context) error {
+	if err := s.transport.kube.patchSandbox(ctx, s.Namespace, s.Name, []byte(`{"spec":{"operatingMode":"Suspended"}}`)); err != nil {
+		return err
+	}
+	return s.transport.kube.waitSandbox(ctx, s.Namespace, s.Name, "suspended", func(found *agents.Sandbox) (bool, error) {
+		for _, condition := range found.Status.Conditions {
+			if condition.Type == "Suspended" && condition.Status == metav1.ConditionTrue {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+}
+
+// Resume lets it run again and waits until it is ready.
+func (s *Sandbox) Resume(ctx context.Context) error {
+	if err := s.transport.kube.patchSandbox(ctx, s.Namespace, s.Name, []byte(`{"spec":{"operatingMode":"Running"}}`)); err != nil {
+		return err
+	}
+	return s.waitReady(ctx)
+}
+
+func (s *Sandbox) waitReady(ctx context.Context) error {
+	last := ""
+	return s.transport.kube.waitSandbox(ctx, s.Namespace, s.Name, "ready", func(found *agents.Sandbox) (bool, error) {
+		for _, condition := range found.Status.Conditions {
+			// A condition counts only when it speaks of the present generation.
+			if condition.Type == "Ready" && condition.ObservedGeneration != 0 && condition.ObservedGeneration < found.Generation {
+				return false, nil
+			}
+		}
+		return lookAt(s.Name, found.Status.Conditions, &last)
+	})
+}
+
+// ExpireAfter has it deleted that long from now, whatever becomes of this program.
+func (s *Sandbox) ExpireAfter(ctx context.Context, after time.Duration) error {
+	end := map[string]string{"shutdownTime": time.Now().Add(after).UTC().Format("2006-01-02T15:04:05Z"), "shutdownPolicy": "Delete"}
+	if s.Claim == "" {
+		patch, _ := json.Marshal(map[string]any{"spec": end})
+		return s.transport.kube.patchSandbox(ctx, s.Namespace, s.Name, patch)
+	}
+	patch, _ := json.Marshal(map[string]any{"spec": map[string]any{"lifecycle": end}})
+	err := s.transport.kube.extensions.Patch(types.MergePatchType).Namespace(s.Namespace).Resource("sandboxclaims").
+		Name(s.Claim).Body(patch).Do(ctx).Error()
+	return apiError(fmt.Sprintf("set when %q expires", s.Name), err)
+}
+
+// Delete deletes it: its claim, when it has one. One that is gone already is fine.
+func (s *Sandbox) Delete(ctx context.Context) error {
+	if s.Claim != "" {
+		return s.transport.kube.deleteClaim(ctx, s.Namespace, s.Claim, "")
+	}
+	err := s.transport.kube.agents.Delete().Namespace(s.Namespace).Resource("sandboxes").Name(s.Name).Do(ctx).Error()
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return apiError(fmt.Sprintf("delete sandbox %q", s.Name), err)
+}
+
+// Info is what the sandbox's daemon says about itself.
+func (s *Sandbox) Info(ctx context.Context) (*Info, error) {
+	info := &Info{}
+	err := s.transport.fetch(ctx, call{method: "GET", path: prefix, operation: "ask the sandbox about itself", repeat: true}, info)
+	return info, err
+}
+
+func (s *Sandbox) bootID(ctx context.Context) (string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.boot == "" {
+		info, err := s.Info(ctx)
+		if err != nil {
+			return "", err
+		}
+		s.boot = info.BootID
+	}
+	return s.boot, nil
+}
+
+func (s *Sandbox) forgetBoot() {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.boot = ""
+}

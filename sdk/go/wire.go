@@ -1,0 +1,119 @@
+package sandbox
+
+import (
+	"encoding/base64"
+	"time"
+)
+
+// prefix is where the daemon's native API lives.
+const prefix = "/sandbox/v1"
+
+type terminalSize struct {
+	Columns int `json:"columns"`
+	Rows    int `json:"rows"`
+}
+
+// command is the body of an exec request, and what goes with it.
+type command struct {
+	Command        string            `json:"command,omitempty"`
+	Argv           []string          `json:"argv,omitempty"`
+	Env            map[string]string `json:"env,omitempty"`
+	Cwd            string            `json:"cwd,omitempty"`
+	User           string            `json:"user,omitempty"`
+	TimeoutSeconds float64           `json:"timeoutSeconds,omitempty"`
+	Stdin          *string           `json:"stdin,omitempty"`
+	Terminal       *terminalSize     `json:"terminal,omitempty"`
+	Base64         bool              `json:"base64,omitempty"`
+
+	key, bootID string
+}
+
+func (c *command) limit() time.Duration {
+	return time.Duration(c.TimeoutSeconds * float64(time.Second))
+}
+
+type execResult struct {
+	ExitCode    int    `json:"exitCode"`
+	Signal      *int   `json:"signal"`
+	Stdout      string `json:"stdout"`
+	Stderr      string `json:"stderr"`
+	StdoutBytes int    `json:"stdoutBytes"`
+	StderrBytes int    `json:"stderrBytes"`
+	TimedOut    bool   `json:"timedOut"`
+}
+
+type wireEvent struct {
+	Type     string `json:"type"`
+	ID       int    `json:"id"`
+	PID      int    `json:"pid"`
+	Offset   int64  `json:"offset"`
+	Text     string `json:"text"`
+	Base64   string `json:"base64"`
+	Bytes    int64  `json:"bytes"`
+	ExitCode int    `json:"exitCode"`
+	Signal   *int   `json:"signal"`
+	TimedOut bool   `json:"timedOut"`
+	Code     string `json:"code"`
+	Message  string `json:"message"`
+}
+
+func (e *wireEvent) data() ([]byte, error) {
+	if e.Base64 != "" {
+		return base64.StdEncoding.DecodeString(e.Base64)
+	}
+	return []byte(e.Text), nil
+}
+
+// Info is what the sandbox's daemon says about itself.
+type Info struct {
+	Version       string `json:"version"`
+	BootID        string `json:"bootId"`
+	BaseDir       string `json:"baseDir"`
+	RootDir       string `json:"rootDir"`
+	Shell         string `json:"shell"`
+	UID           int    `json:"uid"`
+	GID           int    `json:"gid"`
+	CanChangeUser bool   `json:"canChangeUser"`
+	UptimeSeconds int64  `json:"uptimeSeconds"`
+}
+
+// ProcessInfo is a process as the sandbox sees it now.
+type ProcessInfo struct {
+	ID       int      `json:"id"`
+	PID      int      `json:"pid"`
+	Argv     []string `json:"argv"`
+	Running  bool     `json:"running"`
+	Terminal bool     `json:"terminal"`
+	ExitCode *int     `json:"exitCode"`
+	Signal   *int     `json:"signal"`
+	TimedOut bool     `json:"timedOut"`
+}
+
+// FileInfo is a file, directory, link or something else.
+type FileInfo struct {
+	Path       string    `json:"path"`
+	Name       string    `json:"name"`
+	Type       string    `json:"type"`
+	Size       int64     `json:"size"`
+	Mode       string    `json:"mode"`
+	UID        int       `json:"uid"`
+	GID        int       `json:"gid"`
+	ModifiedAt time.Time `json:"modifiedAt"`
+	LinkTarget string    `json:"linkTarget"`
+}
+
+// IsDir tells directories.
+func (f FileInfo) IsDir() bool { return f.Type == "directory" }
+
+// Change is one change below a watched path.
+type Change struct {
+	Path string `json:"path"`
+	Kind string `json:"change"`
+}
+
+// Match is one line that a search found.
+type Match struct {
+	Path string `json:"path"`
+	Line int64  `json:"line"`
+	Text string `json:"text"`
+}

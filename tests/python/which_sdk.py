@@ -1,0 +1,16 @@
+"""Which Python SDK a test run uses: ours, or a published one."""
+
+import importlib.metadata
+
+
+def _version():
+    try:
+        return importlib.metadata.version("k8s-agent-sandbox")
+    except importlib.metadata.PackageNotFoundError:
+        return "ours"
+
+
+VERSION = _version()
+OURS = VERSION == "ours"
+OLD = VERSION.startswith("0.4")
+NEWEST = OURS or VERSION.startswith("1.")
