@@ -36,8 +36,10 @@ def twin(source, classes):
             lines[index] = re.sub(r"\s*# async$", "", lines[index])
         elif line.rstrip().endswith("# await"):
             line = re.sub(r"\s*# await$", "", line)
-            # The call is what follows the last `=`, `or` or `return` in front of it, else the whole statement.
-            found = re.search(r"^(.*?(?:= |or |return ))?\s*((?:self|sandbox|existing)\..*)$", line)
+            # The call is what follows `or`, else `=` or `return`, else the whole statement.
+            found = re.search(r"^(.* or )(self\..*)$", line) or re.search(
+                r"^(.*?(?:= |return ))?\s*((?:self|sandbox|existing)\..*)$", line
+            )
             lines[index] = line[: found.start(2)] + "await " + found.group(2)
     text = "\n".join(lines) + "\n"
     for name, other in SPECIAL.items():

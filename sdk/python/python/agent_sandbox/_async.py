@@ -160,7 +160,7 @@ class AsyncSandbox:
     async def _ready(self) -> _native.Handle:
         if self._handle is None:
             opened = await self._client._open()
-            where = await self._namespace or self._client.namespace()
+            where = self._namespace or await self._client.namespace()
             if self._image is not None:
                 options = create_options(self._image, where, self._make)
                 self._handle = await _aio(opened.create(options))
