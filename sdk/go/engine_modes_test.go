@@ -1,0 +1,166 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// D-240: run, write, read, exists and list, in every way that needs no further set-up.
+func TestEveryWayToConnect(t *testing.T) {
+	testClient(t)
+	for name, option := range map[string]Option{
+		"tunnel": WithTunnel(""), "pod tunnel": WithPodTunnel(), "direct": WithDirect(engineUnderTest.router, nil, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := testContext(t)
+			box := testSandbox(t, testClient(t, option))
+			result, err := box.Run(ctx, "echo hi; exit 3")
+			if err != nil || string(result.Stdout) != "hi\n" || result.ExitCode != 3 {
+				t.Fatalf("%+v %v", result, err)
+			}
+			if err := box.Files().WriteFile(ctx, "dir/f", []byte("content"), 0); err != nil {
+				t.Fatal(err)
+			}
+			if content, err := box.Files().ReadFile(ctx, "dir/f"); err != nil || string(content) != "content" {
+				t.Fatalf("%q %v", content, err)
+			}
+			if there, err := box.Files().Exists(ctx, "dir/g"); err != nil || there {
+				t.Fatalf("%v %v", there, err)
+			}
+			if list, err := box.Files().List(ctx, "dir"); err != nil || len(list) != 1 || list[0].Name != "f" {
+				t.Fatalf("%v %v", list, err)
+			}
+		})
+	}
+}
+
+// D-241, D-242: the API makes up unique names, and typed lists decode.
+func TestNamesAreMadeUpAndListsAreTyped(t *testing.T) {
+	client := testClient(t)
+	first, second := testSandbox(t, client), testSandbox(t, client)
+	if first.Claim == second.Claim || !strings.HasPrefix(first.Claim, "sandbox-claim-") {
+		t.Fatalf("%q %q", first.Claim, second.Claim)
+	}
+	claims, err := client.List(testContext(t), "")
+	if err != nil || claims.Kind != "SandboxClaimList" && claims.Kind != "" {
+		t.Fatalf("%q %v", claims.Kind, err)
+	}
+	found := 0
+	for _, claim := range claims.Items {
+		if claim.Name == first.Claim || claim.Name == second.Claim {
+			found++
+		}
+		if claim.Labels[createdByLabel] == "" && claim.Name == first.Claim {
+			t.Error("the label that says who asked is missing")
+		}
+	}
+	if found != 2 {
+		t.Fatalf("%d of two claims are listed", found)
+	}
+	boxes, err := client.Sandboxes(testContext(t))
+	if err != nil || len(boxes.Items) < 2 || len(boxes.Items[0].Spec.PodTemplate.Spec.Containers) == 0 {
+		t.Fatalf("%+v %v", boxes, err)
+	}
+}
+
+// D-244, D-246: the runtime's dialect, with a listing of the base directory itself.
+func TestTheRuntimesDialect(t *testing.T) {
+	ctx := testContext(t)
+	box := testSandbox(t, testClient(t))
+	if result, err := box.Runtime().Execute(ctx, "echo hi"); err != nil || result.Stdout != "hi\n" || result.ExitCode != 0 {
+		t.Fatalf("%+v %v", result, err)
+	}
+	if err := box.Runtime().Upload(ctx, "up.txt", []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	list, err := box.Runtime().List(ctx, ".")
+	if err != nil || len(list) != 1 || list[0].Name != "up.txt" || list[0].Type != "file" {
+		t.Fatalf("%+v %v", list, err)
+	}
+	if there, err := box.Runtime().Exists(ctx, "up.txt"); err != nil || !there {
+		t.Fatalf("%v %v", there, err)
+	}
+}
+
+// D-249: a tunnel that dies is made anew by the next operation; one that was under way is an error at once.
+func TestATunnelThatDiesIsMadeAnew(t *testing.T) {
+	ctx := testContext(t)
+	box := testSandbox(t, testClient(t))
+	if _, err := box.Run(ctx, "true"); err != nil {
+		t.Fatal(err)
+	}
+	running := make(chan error, 1)
+	events, err := box.Stream(ctx, "echo begun; sleep 60")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		var last error
+		for event, err := range events.All() {
+			if event.Kind == "stdout" {
+				cut(box)
+			}
+			last = err
+		}
+		running <- last
+	}()
+	if err := <-running; !errors.Is(err, ErrOutcomeUnknown) {
+		t.Fatalf("a command whose tunnel died: %v", err)
+	}
+	if result, err := box.Run(ctx, "echo again"); err != nil || string(result.Stdout) != "again\n" {
+		t.Fatalf("%+v %v", result, err)
+	}
+}
+
+// cut closes the tunnel's connection to the API.
+func cut(box *Sandbox) {
+	forward := box.transport.forward
+	forward.mutex.Lock()
+	defer forward.mutex.Unlock()
+	if forward.open != nil {
+		forward.open.Close()
+	}
+}
+
+func TestCancellingEndsTheCommand(t *testing.T) {
+	ctx, cancel := context.WithCancel(testContext(t))
+	box := testSandbox(t, testClient(t))
+	events, err := box.Stream(ctx, "echo $$; exec sleep 600")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := ""
+	for event := range events.All() {
+		if event.Kind == "stdout" {
+			pid = strings.TrimSpace(string(event.Data))
+			cancel()
+			break
+		}
+	}
+	events.Close()
+	after := testContext(t)
+	for {
+		result, err := box.Run(after, "kill -0 "+pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result.ExitCode != 0 {
+			return
+		}
+	}
+}
+
+func TestWhatDoesNotExistIsSaidToBeSo(t *testing.T) {
+	client := testClient(t)
+	if _, err := client.Claim(testContext(t), "no-such-thing"); !errors.Is(err, ErrNoSource) {
+		t.Fatalf("%v", err)
+	}
+	if _, err := client.Get(testContext(t), "no-such-thing"); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("%v", err)
+	}
+	if _, err := testSandbox(t, client).Files().ReadFile(testContext(t), "nothing"); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("%v", err)
+	}
+}
