@@ -1,9 +1,10 @@
 //! Which live Pod serves which Sandbox: fed by a watch, read on every request.
 
 pub(crate) mod pod;
+mod tables;
 pub(crate) mod watch;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tokio::sync::watch as signal;
+
+use tables::Tables;
 
 /// How long a Pod whose host looked dead is left alone. After that it is tried again, so that one lost packet burst
 /// cannot hide a healthy Pod until its next status change.
@@ -56,15 +59,6 @@ pub struct PodFacts {
     pub name_routable: bool,
 }
 
-#[derive(Default)]
-struct Tables {
-    by_uid: HashMap<Arc<str>, Arc<LivePod>>,
-    /// namespace → Sandbox name → pods' Sandbox UID. Nested so that a look-up borrows both parts.
-    by_name: HashMap<Arc<str>, HashMap<Arc<str>, Arc<str>>>,
-    /// (namespace, Pod name) → Sandbox UID, because deletions name Pods.
-    by_pod: HashMap<(Arc<str>, Arc<str>), Arc<str>>,
-}
-
 /// Index of live sandbox Pods. Cheap to share; reads take a lock for a hash look-up only.
 pub struct PodIndex {
     tables: RwLock<Tables>,
@@ -98,31 +92,19 @@ impl PodIndex {
 
     /// Forgets a Pod that is gone or no longer ready.
     pub fn remove(&self, namespace: &str, pod: &str) {
-        let mut tables = self.tables.write();
-        let key = (Arc::from(namespace), Arc::from(pod));
-        let Some(uid) = tables.by_pod.remove(&key) else { return };
-        // Another Pod of the same Sandbox may have taken over meanwhile; its entry stays.
-        if tables.by_uid.get(&uid).is_some_and(|live| &*live.pod == pod && &*live.namespace == namespace) {
-            tables.forget(&uid);
+        if self.tables.write().remove(namespace, pod) {
+            self.announce();
         }
-        drop(tables);
-        self.announce();
     }
 
     /// Replaces everything by the result of a complete list, and marks the index as synced.
     pub fn replace_all(&self, all: Vec<PodFacts>) {
+        let listed: HashSet<(&str, &str)> = all.iter().map(|facts| (&*facts.namespace, &*facts.pod)).collect();
         let mut tables = self.tables.write();
-        let gone: Vec<(Arc<str>, Arc<str>)> = {
-            let listed: std::collections::HashSet<(&str, &str)> =
-                all.iter().map(|facts| (facts.namespace.as_str(), facts.pod.as_str())).collect();
-            tables.by_pod.keys().filter(|(ns, pod)| !listed.contains(&(&**ns, &**pod))).cloned().collect()
-        };
-        for key in gone {
-            if let Some(uid) = tables.by_pod.remove(&key)
-                && tables.by_uid.get(&uid).is_some_and(|live| live.pod == key.1 && live.namespace == key.0)
-            {
-                tables.forget(&uid);
-            }
+        let gone: Vec<Arc<LivePod>> =
+            tables.pods().filter(|pod| !listed.contains(&(&*pod.namespace, &*pod.pod))).cloned().collect();
+        for pod in gone {
+            tables.remove(&pod.namespace, &pod.pod);
         }
         for facts in all {
             self.insert(&mut tables, facts);
@@ -132,30 +114,30 @@ impl PodIndex {
         self.synced.send_replace(true);
     }
 
-    /// The live Pod of the Sandbox with this UID.
-    pub fn by_uid(&self, uid: &str) -> Option<Arc<LivePod>> {
-        let live = self.tables.read().by_uid.get(uid).cloned()?;
-        self.is_alive(&live).then_some(live)
+    /// The live Pod of the Sandbox with this UID. A UID means something in its own namespace only.
+    pub fn by_uid(&self, namespace: &str, uid: &str) -> Option<Arc<LivePod>> {
+        self.alive(self.tables.read().by_uid(namespace, uid))
     }
 
     /// The live Pod of the named Sandbox, whether or not names alone may reach it.
     pub fn by_name(&self, namespace: &str, sandbox: &str) -> Option<Arc<LivePod>> {
-        let tables = self.tables.read();
-        let uid = tables.by_name.get(namespace)?.get(sandbox)?;
-        let live = tables.by_uid.get(uid).cloned()?;
-        drop(tables);
-        self.is_alive(&live).then_some(live)
+        self.alive(self.tables.read().by_name(namespace, sandbox))
+    }
+
+    /// Whether any live Pod, in whatever namespace, names this Sandbox UID.
+    pub(crate) fn knows_uid(&self, uid: &str) -> bool {
+        self.tables.read().knows_uid(uid)
     }
 
     /// The namespace's shared name if any live Pod is in it: bounds metric labels by what exists.
     pub(crate) fn known_namespace(&self, namespace: &str) -> Option<Arc<str>> {
-        self.tables.read().by_name.get_key_value(namespace).map(|(name, _)| Arc::clone(name))
+        self.tables.read().namespace(namespace).cloned()
     }
 
     /// Stops using a Pod whose host looks dead; `false` when the index has moved on from that Pod already.
     pub(crate) fn evict(&self, dead: &LivePod) -> bool {
         let tables = self.tables.read();
-        match tables.by_uid.get(&dead.sandbox_uid) {
+        match tables.by_pod(&dead.namespace, &dead.pod) {
             Some(live) if live.incarnation == dead.incarnation => {
                 live.evicted_until.store(self.now_ms() + EVICTION_HOLD.as_millis() as u64, Ordering::Relaxed);
                 true
@@ -183,7 +165,7 @@ impl PodIndex {
 
     /// How many Sandboxes have a live Pod.
     pub fn len(&self) -> usize {
-        self.tables.read().by_uid.len()
+        self.tables.read().len()
     }
 
     /// Whether no Sandbox has a live Pod.
@@ -195,38 +177,29 @@ impl PodIndex {
         if facts.ips.is_empty() {
             return;
         }
-        let uid: Arc<str> = facts.sandbox_uid.into();
-        let namespace: Arc<str> = facts.namespace.into();
-        let sandbox: Arc<str> = facts.sandbox.into();
-        let pod: Arc<str> = facts.pod.into();
-        let previous = tables.by_uid.get(&uid).cloned();
-        let same = previous.as_ref().filter(|p| *p.pod_uid == *facts.pod_uid && *p.ips == *facts.ips);
-        let live = Arc::new(LivePod {
+        let previous = tables.by_pod(&facts.namespace, &facts.pod);
+        let same = previous.filter(|p| *p.pod_uid == *facts.pod_uid && *p.ips == *facts.ips);
+        let sibling = tables.by_uid(&facts.namespace, &facts.sandbox_uid);
+        let live = LivePod {
             incarnation: same
                 .map_or_else(|| self.next_incarnation.fetch_add(1, Ordering::Relaxed), |same| same.incarnation),
-            in_flight: previous.as_ref().map_or_else(Arc::default, |previous| Arc::clone(&previous.in_flight)),
+            in_flight: sibling.map_or_else(Arc::default, |sibling| Arc::clone(&sibling.in_flight)),
             evicted_until: AtomicU64::new(0),
-            namespace: Arc::clone(&namespace),
-            sandbox: Arc::clone(&sandbox),
-            sandbox_uid: Arc::clone(&uid),
-            pod: Arc::clone(&pod),
+            namespace: facts.namespace.into(),
+            sandbox: facts.sandbox.into(),
+            sandbox_uid: facts.sandbox_uid.into(),
+            pod: facts.pod.into(),
             pod_uid: facts.pod_uid.into(),
             ips: facts.ips.into(),
             name_routable: facts.name_routable,
-        });
-        if let Some(previous) = previous
-            && (previous.namespace != namespace || previous.sandbox != sandbox || previous.pod != pod)
-        {
-            tables.forget(&uid);
-        }
-        tables.by_pod.insert((Arc::clone(&namespace), pod), Arc::clone(&uid));
-        tables.by_name.entry(namespace).or_default().insert(sandbox, Arc::clone(&uid));
-        tables.by_uid.insert(uid, live);
+        };
+        tables.insert(Arc::new(live));
     }
 
-    fn is_alive(&self, live: &LivePod) -> bool {
-        let until = live.evicted_until.load(Ordering::Relaxed);
-        until == 0 || self.now_ms() >= until
+    fn alive(&self, pod: Option<&Arc<LivePod>>) -> Option<Arc<LivePod>> {
+        let pod = pod?;
+        let until = pod.evicted_until.load(Ordering::Relaxed);
+        (until == 0 || self.now_ms() >= until).then(|| Arc::clone(pod))
     }
 
     fn now_ms(&self) -> u64 {
@@ -235,22 +208,6 @@ impl PodIndex {
 
     fn announce(&self) {
         self.changes.send_modify(|count| *count += 1);
-    }
-}
-
-impl Tables {
-    /// Drops a Sandbox's entry; a name that meanwhile points to a newer UID stays.
-    fn forget(&mut self, uid: &str) {
-        let Some(live) = self.by_uid.remove(uid) else { return };
-        self.by_pod.remove(&(Arc::clone(&live.namespace), Arc::clone(&live.pod)));
-        if let Some(names) = self.by_name.get_mut(&live.namespace) {
-            if names.get(&live.sandbox).is_some_and(|current| **current == *uid) {
-                names.remove(&live.sandbox);
-            }
-            if names.is_empty() {
-                self.by_name.remove(&live.namespace);
-            }
-        }
     }
 }
 

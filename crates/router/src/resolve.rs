@@ -37,19 +37,24 @@ pub(crate) fn decide(
     verification: Verification,
     cluster_domain: Option<&str>,
 ) -> Decision {
-    let named = |pod: &LivePod| *pod.namespace == *request.namespace.as_str() && *pod.sandbox == *request.id.as_str();
-    let by_uid = match request.uid_str().and_then(|uid| index.by_uid(uid)) {
-        // A UID is not a capability: it must be the UID of the Sandbox that the request names.
-        Some(pod) if verification.verify_targets && !named(&pod) => return Decision::Forbidden,
-        found => found,
+    let (namespace, id) = (request.namespace.as_str(), request.id.as_str());
+    let by_uid = request.uid_str().and_then(|uid| index.by_uid(namespace, uid));
+    // A UID is not a capability: it must not be the UID of another Sandbox than the one that the request names.
+    let foreign = match (&by_uid, request.uid_str()) {
+        (Some(pod), _) => *pod.sandbox != *id,
+        (None, Some(uid)) => index.knows_uid(uid) && index.by_name(namespace, id).is_some(),
+        (None, None) => false,
     };
+    if verification.verify_targets && foreign {
+        return Decision::Forbidden;
+    }
     if let Some(ip) = request.pod_ip {
         return decide_by_address(request, ip, by_uid, index, verification);
     }
     if let Some(pod) = by_uid {
         return dial(pod, request.port, verification);
     }
-    match index.by_name(request.namespace.as_str(), request.id.as_str()) {
+    match index.by_name(namespace, id) {
         Some(pod) if pod.name_routable => dial(pod, request.port, verification),
         _ => match cluster_domain {
             Some(domain) => Decision::LookUp(format!("{}.{}.svc.{domain}", request.id, request.namespace)),

@@ -114,8 +114,11 @@ async fn attempt(
             continue;
         }
         if tries >= retries.max {
-            // A client that names an address and has no live Pod to show for it is refused, not unlucky.
-            let refused = matches!(dialled, DialError::NoPod) && wanted.pod_ip.is_some();
+            // A client that names an address, or another Sandbox's UID, and has no live Pod to show for it is refused,
+            // not unlucky.
+            let claims = wanted.pod_ip.is_some()
+                || wanted.uid_str().is_some_and(|uid| worker.shared.index.knows_uid(uid));
+            let refused = matches!(dialled, DialError::NoPod) && claims;
             return Err(if refused {
                 RouterError::Forbidden
             } else {
@@ -286,11 +289,11 @@ async fn wait_for_pod(worker: &Worker, wanted: &SandboxRequest) {
     let index: &PodIndex = &worker.shared.index;
     let mut changes = index.subscribe();
     loop {
-        let known = match wanted.uid_str() {
-            Some(uid) => index.by_uid(uid),
-            None => None,
-        }
-        .or_else(|| index.by_name(wanted.namespace.as_str(), wanted.id.as_str()));
+        let namespace = wanted.namespace.as_str();
+        let known = wanted
+            .uid_str()
+            .and_then(|uid| index.by_uid(namespace, uid))
+            .or_else(|| index.by_name(namespace, wanted.id.as_str()));
         if known.is_some_and(|pod| pod.name_routable || wanted.pod_ip.is_some() || wanted.uid.is_some()) {
             return;
         }

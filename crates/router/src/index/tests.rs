@@ -40,7 +40,7 @@ fn ip_of(pod: Option<Arc<LivePod>>) -> Option<String> {
 #[test]
 fn a_ready_labelled_pod_of_a_sandbox_is_found_by_uid_and_by_name() {
     let index = index_with(&[object(|_| {})]);
-    assert_eq!(ip_of(index.by_uid("u1")).as_deref(), Some("10.0.0.7"));
+    assert_eq!(ip_of(index.by_uid("team-a", "u1")).as_deref(), Some("10.0.0.7"));
     let pod = index.by_name("team-a", "box").unwrap();
     assert!(pod.name_routable && pod.has_ip("2001:db8::7".parse().unwrap()));
     assert!(index.by_name("default", "box").is_none() && index.by_name("team-a", "box-pod").is_none());
@@ -85,15 +85,15 @@ fn pods_that_cannot_serve_are_not_live() {
 #[test]
 fn entries_follow_their_pod() {
     let index = index_with(&[object(|_| {})]);
-    let before = index.by_uid("u1").unwrap();
+    let before = index.by_uid("team-a", "u1").unwrap();
     index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
-    let after = index.by_uid("u1").unwrap();
+    let after = index.by_uid("team-a", "u1").unwrap();
     assert_eq!(after.ips[0].to_string(), "10.0.0.8");
     assert_ne!(before.incarnation, after.incarnation, "connections to the old address are not used again");
     index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
-    assert_eq!(index.by_uid("u1").unwrap().incarnation, after.incarnation, "an unchanged Pod keeps its connections");
+    assert_eq!(index.by_uid("team-a", "u1").unwrap().incarnation, after.incarnation, "an unchanged Pod keeps its connections");
     index.remove("team-a", "box-pod");
-    assert!(index.by_uid("u1").is_none() && index.by_name("team-a", "box").is_none() && index.is_empty());
+    assert!(index.by_uid("team-a", "u1").is_none() && index.by_name("team-a", "box").is_none() && index.is_empty());
     assert_eq!(index.known_namespace("team-a"), None);
 }
 
@@ -105,7 +105,7 @@ fn pool_members_become_reachable_by_name_when_adopted() {
     };
     let index = index_with(&[object(pooled)]);
     assert!(!index.by_name("team-a", "box").unwrap().name_routable);
-    assert!(index.by_uid("u1").is_some());
+    assert!(index.by_uid("team-a", "u1").is_some());
     index.apply(facts(&object(|_| {})).unwrap());
     assert!(index.by_name("team-a", "box").unwrap().name_routable);
 }
@@ -124,7 +124,7 @@ fn deleting_an_old_sandbox_of_the_same_name_keeps_the_new_one() {
         .unwrap(),
     );
     index.remove("team-a", "box-pod");
-    assert!(index.by_uid("u1").is_none());
+    assert!(index.by_uid("team-a", "u1").is_none());
     assert_eq!(ip_of(index.by_name("team-a", "box")).as_deref(), Some("10.0.0.9"));
 }
 
@@ -137,7 +137,7 @@ fn a_recreated_pod_of_one_sandbox_replaces_the_old_one() {
     second.pod_uid = "pod-2".into();
     index.apply(second);
     index.remove("team-a", "box-pod");
-    assert_eq!(index.by_uid("u1").unwrap().pod_uid.as_ref(), "pod-2");
+    assert_eq!(index.by_uid("team-a", "u1").unwrap().pod_uid.as_ref(), "pod-2");
     assert!(index.by_name("team-a", "box").is_some());
 }
 
@@ -145,15 +145,15 @@ fn a_recreated_pod_of_one_sandbox_replaces_the_old_one() {
 #[test]
 fn only_the_pod_that_looked_dead_is_taken_out_of_use() {
     let index = index_with(&[object(|_| {})]);
-    let dead = index.by_uid("u1").unwrap();
+    let dead = index.by_uid("team-a", "u1").unwrap();
     index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
     assert!(!index.evict(&dead), "the address has changed meanwhile");
-    assert!(index.by_uid("u1").is_some());
-    let dead = index.by_uid("u1").unwrap();
+    assert!(index.by_uid("team-a", "u1").is_some());
+    let dead = index.by_uid("team-a", "u1").unwrap();
     assert!(index.evict(&dead));
-    assert!(index.by_uid("u1").is_none() && index.by_name("team-a", "box").is_none());
+    assert!(index.by_uid("team-a", "u1").is_none() && index.by_name("team-a", "box").is_none());
     index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
-    assert!(index.by_uid("u1").is_some(), "news about the Pod bring it back");
+    assert!(index.by_uid("team-a", "u1").is_some(), "news about the Pod bring it back");
 }
 
 #[test]
@@ -167,5 +167,52 @@ fn a_new_list_drops_what_it_does_not_contain() {
     let index = index_with(&[object(|_| {}), object(second)]);
     assert_eq!(index.len(), 2);
     index.replace_all(vec![facts(&object(second)).unwrap()]);
-    assert!(index.by_uid("u1").is_none() && index.by_uid("u2").is_some());
+    assert!(index.by_uid("team-a", "u1").is_none() && index.by_uid("team-a", "u2").is_some());
+}
+
+/// The Pod object of somebody who writes another Sandbox's name or UID into an owner reference.
+fn claiming(namespace: &str, name: &str, uid: &str) -> PodFacts {
+    let mut facts = facts(&object(|_| {})).unwrap();
+    facts.namespace = namespace.into();
+    facts.pod = "zz-impostor".into();
+    facts.pod_uid = "impostor".into();
+    facts.sandbox = name.into();
+    facts.sandbox_uid = uid.into();
+    facts.ips = vec!["10.6.6.6".parse().unwrap()];
+    facts
+}
+
+/// D-157: an owner reference is not proof: it counts in its own namespace only.
+#[test]
+fn a_pod_of_another_namespace_cannot_take_a_sandboxs_uid() {
+    let index = index_with(&[object(|_| {})]);
+    index.apply(claiming("evil", "box", "u1"));
+    assert_eq!(ip_of(index.by_uid("team-a", "u1")).as_deref(), Some("10.0.0.7"));
+    assert_eq!(ip_of(index.by_name("team-a", "box")).as_deref(), Some("10.0.0.7"));
+    assert_eq!(ip_of(index.by_uid("evil", "u1")).as_deref(), Some("10.6.6.6"));
+    index.remove("evil", "zz-impostor");
+    assert_eq!(ip_of(index.by_name("team-a", "box")).as_deref(), Some("10.0.0.7"), "its end hurts nobody");
+    assert!(index.knows_uid("u1"));
+    index.remove("team-a", "box-pod");
+    assert!(!index.knows_uid("u1"));
+}
+
+/// D-160: whoever comes second waits, whatever it claims, in watches and in lists.
+#[test]
+fn a_live_sandboxs_name_and_uid_stay_with_its_pod() {
+    for (name, uid) in [("box", "u9"), ("box", "u1"), ("else", "u1")] {
+        let index = index_with(&[object(|_| {})]);
+        index.apply(claiming("team-a", name, uid));
+        index.replace_all(vec![claiming("team-a", name, uid), facts(&object(|_| {})).unwrap()]);
+        assert_eq!(ip_of(index.by_name("team-a", "box")).as_deref(), Some("10.0.0.7"), "{name} {uid}");
+        assert_eq!(ip_of(index.by_uid("team-a", "u1")).as_deref(), Some("10.0.0.7"), "{name} {uid}");
+        // News about the first one do not cost it its place.
+        index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
+        assert_eq!(ip_of(index.by_name("team-a", "box")).as_deref(), Some("10.0.0.8"), "{name} {uid}");
+        index.remove("team-a", "box-pod");
+        assert_eq!(ip_of(index.by_name("team-a", name)).as_deref(), Some("10.6.6.6"), "{name} {uid}");
+        assert_eq!(index.len(), 1);
+        index.remove("team-a", "zz-impostor");
+        assert!(index.is_empty() && index.known_namespace("team-a").is_none());
+    }
 }

@@ -10,8 +10,8 @@ const STRICT: Verification = Verification { verify_targets: true, allow_loopback
 const LOOSE: Verification = Verification { verify_targets: false, allow_loopback: false };
 
 fn index() -> PodIndex {
-    let pod = |sandbox: &str, uid: &str, ips: &[&str], name_routable| PodFacts {
-        namespace: "default".into(),
+    let in_namespace = |namespace: &str, sandbox: &str, uid: &str, ips: &[&str], name_routable| PodFacts {
+        namespace: namespace.into(),
         sandbox: sandbox.into(),
         sandbox_uid: uid.into(),
         pod: format!("{sandbox}-pod"),
@@ -19,12 +19,17 @@ fn index() -> PodIndex {
         ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
         name_routable,
     };
+    let pod = |sandbox: &str, uid: &str, ips: &[&str], name_routable| {
+        in_namespace("default", sandbox, uid, ips, name_routable)
+    };
     let index = PodIndex::default();
     index.replace_all(vec![
         pod("box", "u1", &["10.0.0.7", "2001:db8::7"], true),
         pod("other", "u2", &["10.0.0.8"], true),
         pod("pooled", "u3", &["10.0.0.9"], false),
         pod("local", "u4", &["127.0.0.1"], true),
+        in_namespace("evil", "box", "u1", &["10.6.6.6"], true),
+        in_namespace("evil", "own", "u6", &["10.6.6.7"], true),
     ]);
     index
 }
@@ -88,6 +93,12 @@ fn addresses_and_uids_of_others_are_refused() {
     assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u2")], STRICT), "forbidden");
     assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u2"), ("x-sandbox-pod-ip", "10.0.0.8")], STRICT), "forbidden");
     assert_eq!(outcome(&[("x-sandbox-id", "nobody"), ("x-sandbox-pod-ip", "10.0.0.7")], STRICT), "absent");
+    assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u6")], STRICT), "forbidden", "a UID of another namespace");
+    assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u6"), ("x-sandbox-pod-ip", "10.6.6.7")], STRICT), "forbidden");
+    // Without a live Pod of its own a request waits; whoever borrowed its UID meanwhile cannot keep it from waking.
+    let asleep = [("x-sandbox-id", "asleep"), ("x-sandbox-uid", "u6")];
+    assert_eq!(outcome(&asleep, STRICT), "asleep.default.svc.cluster.local");
+    assert!(matches!(decide(&request(&asleep), &index(), STRICT, None), Decision::Absent));
     let elsewhere = [BOX, ("x-sandbox-namespace", "team-a"), ("x-sandbox-pod-ip", "10.0.0.7")];
     assert_eq!(outcome(&elsewhere, STRICT), "absent");
 }
