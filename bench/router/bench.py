@@ -6,7 +6,7 @@
 All proxies keep connections to the backend alive and write an access log; ours and the peer also count metrics. Load
 comes from a process of its own (wrk, h2load, oha). CPU seconds are those of the proxy alone. Ratios against nginx in
 the same run are what counts: absolute numbers are this machine's.
-Debian's wrk, nginx, haproxy and nghttp2-client are installed with apt-get when absent; oha is used when on the PATH.
+Debian's wrk, nginx, haproxy and nghttp2-client are installed with apt-get when absent; oha is used when it is on the PATH or named by AGENT_SANDBOX_OHA.
 """
 
 import argparse
@@ -14,9 +14,11 @@ import http.server
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from pathlib import Path
 
 TICK = os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).resolve().parents[2]
+OHA = os.environ.get("AGENT_SANDBOX_OHA") or shutil.which("oha")
 SECRET = "0123456789abcdef0123456789abcdef"
 PACKAGES = {"wrk": "wrk", "nginx": "nginx-light", "haproxy": "haproxy", "h2load": "nghttp2-client"}
 
@@ -134,8 +137,9 @@ class Bench:
         (directory / "secret").write_text(SECRET)
 
     def spawn(self, name, port, command, log="stderr"):
+        environment = os.environ | {"KUBECONFIG": str(self.dir / "kubeconfig")}
         with open(self.dir / f"{name}.log", "w") as out:
-            process = subprocess.Popen(command, stdout=out if log == "stdout" else subprocess.DEVNULL, stderr=out)
+            process = subprocess.Popen(command, stdout=out if log == "stdout" else subprocess.DEVNULL, stderr=out, env=environment)
         self.processes.append(process)
         wait_port(port, process)
         return process.pid
@@ -183,7 +187,7 @@ class Bench:
             self.targets[name] = (port, pid, {"h2": port})
         if self.options.peer:
             port = free_port()
-            pid = self.spawn("peer", port, [self.options.peer, f"--http-bind-address=127.0.0.1:{port}",
+            pid = self.spawn("peer", port, [*shlex.split(self.options.peer), f"--http-bind-address=127.0.0.1:{port}",
                              f"--metrics-bind-address=127.0.0.1:{free_port()}",
                              f"--health-probe-bind-address=127.0.0.1:{free_port()}", "--allow-loopback-pod-ip"])
             self.targets["peer"] = (port, pid, {})
@@ -237,10 +241,13 @@ class Bench:
     def oha(self, name):
         port = self.targets[name][0]
         text, cpu, _, _ = self.measured(name, [
-            "oha", "--no-tui", "--output-format", "json", "-q", "10000", "-c", "50", "-z", f"{self.options.seconds}s",
+            OHA, "--no-tui", "--output-format", "json", "-q", "10000", "-c", "50", "-z", f"{self.options.seconds}s",
             "--latency-correction", *self.header_arguments(name), f"http://127.0.0.1:{port}/"])
-        percentiles = json.loads(text)["latencyPercentiles"]
-        return {"p50": percentiles["p50"] * 1e3, "p99": percentiles["p99"] * 1e3}
+        found = json.loads(text)
+        percentiles = found["latencyPercentiles"]
+        if found["summary"]["successRate"] < 1:
+            raise SystemExit(f"{name}: not every request succeeded at a fixed rate")
+        return {"rate": found["summary"]["requestsPerSec"], "p50": percentiles["p50"] * 1e3, "p99": percentiles["p99"] * 1e3}
 
 
 def latency(text, percentile):
@@ -280,19 +287,26 @@ def report(bench):
     for name in ("nginx", "ours"):
         f = summary([bench.h2load(name) for _ in range(options.rounds)])
         print(f"{name:12}{f['rate']:10.0f}{f['per_cpu']:11.0f}{'':10}{'':34}{f['memory']:7.1f}")
-    if shutil.which("oha"):
-        print("\n10,000 requests/s over 50 connections, latency-corrected (oha)")
-        found = {name: summary([bench.oha(name) for _ in range(options.rounds)]) for name in ("direct", "nginx", "ours")}
+    if OHA:
+        print(f"\n10,000 requests/s over 50 connections, latency-corrected (oha, median of {options.rounds + 1})")
+        runs = {name: [] for name in bench.targets if name != "ours+token"}
+        for _ in range(options.rounds + 1):
+            for name in runs:
+                runs[name].append(bench.oha(name))
+        found = {name: {key: statistics.median(run[key] for run in results) for key in results[0]} for name, results in runs.items()}
         for name, f in found.items():
-            print(f"{name:12}p50 {f['p50']:7.2f} ms  p99 {f['p99']:7.2f} ms  added p99 {f['p99'] - found['direct']['p99']:7.2f} ms")
+            added = f["p99"] - found["direct"]["p99"]
+            print(f"{name:12}{f['rate']:10.0f}/s  p50 {f['p50']:7.2f} ms  p99 {f['p99']:7.2f} ms  added p99 {added:7.2f} ms")
+        ours, nginx = (found[name]["p99"] - found["direct"]["p99"] for name in ("ours", "nginx"))
+        print(f"added p99 of ours / nginx: {ours / max(nginx, 0.001):.2f}")
     else:
-        print("\noha is not installed: no fixed-rate run (cargo install oha)")
+        print("\noha is not installed: no fixed-rate run (cargo install oha, on the PATH or named by AGENT_SANDBOX_OHA)")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--router", help="command that takes router flags, like 'agent-sandbox router' (default: the release example, built now)")
-    parser.add_argument("--peer", help="path of another router with the same flags")
+    parser.add_argument("--peer", help="command of another router with the same flags, usually a path")
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--connections", default="1,50,500")

@@ -27,6 +27,7 @@ mod connect;
 mod dns;
 mod error;
 mod exchange;
+mod extended_connect;
 mod file_watch;
 mod forward;
 mod index;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use agent_sandbox_protocol::router_headers::{Loopback, SANDBOX_ID, SandboxRequest};
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, HeaderMap, HeaderValue};
-use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
@@ -17,6 +17,7 @@ use crate::body::{DownBody, UploadBody};
 use crate::client_side::{ClientSide, Trust};
 use crate::error::RouterError;
 use crate::exchange::Exchange;
+use crate::extended_connect::{Connect, Handshake};
 use crate::forward;
 use crate::trace::TRACEPARENT;
 use crate::upgrade;
@@ -82,7 +83,8 @@ async fn serve(
         return Err(RouterError::Forbidden);
     }
     let wanted = admit(exchange, request.headers(), client.trust).await?;
-    if request.method() == Method::CONNECT {
+    let connect = Connect::of(&request);
+    if matches!(connect, Connect::Unsupported) {
         return Err(RouterError::Method);
     }
     let too_large = |length: &HeaderValue| {
@@ -91,8 +93,9 @@ async fn serve(
     if limits.request_body_bytes > 0 && request.headers().get(CONTENT_LENGTH).is_some_and(too_large) {
         return Err(RouterError::BodyTooLarge(limits.request_body_bytes));
     }
-    let upgrade = match request.version() {
-        Version::HTTP_11 => forward::requested_upgrade(request.headers()),
+    let upgrade = match (&connect, request.version()) {
+        (Connect::WebSocket, _) => Some(HeaderValue::from_static("websocket")),
+        (_, Version::HTTP_11) => forward::requested_upgrade(request.headers()),
         _ => None,
     };
     let Some(protocol) = upgrade else {
@@ -105,10 +108,15 @@ async fn serve(
         None => return upgrade::refuse(&protocol, request),
     };
     let theirs: OnUpgrade = hyper::upgrade::on(&mut request);
+    let handshake = matches!(connect, Connect::WebSocket).then(|| Handshake::begin(&mut request));
     let request = outbound(request, exchange, client, Some(&protocol), limits.request_body_bytes);
     match upstream::send(exchange, &wanted, request, Wire::Http1).await? {
-        Answer::Leased(response, lease) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-            Ok(Served::Upgrading(Box::new(upgrade::Pending { response, lease, theirs, protocol, permit })))
+        Answer::Leased(response, lease)
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS
+                && handshake.as_ref().is_none_or(|handshake| handshake.is_answered_by(response.headers())) =>
+        {
+            let over_http2 = handshake.is_some();
+            Ok(Served::Upgrading(Box::new(upgrade::Pending { response, lease, theirs, protocol, permit, over_http2 })))
         }
         answer => Ok(Served::Answer(answer)),
     }

@@ -279,6 +279,7 @@ where
         .max_buf_size(MAX_BUFFER)
         .max_headers(MAX_HEADERS)
         .http2()
+        .enable_connect_protocol()
         .timer(TokioTimer::new())
         .max_concurrent_streams(250)
         .max_header_list_size(MAX_BUFFER as u32)

@@ -15,6 +15,7 @@ use crate::body::DownBody;
 use crate::client_side::ClientSide;
 use crate::error::RouterError;
 use crate::exchange::Exchange;
+use crate::extended_connect::Handshake;
 use crate::forward;
 use crate::pool::Lease;
 use crate::proxy::{Served, client_address};
@@ -97,22 +98,28 @@ pub(crate) struct Pending {
     pub(crate) theirs: OnUpgrade,
     pub(crate) protocol: HeaderValue,
     pub(crate) permit: Permit,
+    /// The client's side is one stream of an HTTP/2 connection.
+    pub(crate) over_http2: bool,
 }
 
 impl Pending {
     /// Answers the client and starts the tunnel, which runs until it ends by itself, by a limit or by the drain.
     pub(crate) fn start(self: Box<Self>, mut exchange: Box<Exchange>, client: &ClientSide) -> Response<DownBody> {
-        let Self { mut response, lease, theirs, protocol, permit } = *self;
-        exchange.answered(StatusCode::SWITCHING_PROTOCOLS.as_u16());
+        let Self { mut response, lease, theirs, protocol, permit, over_http2 } = *self;
         let worker = Arc::clone(exchange.worker());
         let ours = hyper::upgrade::on(&mut response);
         let websocket = is_websocket(&protocol);
         let agreed = response.headers().get(UPGRADE).cloned().unwrap_or(protocol);
         let (mut parts, _) = response.into_parts();
-        forward::prepare_response(&mut parts.headers, Some(&agreed));
+        if over_http2 {
+            Handshake::agree(&mut parts);
+        } else {
+            forward::prepare_response(&mut parts.headers, Some(&agreed));
+            client.upgraded();
+        }
         parts.headers.remove(CONTENT_LENGTH);
         parts.extensions.clear();
-        client.upgraded();
+        exchange.answered(parts.status.as_u16());
         let shared = Arc::clone(&worker.shared);
         worker.shared.tasks.spawn(async move {
             let _permit = permit;

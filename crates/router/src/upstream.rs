@@ -116,8 +116,8 @@ async fn attempt(
         if tries >= retries.max {
             // A client that names an address, or another Sandbox's UID, and has no live Pod to show for it is refused,
             // not unlucky.
-            let claims = wanted.pod_ip.is_some()
-                || wanted.uid_str().is_some_and(|uid| worker.shared.index.knows_uid(uid));
+            let claims =
+                wanted.pod_ip.is_some() || wanted.uid_str().is_some_and(|uid| worker.shared.index.knows_uid(uid));
             let refused = matches!(dialled, DialError::NoPod) && claims;
             return Err(if refused {
                 RouterError::Forbidden

@@ -91,7 +91,11 @@ fn entries_follow_their_pod() {
     assert_eq!(after.ips[0].to_string(), "10.0.0.8");
     assert_ne!(before.incarnation, after.incarnation, "connections to the old address are not used again");
     index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!("10.0.0.8"))).unwrap());
-    assert_eq!(index.by_uid("team-a", "u1").unwrap().incarnation, after.incarnation, "an unchanged Pod keeps its connections");
+    assert_eq!(
+        index.by_uid("team-a", "u1").unwrap().incarnation,
+        after.incarnation,
+        "an unchanged Pod keeps its connections"
+    );
     index.remove("team-a", "box-pod");
     assert!(index.by_uid("team-a", "u1").is_none() && index.by_name("team-a", "box").is_none() && index.is_empty());
     assert_eq!(index.known_namespace("team-a"), None);

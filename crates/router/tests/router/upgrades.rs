@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_sandbox_router::{Cidr, RouterConfig, Timeouts, UpgradeLimits};
+use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
 use http::{HeaderMap, StatusCode};
+use http_body_util::Empty;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::handshake::server::{Request as Handshake, Response as Agreement};
-use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, accept_hdr_async, connect_async};
 
@@ -264,4 +267,49 @@ async fn a_refused_handshake_passes_through() {
     let rig = Rig::before(backend.addr).await;
     let Err(Error::Http(response)) = open(&rig, TO_BOX).await else { panic!("the handshake must fail") };
     assert_eq!(response.status(), StatusCode::FORBIDDEN);
+}
+
+/// D-136 over HTTP/2 (RFC 8441): the client's side is a stream among others, the sandbox's an ordinary upgrade.
+#[tokio::test]
+async fn sockets_over_http2_reach_an_ordinary_application() {
+    let chat = Chat::start().await;
+    let rig = Rig::before(chat.addr).await;
+    let stream = TcpStream::connect(rig.addr).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    // A first answer: the router's settings, which allow extended CONNECT, have arrived.
+    let probe = http::Request::get("http://r/healthz").body(Empty::<Bytes>::new()).unwrap();
+    assert_eq!(sender.send_request(probe).await.unwrap().status(), StatusCode::OK);
+    let connect = |protocol: &'static str| {
+        http::Request::connect("http://router.example/chat?room=%2F1")
+            .header("x-sandbox-id", "box")
+            .header("origin", "https://app.example")
+            .header("sec-websocket-protocol", "chat")
+            .extension(hyper::ext::Protocol::from_static(protocol))
+            .body(Empty::<Bytes>::new())
+            .unwrap()
+    };
+    let mut response = sender.send_request(connect("websocket")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
+    assert!(!response.headers().contains_key("sec-websocket-accept") && !response.headers().contains_key("upgrade"));
+    let upgraded = TokioIo::new(hyper::upgrade::on(&mut response).await.unwrap());
+    let mut socket = WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await;
+    for size in [0, 126, 70_000] {
+        let message = Message::binary(vec![7_u8; size]);
+        socket.send(message.clone()).await.unwrap();
+        let echoed = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap().unwrap();
+        assert_eq!(echoed, message, "{size}");
+    }
+    let seen = chat.handshakes.lock()[0].clone();
+    assert!(!seen.contains_key("origin"));
+    assert_eq!(
+        (&seen["upgrade"], &seen["x-forwarded-host"]),
+        (&"websocket".parse().unwrap(), &"router.example".parse().unwrap())
+    );
+    let refused = sender.send_request(connect("connect-udp")).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
+    socket.close(None).await.unwrap();
+    eventually("the end is accounted for", || metric(&rig, "sandbox_router_inflight_requests") == 0.0).await;
 }
