@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigError, Request};
 use crate::files::FileError;
-use crate::memory::{give_back, limit_arenas};
+use crate::memory::{give_back, set_up_allocator};
 use crate::process::inherited::keep_from_commands;
 use crate::process::launch::LaunchError;
 use crate::process::reaper::{Child, block_signals};
@@ -73,7 +73,7 @@ fn print(text: &str) -> ExitCode {
 pub fn run(config: Config) -> Result<u8, RunError> {
     block_signals();
     keep_from_commands();
-    limit_arenas();
+    set_up_allocator();
     // What we run must not read our memory or our descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(config.log_level).with_ansi(false).init();

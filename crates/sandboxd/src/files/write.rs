@@ -9,13 +9,14 @@ use std::sync::{Arc, LazyLock};
 use bytes::Bytes;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, openat, renameat, unlinkat};
 use rustix::io::Errno;
+use tokio::task::JoinHandle;
 
+use super::FileError;
 use super::refuse::{is_kernel_file_system, kind, require_regular, require_single_name};
 use super::root::Located;
-use super::{FileError, blocking};
 
 /// Bytes gathered before one trip to the file system.
-const BATCH: usize = 512 * 1024;
+const BATCH: usize = 256 * 1024;
 
 static SEQUENCE: AtomicU64 = AtomicU64::new(0);
 
@@ -140,18 +141,20 @@ impl Drop for Replacement {
     }
 }
 
-/// Gathers the frames of a body and writes them in batches off the event loop.
+/// Gathers the frames of a body and writes them in batches off the event loop, one while the next is gathered.
 #[derive(Debug)]
 pub struct BatchWriter {
     file: Arc<OwnedFd>,
     waiting: Vec<Bytes>,
     size: usize,
     total: u64,
+    /// The batch being written. A thread is held for that only, however slowly a client sends.
+    writing: Option<JoinHandle<Result<(), FileError>>>,
 }
 
 impl BatchWriter {
     pub fn new(file: Arc<OwnedFd>) -> Self {
-        Self { file, waiting: Vec::new(), size: 0, total: 0 }
+        Self { file, waiting: Vec::new(), size: 0, total: 0, writing: None }
     }
 
     pub async fn push(&mut self, bytes: Bytes) -> Result<(), FileError> {
@@ -164,23 +167,29 @@ impl BatchWriter {
     /// Writes what is waiting; returns how many bytes passed in all.
     pub async fn finish(mut self) -> Result<u64, FileError> {
         self.flush().await?;
+        self.written().await?;
         Ok(self.total)
     }
 
+    /// Hands the gathered batch over as soon as the one before it is written.
     async fn flush(&mut self) -> Result<(), FileError> {
+        self.written().await?;
         if self.waiting.is_empty() {
             return Ok(());
         }
         let batch = std::mem::take(&mut self.waiting);
         self.size = 0;
         let file = Arc::clone(&self.file);
-        blocking(move || {
-            for bytes in batch {
-                write_all(&file, &bytes)?;
-            }
-            Ok(())
-        })
-        .await
+        self.writing =
+            Some(tokio::task::spawn_blocking(move || batch.iter().try_for_each(|bytes| write_all(&file, bytes))));
+        Ok(())
+    }
+
+    async fn written(&mut self) -> Result<(), FileError> {
+        match self.writing.take() {
+            Some(writing) => writing.await.unwrap_or(Err(FileError::Os(Errno::CANCELED))),
+            None => Ok(()),
+        }
     }
 }
 

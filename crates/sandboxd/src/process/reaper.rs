@@ -1,15 +1,21 @@
-//! One owner of every child's end: a thread that waits for SIGCHLD, collects whoever ended (orphans handed to PID 1
+//! One owner of every child's end: a task that waits for SIGCHLD, collects whoever ended (orphans handed to PID 1
 //! included) and tells whoever asked. Signals are sent under the same lock, so that a number is never used after the
 //! process it named is gone.
+//!
+//! SIGCHLD arrives through a descriptor in the event loop, not in a thread of its own: the worker that reads a command's
+//! last output is then also the one that learns of its end, which saves two task switches a command.
 
 #![expect(unsafe_code, reason = "signal sets and waitid are C interfaces")]
 
 use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 /// How a process ended.
@@ -54,16 +60,21 @@ pub struct Child {
 }
 
 impl Reaper {
-    /// Starts the collecting thread. SIGCHLD must already be blocked in every thread (see [`block_signals`]).
+    /// Starts the collecting task. SIGCHLD must already be blocked in every thread (see [`block_signals`]).
     pub fn start() -> std::io::Result<Self> {
         let reaper = Self { state: Arc::default() };
+        // SAFETY: an owned descriptor stays open and the same for as long as it is owned.
+        let signals = unsafe { AsyncFd::register_with_interest(child_signals()?, Interest::READABLE) }?;
         let collector = reaper.clone();
-        std::thread::Builder::new().name("reaper".into()).stack_size(64 * 1024).spawn(move || {
+        tokio::spawn(async move {
             loop {
                 collector.collect();
-                wait_for_child_signal();
+                // Fails only when the event loop is gone, and we with it.
+                let Ok(mut ready) = signals.readable().await else { return };
+                take_signals(&signals);
+                ready.clear_ready();
             }
-        })?;
+        });
         Ok(reaper)
     }
 
@@ -147,6 +158,14 @@ impl Child {
         *self.exit.borrow()
     }
 
+    /// Looks whether it has ended, without waiting for the signal that says so.
+    pub fn look(&self) -> Option<Exit> {
+        self.exit().or_else(|| {
+            self.reaper.collect();
+            self.exit()
+        })
+    }
+
     /// Signals the whole group; `false` when the command has already ended.
     pub fn signal(&self, signal: Signal) -> bool {
         let state = self.reaper.lock();
@@ -215,9 +234,20 @@ pub fn block_signals() {
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
 }
 
-fn wait_for_child_signal() {
+/// A descriptor that becomes readable when a child has ended.
+fn child_signals() -> std::io::Result<OwnedFd> {
     let set = signal_set(&[libc::SIGCHLD]);
-    let mut signal = 0;
-    // SAFETY: an initialised set and a live out-pointer.
-    unsafe { libc::sigwait(&set, &mut signal) };
+    // SAFETY: an initialised set; -1 asks for a new descriptor.
+    let descriptor = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    if descriptor < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: new, valid and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Empties the descriptor. Which child a signal was for does not matter: signals of several children are one.
+fn take_signals(signals: &AsyncFd<OwnedFd>) {
+    let mut buffer = [0; 4 * size_of::<libc::signalfd_siginfo>()];
+    while rustix::io::read(signals.get_ref(), &mut buffer).is_ok_and(|read| read == buffer.len()) {}
 }

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -16,6 +17,10 @@ use super::reaper::{Child, Exit, Reaper};
 const SETTLE: Duration = Duration::from_millis(400);
 /// … and this long in all.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
+
+/// How long, and how often, a launch is tried again when there are too many processes.
+const CROWDED_MAX: Duration = Duration::from_secs(5);
+const CROWDED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The bounds of one run.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +53,7 @@ pub async fn run_with_input(
     reaper: &Reaper,
     input: Option<Vec<u8>>,
 ) -> Result<Finished, LaunchError> {
-    let Launched { child, stdin, stdout, stderr, .. } = launch.start(reaper)?;
+    let Launched { child, stdin, stdout, stderr, .. } = start(launch, reaper).await?;
     let _writer = stdin.zip(input).map(|(stdin, input)| AbortOnDrop(tokio::spawn(feed(stdin, input))));
     let mut guard = EndOnDrop { child: Some(child.clone()), grace: bounds.grace };
     let mut outputs = Outputs::new(stdout, stderr, bounds.output).map_err(LaunchError::Prepare)?;
@@ -72,6 +77,20 @@ pub async fn run_with_input(
     outputs.settle().await;
     let (stdout, stderr) = outputs.finish();
     Ok(Finished { exit, stdout, stderr, timed_out })
+}
+
+/// Launches; while the sandbox is at its limit of processes, tries again for a while. What brings it there (a fork bomb,
+/// at worst) frees and takes places all the time, so that a patient caller gets one.
+async fn start(launch: &Launch, reaper: &Reaper) -> Result<Launched, LaunchError> {
+    let latest = Instant::now() + CROWDED_MAX;
+    loop {
+        match launch.start(reaper) {
+            Err(error) if error.errno() == Some(Errno::AGAIN) && Instant::now() < latest => {
+                tokio::time::sleep(CROWDED_PAUSE).await;
+            }
+            result => return result,
+        }
+    }
 }
 
 async fn until(deadline: Option<Instant>) {
@@ -130,7 +149,7 @@ struct Output {
 }
 
 impl Outputs {
-    fn new(stdout: OwnedFd, stderr: Option<OwnedFd>, limit: usize) -> Result<Self, rustix::io::Errno> {
+    fn new(stdout: OwnedFd, stderr: Option<OwnedFd>, limit: usize) -> Result<Self, Errno> {
         Ok(Self { stdout: Output::new(Some(stdout), limit)?, stderr: Output::new(stderr, limit)? })
     }
 
@@ -143,6 +162,12 @@ impl Outputs {
                 biased;
                 exit = &mut exit => return exit,
                 () = self.read_some(), if self.open() => {}
+            }
+            // Streams usually close because their process ends: it may be over already.
+            if !self.open()
+                && let Some(exit) = child.look()
+            {
+                return exit;
             }
         }
     }
@@ -177,11 +202,11 @@ impl Outputs {
 }
 
 impl Output {
-    fn new(pipe: Option<OwnedFd>, limit: usize) -> Result<Self, rustix::io::Errno> {
+    fn new(pipe: Option<OwnedFd>, limit: usize) -> Result<Self, Errno> {
         let pipe = pipe
             .map(pipe::Receiver::from_owned_fd)
             .transpose()
-            .map_err(|error| rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))?;
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         Ok(Self { pipe, kept: Capture::new(limit), buffer: Vec::new() })
     }
 

@@ -24,6 +24,10 @@ use super::body::Body;
 /// Connections served at once; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 1024;
 
+/// Bytes of a request read at once. More makes uploads no faster: what was read should still be in the processor's cache
+/// when it is written.
+const MAX_BUFFER: usize = 256 * 1024;
+
 /// Pause after a failed accept: out of descriptors now does not mean out of descriptors forever.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
@@ -158,7 +162,7 @@ impl Connections {
             async move { Ok::<_, Infallible>(app.handle(request.map(Body::new)).await) }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(self.idle).max_buf_size(512 * 1024);
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(self.idle).max_buf_size(MAX_BUFFER);
         builder
             .http2()
             .timer(TokioTimer::new())

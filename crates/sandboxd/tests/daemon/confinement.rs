@@ -9,10 +9,12 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use agent_sandbox_protocol::grpc::process::ProcessConfig;
 use serde_json::json;
 
 use crate::client::{Answer, encode, form, form_type, send};
 use crate::fixture::{Daemon, daemon, is_root};
+use crate::grpc;
 use corpus::{Case, MARKER, cases};
 
 /// Every kind of trap, in a directory of the sandbox.
@@ -94,7 +96,7 @@ fn plain_name(case: &Case) -> bool {
     !case.decoded.bytes().any(|byte| byte.is_ascii_control() || byte == b'"')
 }
 
-const OPERATIONS: [Operation; 23] = [
+const OPERATIONS: [Operation; 27] = [
     ("runtime download", |daemon, case| Some(daemon.get(&format!("/download/{}", case.raw)))),
     ("runtime list", |daemon, case| Some(daemon.get(&format!("/list/{}", case.raw)))),
     ("runtime exists", |daemon, case| Some(daemon.get(&format!("/exists/{}", case.raw)))),
@@ -147,13 +149,53 @@ const OPERATIONS: [Operation; 23] = [
     ("native move", |daemon, case| {
         Some(daemon.post("/sandbox/v1/files/move", &json!({"from": case.decoded, "to": "moved", "overwrite": true})))
     }),
+    ("native tar up", |daemon, case| {
+        Some(daemon.send("PUT", &format!("/sandbox/v1/files/tar?path={}", query(case)), &archive()))
+    }),
+    ("native watch", |daemon, case| {
+        // Watches have no end: what cannot be looked at cannot be watched.
+        let path = query(case);
+        let seen = daemon.get(&format!("/sandbox/v1/files/stat?follow=true&path={path}"));
+        (seen.status != 200).then(|| daemon.get(&format!("/sandbox/v1/files/watch?path={path}")))
+    }),
+    ("native exec cwd", |daemon, case| {
+        Some(daemon.post("/sandbox/v1/exec", &json!({"argv": ["/bin/ls", "-a"], "cwd": case.decoded})))
+    }),
+    ("process service cwd", |daemon, case| Some(list_over_grpc(daemon, &case.decoded))),
     ("native tar", |daemon, case| Some(daemon.get(&format!("/sandbox/v1/files/tar?path={}", query(case))))),
     ("native delete", |daemon, case| {
         Some(daemon.send("DELETE", &format!("/sandbox/v1/files?recursive=true&path={}", query(case)), b""))
     }),
 ];
 
-/// D-028, D-035, D-036, D-037, D-071, D-072
+/// One file in a directory of its own.
+fn archive() -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(7);
+    header.set_mode(0o644);
+    archive.append_data(&mut header, "unpacked/file", b"written".as_slice()).expect("an entry");
+    archive.into_inner().expect("an archive")
+}
+
+/// `ls` in a working directory, over gRPC; D-085.
+fn list_over_grpc(daemon: &Daemon, cwd: &str) -> Answer {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let config = ProcessConfig {
+        command: vec!["/bin/ls".into(), "-a".into()],
+        cwd: Some(cwd.to_owned()),
+        ..ProcessConfig::default()
+    };
+    match runtime.block_on(grpc::execute(daemon, config)) {
+        Ok(done) => Answer { status: 200, headers: Vec::new(), body: done.stdout.to_vec() },
+        Err(status) => {
+            assert_ne!(status.code(), tonic::Code::Internal, "{cwd:?}: {status}");
+            Answer { status: 400, headers: Vec::new(), body: status.message().as_bytes().to_vec() }
+        }
+    }
+}
+
+/// D-028, D-035, D-036, D-037, D-071, D-072, D-085
 fn run_corpus(daemon: &Daemon) {
     std::fs::write(daemon.outside.join("sentinel"), MARKER).expect("a file");
     std::fs::write(daemon.outside.join("hard-target"), "hard").expect("a file");

@@ -197,6 +197,16 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).expect("the daemon is there");
     }
 
+    /// Ends what the wrapper started: a daemon that has changed its user does not die with its parent.
+    fn kill_inner(&self) {
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid())).unwrap_or_default();
+        for child in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
+            if let Some(child) = rustix::process::Pid::from_raw(child) {
+                let _ = rustix::process::kill_process(child, rustix::process::Signal::KILL);
+            }
+        }
+    }
+
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
         wait_for(|| self.process.try_wait().expect("a child"), "the daemon ends")
     }
@@ -211,6 +221,9 @@ impl Drop for Daemon {
             while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
+        }
+        if self.wrapped {
+            self.kill_inner();
         }
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -33,7 +33,7 @@ fn config(command: &[&str]) -> ProcessConfig {
     ProcessConfig { command, ..ProcessConfig::default() }
 }
 
-async fn execute(daemon: &Daemon, config: ProcessConfig) -> Result<ExecuteResponse, Status> {
+pub(crate) async fn execute(daemon: &Daemon, config: ProcessConfig) -> Result<ExecuteResponse, Status> {
     let request = ExecuteRequest { config: Some(config) };
     client(daemon).await.execute(request).await.map(tonic::Response::into_inner)
 }
