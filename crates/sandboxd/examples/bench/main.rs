@@ -9,12 +9,12 @@ mod http;
 mod measure;
 mod peers;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::Connection;
-use measure::{Latency, latency, latency_of, rate};
-use peers::{Peer, Transfer};
+use measure::{Latency, TURNS, in_turns, latency, latency_of, rate};
+use peers::{Dialect, Peer, Transfer};
 
 const SIZE: usize = 100 << 20;
 
@@ -50,41 +50,9 @@ fn main() -> std::io::Result<()> {
     let python_idle = python.as_ref().map(Peer::memory);
     let daemon = options.peer.as_ref().map(|path| Peer::daemon(path, work.path())).transpose()?;
 
-    println!("\ncommands, one at a time (median, 95th percentile)");
-    let bare = latency(|| measure::spawn_bare("/bin/true", &[]));
-    let bare_shell = latency(|| measure::spawn_bare("/bin/sh", &["-c", "true"]));
-    show("bare spawn of true", &bare, None);
-    show("bare spawn of sh -c true", &bare_shell, None);
-    show("sandboxd argv", &exec_latency(&ours, "/sandbox/v1/exec", ARGV), Some(&bare));
-    show("sandboxd shell (/execute)", &exec_latency(&ours, "/execute", SHELL), Some(&bare_shell));
-    if let Some(python) = &python {
-        show("python runtime (/execute)", &exec_latency(python, "/execute", SHELL), Some(&bare));
-    }
-
-    println!("\ncommands, 16 at a time (per second)");
-    let bare_rate = rate(16, || (), |()| measure::spawn_bare("/bin/true", &[]));
-    show_rate("bare spawn of true", bare_rate, bare_rate);
-    let bare_shell_rate = rate(16, || (), |()| measure::spawn_bare("/bin/sh", &["-c", "true"]));
-    show_rate("bare spawn of sh -c true", bare_shell_rate, bare_rate);
-    show_rate("sandboxd argv", exec_rate(&ours, "/sandbox/v1/exec", ARGV), bare_rate);
-    show_rate("sandboxd shell (/execute)", exec_rate(&ours, "/execute", SHELL), bare_shell_rate);
-    if let Some(python) = &python {
-        show_rate("python runtime (/execute)", exec_rate(python, "/execute", SHELL), bare_rate);
-    }
-
-    println!("\ntransfers of {} MB over loopback (MB/s, best of five)", SIZE >> 20);
-    let bare_up = peers::bare_up(work.path(), SIZE)?;
-    let bare_down = peers::bare_down(work.path(), SIZE)?;
-    show_transfer("bare read/write loop", Transfer { up: bare_up, down: bare_down }, bare_up, bare_down);
-    show_transfer("sandboxd /upload, /download", ours.runtime_transfer(SIZE)?, bare_up, bare_down);
-    show_transfer("sandboxd native files", ours.native_transfer(SIZE)?, bare_up, bare_down);
-    show_transfer("sandboxd /v1/files (with fsync)", ours.workspace_transfer(SIZE)?, bare_up, bare_down);
-    if let Some(daemon) = &daemon {
-        show_transfer("peer daemon /v1/files", daemon.workspace_transfer(SIZE)?, bare_up, bare_down);
-    }
-    if let Some(python) = &python {
-        show_transfer("python runtime", python.runtime_transfer(SIZE)?, bare_up, bare_down);
-    }
+    compare_latencies(&ours, python.as_ref());
+    compare_rates(&ours, python.as_ref());
+    compare_transfers(&ours, daemon.as_ref(), python.as_ref(), work.path())?;
 
     println!("\nlisting 10,000 files (ms, median)");
     peers::many_files(work.path(), 10_000)?;
@@ -104,6 +72,79 @@ fn main() -> std::io::Result<()> {
     }
     std::thread::sleep(options.settle);
     println!("  {:<34} {} s later {:>6.1}", ours.name, options.settle.as_secs(), ours.memory());
+    Ok(())
+}
+
+fn compare_latencies(ours: &Peer, python: Option<&Peer>) {
+    println!("\ncommands, one at a time (median, 95th percentile; best of {TURNS} turns)");
+    let mut bare = || latency(|| measure::spawn_bare("/bin/true", &[]));
+    let mut bare_shell = || latency(|| measure::spawn_bare("/bin/sh", &["-c", "true"]));
+    let mut argv = || exec_latency(ours, "/sandbox/v1/exec", ARGV);
+    let mut shell = || exec_latency(ours, "/execute", SHELL);
+    let mut theirs = || exec_latency(python.unwrap_or(ours), "/execute", SHELL);
+    let mut contestants: Vec<&mut dyn FnMut() -> Latency> = vec![&mut bare, &mut bare_shell, &mut argv, &mut shell];
+    if python.is_some() {
+        contestants.push(&mut theirs);
+    }
+    let found = in_turns(&mut contestants, |new, best| new.median < best.median);
+    show("bare spawn of true", &found[0], None);
+    show("bare spawn of sh -c true", &found[1], None);
+    show("sandboxd argv", &found[2], Some(&found[0]));
+    show("sandboxd shell (/execute)", &found[3], Some(&found[1]));
+    if let Some(theirs) = found.get(4) {
+        show("python runtime (/execute)", theirs, Some(&found[0]));
+        let ratio = |ours: &Latency| theirs.median.as_secs_f64() / ours.median.as_secs_f64();
+        println!("  python / sandboxd: argv {:.2}, shell {:.2}", ratio(&found[2]), ratio(&found[3]));
+    }
+}
+
+fn compare_rates(ours: &Peer, python: Option<&Peer>) {
+    println!("\ncommands, 16 at a time (per second; best of {TURNS} turns)");
+    let mut bare = || rate(16, || (), |()| measure::spawn_bare("/bin/true", &[]));
+    let mut bare_shell = || rate(16, || (), |()| measure::spawn_bare("/bin/sh", &["-c", "true"]));
+    let mut argv = || exec_rate(ours, "/sandbox/v1/exec", ARGV);
+    let mut shell = || exec_rate(ours, "/execute", SHELL);
+    let mut theirs = || exec_rate(python.unwrap_or(ours), "/execute", SHELL);
+    let mut contestants: Vec<&mut dyn FnMut() -> f64> = vec![&mut bare, &mut bare_shell, &mut argv, &mut shell];
+    if python.is_some() {
+        contestants.push(&mut theirs);
+    }
+    let found = in_turns(&mut contestants, |new, best| new > best);
+    show_rate("bare spawn of true", found[0], found[0]);
+    show_rate("bare spawn of sh -c true", found[1], found[0]);
+    show_rate("sandboxd argv", found[2], found[0]);
+    show_rate("sandboxd shell (/execute)", found[3], found[1]);
+    if let Some(theirs) = found.get(4) {
+        show_rate("python runtime (/execute)", *theirs, found[0]);
+        println!("  sandboxd / python: argv {:.2}, shell {:.2}", found[2] / theirs, found[3] / theirs);
+    }
+}
+
+fn compare_transfers(ours: &Peer, daemon: Option<&Peer>, python: Option<&Peer>, work: &Path) -> std::io::Result<()> {
+    println!("\ntransfers of {} MB over loopback (MB/s, best of {TURNS} turns)", SIZE >> 20);
+    let contestants = [
+        ("sandboxd /upload, /download", Some(ours), Dialect::Runtime),
+        ("sandboxd native files", Some(ours), Dialect::Native),
+        ("sandboxd /v1/files (with fsync)", Some(ours), Dialect::Workspace),
+        ("peer daemon /v1/files", daemon, Dialect::Workspace),
+        ("python runtime", python, Dialect::Runtime),
+    ];
+    let mut bare = Transfer { up: 0.0, down: 0.0 };
+    let mut found = [bare; 5];
+    for _ in 0..TURNS {
+        bare = bare.best(Transfer { up: peers::bare_up(work, SIZE)?, down: peers::bare_down(work, SIZE)? });
+        for ((_, peer, dialect), found) in contestants.iter().zip(&mut found) {
+            if let Some(peer) = peer {
+                *found = found.best(peer.transfer_in(*dialect, SIZE)?);
+            }
+        }
+    }
+    show_transfer("bare read/write loop", bare, bare);
+    for ((name, peer, _), found) in contestants.iter().zip(found) {
+        if peer.is_some() {
+            show_transfer(name, found, bare);
+        }
+    }
     Ok(())
 }
 
@@ -136,12 +177,12 @@ fn show_rate(name: &str, rate: f64, base: f64) {
     println!("  {name:<34} {rate:>7.0}/s {:>6.0} % of bare", rate / base * 100.0);
 }
 
-fn show_transfer(name: &str, transfer: Transfer, up: f64, down: f64) {
+fn show_transfer(name: &str, transfer: Transfer, bare: Transfer) {
     println!(
         "  {name:<34} up {:>6.0} ({:>3.0} %)   down {:>6.0} ({:>3.0} %)",
         transfer.up,
-        transfer.up / up * 100.0,
+        transfer.up / bare.up * 100.0,
         transfer.down,
-        transfer.down / down * 100.0
+        transfer.down / bare.down * 100.0
     );
 }

@@ -31,6 +31,16 @@ impl ApiError {
     }
 }
 
+/// An error about a file that the request names. What lies outside the root is not talked about, not even by name.
+pub(crate) fn about(path: &str) -> impl FnOnce(FileError) -> ApiError + use<> {
+    let path = path.to_owned();
+    move |error| {
+        let named = matches!(error, FileError::Os(_));
+        let error = ApiError::from(error);
+        if named { ApiError::new(error.code, format!("{path:?}: {}", error.message)) } else { error }
+    }
+}
+
 impl From<FileError> for ApiError {
     fn from(error: FileError) -> Self {
         let code = match &error {

@@ -12,7 +12,7 @@ use http::{Request, Response, StatusCode};
 use rustix::fs::{AtFlags, FileType, Mode, RenameFlags, Stat, renameat, renameat_with};
 use rustix::io::Errno;
 
-use super::error::ApiError;
+use super::error::{ApiError, about};
 use super::routes::{Operation, Query};
 use super::stream::Format;
 use crate::files::tree::{copy, make_directories, remove};
@@ -34,7 +34,8 @@ pub(super) async fn perform(
         Operation::FileDelete => {
             let recursive = query.flag("recursive")?;
             let path = query.required("path")?.to_owned();
-            change(move || remove(&locate(&runtime, &path, Purpose::List, Follow::Never)?.1, recursive)).await
+            change(&path.clone(), move || remove(&locate(&runtime, &path, Purpose::List, Follow::Never)?.1, recursive))
+                .await
         }
         Operation::FileStat => look::stat(runtime, query).await,
         Operation::FileList => look::list(runtime, query).await,
@@ -56,8 +57,12 @@ pub(super) async fn perform(
     }
 }
 
-async fn change(work: impl FnOnce() -> Result<(), FileError> + Send + 'static) -> Result<Response<Body>, ApiError> {
-    blocking(work).await?;
+/// Changes something; `named` is what an error is about.
+async fn change(
+    named: &str,
+    work: impl FnOnce() -> Result<(), FileError> + Send + 'static,
+) -> Result<Response<Body>, ApiError> {
+    blocking(work).await.map_err(about(named))?;
     Ok(body::empty(StatusCode::NO_CONTENT))
 }
 
@@ -73,7 +78,7 @@ async fn rearrange(
     match operation {
         Operation::FileMkdir => {
             let path = field(wanted.path, "path")?;
-            change(move || {
+            change(&path.clone(), move || {
                 let path = runtime.meaning.resolve(path.as_bytes(), Purpose::Write)?;
                 make_directories(runtime.meaning.root(), &path, mode.unwrap_or(0o755))
             })
@@ -82,7 +87,7 @@ async fn rearrange(
         Operation::FileChmod => {
             let path = field(wanted.path, "path")?;
             let mode = mode.ok_or_else(|| ApiError::invalid("\"mode\" is missing from the request body"))?;
-            change(move || {
+            change(&path.clone(), move || {
                 let (_, located) = locate(&runtime, &path, Purpose::Read, Follow::Link)?;
                 change_mode(&located, mode, runtime.meaning.root().is_whole())
             })
@@ -90,7 +95,7 @@ async fn rearrange(
         }
         Operation::FileMove => {
             let (from, to) = (field(wanted.from, "from")?, field(wanted.to, "to")?);
-            change(move || {
+            change(&format!("{from} -> {to}"), move || {
                 let (_, source) = locate(&runtime, &from, Purpose::List, Follow::Never)?;
                 let path = runtime.meaning.resolve(to.as_bytes(), Purpose::Write)?;
                 let target = runtime.meaning.root().locate_creating_parents(&path)?;
@@ -100,7 +105,7 @@ async fn rearrange(
         }
         _ => {
             let (from, to) = (field(wanted.from, "from")?, field(wanted.to, "to")?);
-            change(move || {
+            change(&format!("{from} -> {to}"), move || {
                 let (_, source) = locate(&runtime, &from, Purpose::Read, Follow::Link)?;
                 let path = runtime.meaning.resolve(to.as_bytes(), Purpose::Write)?;
                 let root = runtime.meaning.root();

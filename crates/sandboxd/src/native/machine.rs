@@ -80,6 +80,9 @@ fn own_memory() -> u64 {
     kibibytes * 1024
 }
 
+/// Version 1 writes the absence of a limit as a number of this size or more.
+const UNLIMITED: u64 = 1 << 62;
+
 /// The sandbox's own cgroup: in a cgroup namespace it is mounted as the root. Version 2, else version 1.
 fn of_cgroup() -> Usage {
     let read = |path: &str| std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(path)).ok();
@@ -92,7 +95,9 @@ fn of_cgroup() -> Usage {
         cpu_microseconds: cpu.or_else(|| number("cpuacct/cpuacct.usage").map(|nanoseconds| nanoseconds / 1000)),
         memory_bytes: number("memory.current").or_else(|| number("memory/memory.usage_in_bytes")),
         // "max" is not a number and means that there is none.
-        memory_limit_bytes: number("memory.max").or_else(|| number("memory/memory.limit_in_bytes")),
+        memory_limit_bytes: number("memory.max")
+            .or_else(|| number("memory/memory.limit_in_bytes"))
+            .filter(|limit| *limit < UNLIMITED),
         processes: number("pids.current").or_else(|| number("pids/pids.current")),
         ..Usage::default()
     }

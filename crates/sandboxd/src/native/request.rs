@@ -9,7 +9,7 @@ use rustix::process::Resource;
 use rustix::termios::Winsize;
 use rustix::thread::CapabilitySet;
 
-use super::error::ApiError;
+use super::error::{ApiError, about};
 use crate::files::Follow;
 use crate::process::launch::Identity;
 use crate::process::{Launch, Stdin};
@@ -29,7 +29,8 @@ pub(super) fn to_launch(runtime: &Runtime, request: &ExecRequest, interactive: b
     };
     let cwd = request.cwd.as_deref().unwrap_or_default();
     let path = runtime.meaning.resolve(cwd.as_bytes(), Purpose::List)?;
-    let directory = runtime.meaning.root().locate(&path, Follow::Link)?.open_directory()?;
+    let opened = runtime.meaning.root().locate(&path, Follow::Link).and_then(|located| located.open_directory());
+    let directory = opened.map_err(about(if cwd.is_empty() { "the working directory" } else { cwd }))?;
     let identity = request.user.as_deref().map(identity).transpose()?;
     let mut env = (*runtime.env).clone();
     if !cwd.is_empty() {

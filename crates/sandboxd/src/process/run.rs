@@ -223,7 +223,7 @@ impl Output {
     fn take_ready(&mut self) {
         let Some(pipe) = &mut self.pipe else { return };
         if self.buffer.is_empty() {
-            self.buffer.resize(READ_SIZE, 0);
+            self.buffer.resize(FIRST_READ, 0);
         }
         for _ in 0..READS_IN_A_ROW {
             match pipe.try_read(&mut self.buffer) {
@@ -231,7 +231,12 @@ impl Output {
                     self.pipe = None;
                     return;
                 }
-                Ok(read) => self.kept.push(&self.buffer[..read]),
+                Ok(read) => {
+                    self.kept.push(&self.buffer[..read]);
+                    if read == self.buffer.len() {
+                        self.buffer.resize(READ_SIZE, 0);
+                    }
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(_) => {
                     self.pipe = None;
@@ -253,6 +258,8 @@ impl Output {
     }
 }
 
+/// Most commands say little.
+const FIRST_READ: usize = 4096;
 /// A pipe's default capacity.
 const READ_SIZE: usize = 64 * 1024;
 const READS_IN_A_ROW: usize = 16;

@@ -210,7 +210,8 @@ fn run_corpus(daemon: &Daemon) {
         }
         for case in &cases {
             let Some(answer) = operation(daemon, case) else { continue };
-            let text = answer.text();
+            // What the request itself named may be named back.
+            let text = answer.text().replace(&case.decoded, "");
             assert!(!text.contains(MARKER), "{name} {case:?} revealed a sentinel: {text}");
             assert!(!text.contains("outside-only"), "{name} {case:?} listed the outside: {text}");
             assert!(answer.status < 500 || text.contains("upload failed"), "{name} {case:?}: {} {text}", answer.status);

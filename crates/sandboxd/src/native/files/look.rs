@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::{describe, link_target, locate, lstat};
 use crate::files::watch::Watch;
 use crate::files::{FileError, Follow, blocking, search as find};
-use crate::native::error::ApiError;
+use crate::native::error::{ApiError, about};
 use crate::native::routes::Query;
 use crate::native::stream::{Format, respond_with};
 use crate::runtime::{Purpose, Runtime};
@@ -25,18 +25,21 @@ const MAX_MATCHES: usize = 10_000;
 
 pub(super) async fn stat(runtime: Arc<Runtime>, query: &Query) -> Result<Response<Body>, ApiError> {
     let path = query.required("path")?.to_owned();
+    let failed = about(&path);
     let follow = if query.flag("follow")? { Follow::Link } else { Follow::Never };
     let info = blocking(move || {
         let (path, located) = locate(&runtime, &path, Purpose::Read, follow)?;
         let stat = located.stat()?.ok_or(FileError::Os(Errno::NOENT))?;
         Ok(describe(&path, &stat, link_target(&located)))
     })
-    .await?;
+    .await
+    .map_err(failed)?;
     Ok(body::json(StatusCode::OK, &info))
 }
 
 pub(super) async fn list(runtime: Arc<Runtime>, query: &Query) -> Result<Response<Body>, ApiError> {
     let path = query.get("path").unwrap_or_default().to_owned();
+    let failed = about(&path);
     let limit = query.number("limit", ENTRIES)?.min(MAX_ENTRIES);
     let bytes = blocking(move || {
         let (path, located) = locate(&runtime, &path, Purpose::List, Follow::Link)?;
@@ -60,7 +63,8 @@ pub(super) async fn list(runtime: Arc<Runtime>, query: &Query) -> Result<Respons
         list.entries.sort_by(|left, right| left.name.cmp(&right.name));
         Ok(serde_json::to_vec(&list).unwrap_or_default())
     })
-    .await?;
+    .await
+    .map_err(failed)?;
     Ok(body::json_bytes(StatusCode::OK, bytes))
 }
 
@@ -75,6 +79,7 @@ fn read_link(directory: &OwnedFd, name: &std::ffi::CStr, stat: &rustix::fs::Stat
 pub(super) async fn glob(runtime: Arc<Runtime>, query: &Query) -> Result<Response<Body>, ApiError> {
     let matcher = find::glob(query.required("pattern")?).map_err(|error| ApiError::invalid(error.to_string()))?;
     let path = query.get("path").unwrap_or_default().to_owned();
+    let failed = about(&path);
     let limit = query.number("limit", ENTRIES)?.min(MAX_ENTRIES);
     let bytes = blocking(move || {
         let (path, located) = locate(&runtime, &path, Purpose::List, Follow::Link)?;
@@ -83,7 +88,8 @@ pub(super) async fn glob(runtime: Arc<Runtime>, query: &Query) -> Result<Respons
         let entries = entries.map(|file| describe(&path.join(&file.path), &file.stat, file.link_target)).collect();
         Ok(serde_json::to_vec(&FileList { entries, truncated: found.truncated }).unwrap_or_default())
     })
-    .await?;
+    .await
+    .map_err(failed)?;
     Ok(body::json_bytes(StatusCode::OK, bytes))
 }
 
@@ -92,6 +98,7 @@ pub(super) async fn search(runtime: Arc<Runtime>, query: &Query) -> Result<Respo
     let pattern = find::regex(query.required("pattern")?, query.flag("ignoreCase")?).map_err(invalid)?;
     let only = query.get("glob").map(find::glob).transpose().map_err(invalid)?;
     let path = query.get("path").unwrap_or_default().to_owned();
+    let failed = about(&path);
     let limit = query.number("limit", MATCHES)?.min(MAX_MATCHES);
     let result = blocking(move || {
         let (path, located) = locate(&runtime, &path, Purpose::List, Follow::Link)?;
@@ -101,7 +108,8 @@ pub(super) async fn search(runtime: Arc<Runtime>, query: &Query) -> Result<Respo
             matches.map(|item| Match { path: path.join(&item.path).display(), line: item.line, text: item.text });
         Ok(SearchResult { matches: matches.collect(), files_searched: found.files, truncated: found.truncated })
     })
-    .await?;
+    .await
+    .map_err(failed)?;
     Ok(body::json(StatusCode::OK, &result))
 }
 
@@ -109,7 +117,8 @@ pub(super) async fn watch(runtime: Arc<Runtime>, query: &Query, format: Format) 
     let given = query.get("path").unwrap_or_default();
     let path = runtime.meaning.resolve(given.as_bytes(), Purpose::List)?;
     let watching = Change { path: path.display(), change: ChangeKind::Watching };
-    let watch = Watch::open(Arc::clone(runtime.meaning.root()), path, query.flag("recursive")?).await?;
+    let recursive = query.flag("recursive")?;
+    let watch = Watch::open(Arc::clone(runtime.meaning.root()), path, recursive).await.map_err(about(given))?;
     let first = futures::stream::iter([format.encode(&watching)]);
     let changes = futures::stream::unfold(watch, move |mut watch| async move {
         let changes = watch.next().await.ok()?;

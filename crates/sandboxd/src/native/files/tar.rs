@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::locate;
 use crate::files::archive::{ArchiveError, pack, unpack};
 use crate::files::{FileError, Follow, blocking};
-use crate::native::error::ApiError;
+use crate::native::error::{ApiError, about};
 use crate::native::routes::Query;
 use crate::runtime::{Purpose, Runtime};
 use crate::server::body::{self, Body};
@@ -34,7 +34,9 @@ fn slot() -> Result<tokio::sync::OwnedSemaphorePermit, ApiError> {
 
 pub(super) async fn down(runtime: Arc<Runtime>, query: &Query) -> Result<Response<Body>, ApiError> {
     let path = query.get("path").unwrap_or_default().to_owned();
-    let directory = blocking(move || locate(&runtime, &path, Purpose::List, Follow::Link)?.1.open_directory()).await?;
+    let failed = about(&path);
+    let opened = blocking(move || locate(&runtime, &path, Purpose::List, Follow::Link)?.1.open_directory());
+    let directory = opened.await.map_err(failed)?;
     let slot = slot()?;
     let (sender, receiver) = mpsc::channel::<Result<Bytes, FileError>>(IN_FLIGHT);
     tokio::task::spawn_blocking(move || {

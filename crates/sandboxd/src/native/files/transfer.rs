@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::{locate, parse_mode};
 use crate::files::write::{BatchWriter, Permissions, Replacement};
 use crate::files::{FileError, Follow, Located, blocking, require_regular, require_single_name};
-use crate::native::error::ApiError;
+use crate::native::error::{ApiError, about};
 use crate::native::routes::Query;
 use crate::runtime::{Purpose, Runtime};
 use crate::server::body::{self, Body};
@@ -23,7 +23,9 @@ pub(super) async fn read(
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
     let path = query.required("path")?.to_owned();
-    let (file, stat) = blocking(move || locate(&runtime, &path, Purpose::Read, Follow::Link)?.1.open_file()).await?;
+    let failed = about(&path);
+    let opened = blocking(move || locate(&runtime, &path, Purpose::Read, Follow::Link)?.1.open_file());
+    let (file, stat) = opened.await.map_err(failed)?;
     Ok(download::respond(&request, file, &stat, None))
 }
 
@@ -38,6 +40,7 @@ pub(super) async fn write(
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
     let path = query.required("path")?.to_owned();
+    let failed = about(&path);
     let permissions = query.get("mode").map(parse_mode).transpose()?.map_or(Permissions::Keep, Permissions::Exactly);
     let append = query.flag("append")?;
     let limit = runtime.max_body;
@@ -55,7 +58,8 @@ pub(super) async fn write(
             false => Ok(Target::Replaced(Replacement::begin(&located, permissions)?)),
         }
     })
-    .await?;
+    .await
+    .map_err(failed)?;
     let file = match &target {
         Target::Replaced(replacement) => replacement.descriptor(),
         Target::Appended(file) => Arc::clone(file),
