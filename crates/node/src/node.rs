@@ -159,7 +159,8 @@ fn settings(options: &NodeOptions, log_dir: PathBuf) -> Settings {
     Settings {
         node_name: options.node_name.clone(),
         log_dir,
-        sandboxd: options.sandboxd.clone(),
+        // The runtime follows no link on the way to what it mounts for a Pod.
+        sandboxd: options.sandboxd.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())),
         allowed: Allowed { host_paths: options.allow_host_paths.clone() },
         backoff: options.backoff,
         cluster_domain: options.cluster_domain.clone(),

@@ -13,6 +13,7 @@ pub mod env;
 pub mod expand;
 pub mod fetch;
 pub mod files;
+pub mod host_path;
 pub mod model;
 pub mod mounts;
 pub mod plan;

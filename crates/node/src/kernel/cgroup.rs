@@ -113,7 +113,7 @@ impl CgroupPlan {
         }
     }
 
-    fn folders(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn folders(&self) -> impl Iterator<Item = &Path> {
         self.unified.iter().chain(&self.v1).map(PathBuf::as_path)
     }
 }

@@ -26,6 +26,8 @@ pub struct KernelConfig {
     pub registry_mirrors: Vec<(String, String)>,
     /// Network of Pod addresses (`10.88.0.0/16`); `None` takes the first of a short list that overlaps no route.
     pub pod_network: Option<String>,
+    /// Pods end with this process, however it ends, instead of waiting for its next start: for nodes that are thrown away.
+    pub pods_end_with_node: bool,
     /// Refuse Pods whose limits cannot be held, instead of saying so.
     pub strict_limits: bool,
     #[doc(hidden)]
@@ -63,6 +65,7 @@ impl KernelConfig {
             image_aliases: vec![(BUILT_IN_ALIAS.0.to_owned(), BUILT_IN_ALIAS.1.to_owned())],
             registry_mirrors: Vec::new(),
             pod_network: None,
+            pods_end_with_node: false,
             strict_limits: false,
             walls: Walls::ALL,
         }

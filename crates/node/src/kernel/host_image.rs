@@ -87,13 +87,15 @@ pub(crate) fn prepare(images_dir: &Path, extra: &[PathBuf], give_away: bool) -> 
     let skeleton = base.join(&fingerprint(&shown, give_away)[..16]);
     if !skeleton.exists() {
         let staging = base.join(format!("staging-{}", std::process::id()));
-        super::layers::remove_tree(&staging)?;
+        super::tree::remove(&staging)?;
         write_skeleton(&staging, Path::new("/"), &shown, give_away)?;
         fs::rename(&staging, &skeleton)?;
     }
     Ok(ResolvedImage {
         reference: NAME.to_owned(),
-        digest: format!("sha256:{}", allow_list_digest(&shown)),
+        // The same for ever, whatever is shown: a sandbox suspended before the host was upgraded, or before the operator
+        // showed one more folder, keeps its writable layer.
+        digest: format!("sha256:{}", hex(Sha256::new_with_prefix(NAME))),
         content: ImageContent::Host { skeleton, shown },
         config: ImageConfig {
             env: vec![("PATH".to_owned(), DEFAULT_PATH.to_owned()), ("HOME".to_owned(), HOME.to_owned())],
@@ -211,17 +213,6 @@ fn copy_readable(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The image's identity: what it shows, not the state of the host's files. A sandbox suspended before the host was
-/// upgraded keeps its writable layer.
-fn allow_list_digest(shown: &[PathBuf]) -> String {
-    let mut hash = Sha256::new();
-    for path in shown {
-        hash.update(path.to_string_lossy().as_bytes());
-        hash.update([0]);
-    }
-    hex(hash)
-}
-
 fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -285,8 +276,14 @@ mod tests {
         let (folder, first) = image(&[]);
         let second = prepare(folder.path(), &[], false).unwrap();
         assert_eq!(first, second);
+    }
+
+    #[test]
+    fn showing_more_changes_the_content_and_keeps_the_identity() {
+        let (folder, first) = image(&[]);
         let with_more = prepare(folder.path(), &[folder.path().to_owned()], false).unwrap();
-        assert_ne!(first.digest, with_more.digest);
+        assert_ne!(first.content, with_more.content);
+        assert_eq!(first.digest, with_more.digest, "suspended layers are kept under it");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Blocks of user ids: each owner keeps the one it got, so that a resumed Pod finds its files its own.
+//! Blocks of user ids: each owner keeps the one it got, so that a resumed Pod finds its files its own. No two nodes of one
+//! machine ever use the same block: a table they share says which folder holds which.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,53 +7,101 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::plan::BLOCK_SIZE;
-use super::supervisor::records;
+use super::{layers, supervisor::records};
 
-/// Which owner has which block. Saved before a block is used.
+mod table;
+
+pub(crate) use table::SharedTable;
+
+/// Blocks taken from the shared table at a time, so that most Pods need not lock it.
+const LEASE: usize = 32;
+
+/// Which owner has which block. Saved before a block is used: one small file for each owner.
 pub(crate) struct IdBlocks {
-    file: PathBuf,
-    first_id: u32,
-    /// Blocks that may be used: those that overlap no subordinate range of the host.
+    folder: PathBuf,
+    /// First ids of blocks that may be used: those that overlap no subordinate range of the host.
     usable: BTreeSet<u32>,
     taken: BTreeMap<String, u32>,
+    /// Blocks that are ours to give.
+    spare: BTreeSet<u32>,
     /// Where the search goes on, so that a freed block is reused as late as possible.
     next: u32,
+    table: SharedTable,
+}
+
+/// A block that an owner has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Block {
+    /// It had it before, or it was saved just now (`fresh`), but not yet against a loss of power.
+    Has { first: u32, fresh: bool },
+    /// All blocks are taken.
+    None,
 }
 
 impl IdBlocks {
-    pub(crate) fn open(data_dir: &Path, first_id: u32, blocks: u32) -> io::Result<Self> {
-        let file = data_dir.join("id-blocks.json");
-        let taken: BTreeMap<String, u32> = match fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(error),
-        };
+    pub(crate) fn open(data_dir: &Path, first_id: u32, blocks: u32, table: SharedTable) -> io::Result<Self> {
+        let folder = data_dir.join("ids");
+        fs::create_dir_all(&folder)?;
+        let mut taken = BTreeMap::new();
+        for entry in fs::read_dir(&folder)?.flatten() {
+            let Ok(owner) = entry.file_name().into_string() else { continue };
+            // A half-written one was never used.
+            if owner.starts_with('.') {
+                continue;
+            }
+            if let Some(first) = fs::read_to_string(entry.path()).ok().and_then(|text| text.trim().parse().ok()) {
+                taken.insert(owner, first);
+            }
+        }
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let reserved = parse_ranges(&read("/etc/subuid")).chain(parse_ranges(&read("/etc/subgid"))).collect::<Vec<_>>();
         let usable = usable_blocks(first_id, blocks, &reserved);
-        let next = taken.values().max().map_or(0, |last| last + 1);
-        Ok(Self { file, first_id, usable, taken, next })
+        table.claim(&taken.values().copied().collect::<Vec<_>>())?;
+        // Each folder begins elsewhere, so that nodes that never ran at the same time seldom met the same block either.
+        let start = table.number() % blocks.max(1);
+        let next = first_id.saturating_add(start.saturating_mul(BLOCK_SIZE));
+        Ok(Self { folder, usable, taken, spare: BTreeSet::new(), next, table })
     }
 
-    /// The first id of the owner's block; `None` when all are taken.
-    pub(crate) fn block_of(&mut self, owner: &str) -> io::Result<Option<u32>> {
-        if let Some(block) = self.taken.get(owner) {
-            return Ok(Some(self.first_id + block * BLOCK_SIZE));
+    /// The owner's block.
+    pub(crate) fn block_of(&mut self, owner: &str) -> io::Result<Block> {
+        if let Some(first) = self.taken.get(owner) {
+            return Ok(Block::Has { first: *first, fresh: false });
         }
-        let in_use: BTreeSet<u32> = self.taken.values().copied().collect();
-        let from_next = self.usable.range(self.next..).chain(self.usable.range(..self.next));
-        let Some(block) = from_next.copied().find(|block| !in_use.contains(block)) else { return Ok(None) };
-        self.taken.insert(owner.to_owned(), block);
-        self.next = block + 1;
-        records::replace_durably(&self.file, &self.taken)?;
-        Ok(Some(self.first_id + block * BLOCK_SIZE))
+        let file = self.file_of(owner)?;
+        if self.spare.is_empty() {
+            let from_next = self.usable.range(self.next..).chain(self.usable.range(..self.next)).copied();
+            self.spare.extend(self.table.lease(from_next, LEASE)?);
+        }
+        let from_next = self.spare.range(self.next..).chain(self.spare.range(..self.next));
+        let Some(first) = from_next.copied().next() else { return Ok(Block::None) };
+        records::replace_text(&file, &format!("{first}\n"))?;
+        self.spare.remove(&first);
+        self.taken.insert(owner.to_owned(), first);
+        self.next = first.saturating_add(1);
+        Ok(Block::Has { first, fresh: true })
+    }
+
+    /// The file to be written through to the disk when an owner's block is fresh.
+    pub(crate) fn file_of(&self, owner: &str) -> io::Result<PathBuf> {
+        Ok(self.folder.join(layers::one_name(owner)?))
     }
 
     pub(crate) fn forget(&mut self, owner: &str) -> io::Result<()> {
-        match self.taken.remove(owner) {
-            Some(_) => records::replace_durably(&self.file, &self.taken),
-            None => Ok(()),
+        let Some(first) = self.taken.get(owner).copied() else { return Ok(()) };
+        match fs::remove_file(self.file_of(owner)?) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
+        self.taken.remove(owner);
+        self.spare.insert(first);
+        Ok(())
+    }
+
+    /// Gives blocks that no owner has back to the other nodes of this machine.
+    pub(crate) fn release(&mut self) -> io::Result<()> {
+        self.spare.clear();
+        self.table.keep_only(&self.taken.values().copied().collect())
     }
 
     pub(crate) fn owners(&self) -> impl Iterator<Item = &str> {
@@ -61,7 +110,7 @@ impl IdBlocks {
 }
 
 /// `name:first:count` lines as (first, count).
-fn parse_ranges(text: &str) -> impl Iterator<Item = (u64, u64)> + '_ {
+pub(crate) fn parse_ranges(text: &str) -> impl Iterator<Item = (u64, u64)> + '_ {
     text.lines().filter_map(|line| {
         let mut fields = line.split(':').skip(1);
         Some((fields.next()?.trim().parse().ok()?, fields.next()?.trim().parse().ok()?))
@@ -69,13 +118,14 @@ fn parse_ranges(text: &str) -> impl Iterator<Item = (u64, u64)> + '_ {
 }
 
 fn usable_blocks(first_id: u32, blocks: u32, reserved: &[(u64, u64)]) -> BTreeSet<u32> {
-    (0..blocks)
-        .filter(|block| {
-            let start = u64::from(first_id) + u64::from(*block) * u64::from(BLOCK_SIZE);
+    (0..u64::from(blocks))
+        .map(|block| u64::from(first_id) + block * u64::from(BLOCK_SIZE))
+        .filter(|start| {
             let end = start + u64::from(BLOCK_SIZE);
             // The last id means "no id" to the kernel.
-            end < u64::from(u32::MAX) && reserved.iter().all(|(from, count)| end <= *from || from + count <= start)
+            end < u64::from(u32::MAX) && reserved.iter().all(|(from, count)| end <= *from || from + count <= *start)
         })
+        .filter_map(|start| u32::try_from(start).ok())
         .collect()
 }
 
@@ -87,8 +137,9 @@ mod tests {
     fn blocks_never_overlap_subordinate_ranges() {
         let reserved = parse_ranges("me:165536:65536\nother:300000:10\n# comment\n").collect::<Vec<_>>();
         assert_eq!(reserved, [(165_536, 65_536), (300_000, 10)]);
-        // Blocks start at 100,000: the second is the range from 165,536; the fourth holds 300,000.
-        assert_eq!(usable_blocks(100_000, 5, &reserved).into_iter().collect::<Vec<_>>(), [0, 2, 4]);
+        // The second block is the range from 165,536; the fourth holds 300,000.
+        let usable: Vec<_> = usable_blocks(100_000, 5, &reserved).into_iter().collect();
+        assert_eq!(usable, [100_000, 100_000 + 2 * BLOCK_SIZE, 100_000 + 4 * BLOCK_SIZE]);
     }
 
     #[test]
@@ -96,18 +147,78 @@ mod tests {
         assert_eq!(usable_blocks(u32::MAX - BLOCK_SIZE - 1, 3, &[]).len(), 1);
     }
 
+    fn open(folder: &Path, node: &str, blocks: u32) -> IdBlocks {
+        let data = folder.join(node);
+        fs::create_dir_all(&data).unwrap();
+        IdBlocks::open(&data, 1 << 30, blocks, SharedTable::at(&folder.join("shared"), &data)).unwrap()
+    }
+
+    fn first_of(block: Block) -> u32 {
+        match block {
+            Block::Has { first, .. } => first,
+            Block::None => panic!("no block"),
+        }
+    }
+
     #[test]
     fn an_owner_keeps_its_block_over_restarts_and_others_never_get_it() {
         let folder = tempfile::tempdir().unwrap();
-        let open = || IdBlocks::open(folder.path(), 1 << 30, 2).unwrap();
-        let mut blocks = open();
-        let first = blocks.block_of("a").unwrap().unwrap();
-        let second = blocks.block_of("b").unwrap().unwrap();
+        let mut blocks = open(folder.path(), "node", 2);
+        let first = first_of(blocks.block_of("a").unwrap());
+        let second = first_of(blocks.block_of("b").unwrap());
         assert_eq!(second.abs_diff(first), BLOCK_SIZE);
-        assert_eq!(blocks.block_of("c").unwrap(), None, "the range is used up");
-        let mut blocks = open();
-        assert_eq!(blocks.block_of("a").unwrap(), Some(first));
+        assert_eq!(blocks.block_of("c").unwrap(), Block::None, "the range is used up");
+        let mut blocks = open(folder.path(), "node", 2);
+        assert_eq!(blocks.block_of("a").unwrap(), Block::Has { first, fresh: false });
         blocks.forget("b").unwrap();
-        assert_eq!(blocks.block_of("c").unwrap(), Some(second));
+        assert_eq!(blocks.block_of("c").unwrap(), Block::Has { first: second, fresh: true });
+    }
+
+    #[test]
+    fn two_nodes_of_one_machine_never_share_a_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let blocks = 2 * LEASE as u32;
+        let (mut one, mut two) = (open(folder.path(), "one", blocks), open(folder.path(), "two", blocks));
+        let mut seen = BTreeSet::new();
+        for number in 0..LEASE {
+            assert!(seen.insert(first_of(one.block_of(&format!("{number}")).unwrap())));
+            assert!(seen.insert(first_of(two.block_of(&format!("{number}")).unwrap())));
+        }
+        assert_eq!(one.block_of("more").unwrap(), Block::None);
+        // A node's folder that is gone holds nothing; one that is still there keeps its blocks while nobody runs.
+        drop((one, two));
+        fs::remove_dir_all(folder.path().join("two")).unwrap();
+        let mut three = open(folder.path(), "three", blocks);
+        for number in 0..LEASE {
+            let block = first_of(three.block_of(&format!("{number}")).unwrap());
+            assert!(seen.contains(&block));
+        }
+        assert_eq!(three.block_of("more").unwrap(), Block::None, "the first node's are still its own");
+    }
+
+    #[test]
+    fn blocks_that_nobody_has_go_back_to_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut one, mut two) = (open(folder.path(), "one", 2), open(folder.path(), "two", 2));
+        one.block_of("a").unwrap();
+        assert_eq!(two.block_of("a").unwrap(), Block::None, "both are leased");
+        one.release().unwrap();
+        assert!(matches!(two.block_of("a").unwrap(), Block::Has { .. }));
+    }
+
+    #[test]
+    fn a_block_that_another_node_took_meanwhile_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut one = open(folder.path(), "one", 1);
+        one.block_of("a").unwrap();
+        drop(one);
+        // The table does not outlive the machine's uptime, the folders do.
+        fs::remove_dir_all(folder.path().join("shared")).unwrap();
+        let mut two = open(folder.path(), "two", 1);
+        two.block_of("a").unwrap();
+        let data = folder.path().join("one");
+        let again = IdBlocks::open(&data, 1 << 30, 1, SharedTable::at(&folder.path().join("shared"), &data));
+        let text = again.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(text.contains("two"), "{text}");
     }
 }

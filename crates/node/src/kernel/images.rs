@@ -63,6 +63,7 @@ impl ImageStore {
             Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error),
         };
+        remove_staging(dir);
         remove_staging(&dir.join("layers"));
         let (known, pulls) = (Mutex::new(known), Mutex::new(HashMap::new()));
         Ok(Self { dir: dir.to_owned(), privileged, host, aliases, mirrors, known, pulls })
@@ -165,8 +166,8 @@ impl ImageStore {
         for entry in entries.flatten() {
             let id = format!("sha256:{}", entry.file_name().to_string_lossy());
             if !needed.contains(&id) && !entry.file_name().to_string_lossy().starts_with("staging-") {
-                freed += super::layers::disk_usage(&entry.path());
-                super::layers::remove_tree(&entry.path()).map_err(step)?;
+                freed += super::tree::usage(&entry.path()).bytes;
+                super::tree::remove(&entry.path()).map_err(step)?;
             }
         }
         Ok(freed)
@@ -177,7 +178,7 @@ impl ImageStore {
 fn remove_staging(layers: &Path) {
     let Ok(entries) = fs::read_dir(layers) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("staging-")) {
-        if let Err(error) = super::layers::remove_tree(&entry.path()) {
+        if let Err(error) = super::tree::remove(&entry.path()) {
             tracing::warn!(%error, path = %entry.path().display(), "An unfinished layer stays behind");
         }
     }

@@ -161,7 +161,8 @@ pub(crate) fn exec_main(
 
 /// The part every process that enters a sandbox starts with.
 fn begin(pod: &PodPlan) -> Step<()> {
-    // Nothing inside may look into this process while it still is more than the sandbox.
+    // Nothing inside may look into this process while it still is more than the sandbox. Without privilege it has files of
+    // its own in /proc to write first; until then its user namespace, which is not the sandbox's, keeps it closed.
     if pod.ids.is_privileged() {
         sys::set_dumpable(false).step("closing the process to tracing")?;
     }
@@ -207,9 +208,13 @@ fn run(
     let (environment, path) = environment(program, &found);
     let groups = (!matches!(ids, IdMode::Single { .. })).then(|| found.groups.clone());
     let identity = Identity { uid: found.uid, gid: found.gid, groups };
-    // Descriptors go before the filter does, so that the filter sees the sandbox's own calls only.
-    let closed = sys::close_from_on_exec(3).step("closing descriptors");
-    if let Err((step, error)) = closed.and_then(|()| walls::close_in(&identity, program.capabilities, walls, filter)) {
+    // The supervisor's descriptors go before its power does: nothing is left for anybody inside to take.
+    let report = match sys::close_all_but(report) {
+        Ok(report) => report,
+        Err(error) => fail(report, kernel_failure("closing descriptors", &error)),
+    };
+    let report = &report;
+    if let Err((step, error)) = walls::close_in(&identity, program.capabilities, walls, filter) {
         fail(report, kernel_failure(step, &error));
     }
     // Changing the user cleared it.
@@ -255,7 +260,8 @@ fn settle(
         UserEntry::Nest => nest_user(found).step("making the container's user namespace")?,
         UserEntry::Inside => {}
     }
-    Ok(())
+    // From here on the process looks like one of the sandbox's own, and must not be open to them.
+    sys::set_dumpable(false).step("closing the process to tracing")
 }
 
 /// Makes the pipes the process's own, so that it can open `/dev/stdout` again by name.

@@ -6,6 +6,12 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
+use super::supervisor::records;
+use super::tree;
+
+/// The file that says which image a layer lies over, and that it is complete.
+pub(crate) const MARK: &str = "digest";
+
 /// Finds (or makes) the layer of a container: a folder with `upper` and `work`. A layer made over another image is of no
 /// use, and is thrown away. `root` is the host's name of root inside, when files can be given to it.
 pub(crate) fn ensure(
@@ -16,13 +22,13 @@ pub(crate) fn ensure(
     root: Option<u32>,
 ) -> io::Result<PathBuf> {
     let folder = base.join(one_name(owner)?).join(one_name(container)?);
-    let mark = folder.join("digest");
+    let mark = folder.join(MARK);
     match fs::read_to_string(&mark) {
         Ok(found) if found == digest => return Ok(folder),
-        Ok(_) => remove_tree(&folder)?,
+        Ok(_) => tree::remove(&folder)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             // Made by a node that died before it wrote the mark.
-            remove_tree(&folder)?;
+            tree::remove(&folder)?;
         }
         Err(error) => return Err(error),
     }
@@ -35,10 +41,8 @@ pub(crate) fn ensure(
             lchown(&path, Some(id), Some(id))?;
         }
     }
-    // Last: only a complete layer has it, also after a loss of power.
-    let mut file = fs::File::create(mark)?;
-    io::Write::write_all(&mut file, digest.as_bytes())?;
-    file.sync_all()?;
+    // Last: only a complete layer has it. The caller writes it through to the disk.
+    records::replace_text(&mark, digest)?;
     Ok(folder)
 }
 
@@ -49,44 +53,6 @@ pub(crate) fn one_name(name: &str) -> io::Result<&str> {
         (Some(std::path::Component::Normal(only)), None) if only == name => Ok(name),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is not the name of a folder"))),
     }
-}
-
-/// Removes a tree whatever the modes inside say; a missing one is fine. Links are removed, never followed.
-pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            open_up(path)?;
-            fs::remove_dir_all(path)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Without privilege, folders that forbid their owner to list them (overlay's own `work/work`) must be opened first.
-fn open_up(path: &Path) -> io::Result<()> {
-    let metadata = fs::symlink_metadata(path)?;
-    if !metadata.is_dir() {
-        return Ok(());
-    }
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
-    for entry in fs::read_dir(path)? {
-        open_up(&entry?.path())?;
-    }
-    Ok(())
-}
-
-/// Bytes used on disk below a path.
-pub(crate) fn disk_usage(path: &Path) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let Ok(metadata) = fs::symlink_metadata(path) else { return 0 };
-    let own = metadata.blocks() * 512;
-    if !metadata.is_dir() {
-        return own;
-    }
-    let Ok(entries) = fs::read_dir(path) else { return own };
-    entries.flatten().fold(own, |sum, entry| sum + disk_usage(&entry.path()))
 }
 
 #[cfg(test)]
@@ -120,18 +86,5 @@ mod tests {
         fs::create_dir_all(folder.path().join("owner/c/upper/half")).unwrap();
         let layer = ensure(folder.path(), "owner", "c", "sha256:1", None).unwrap();
         assert!(!layer.join("upper/half").exists());
-    }
-
-    #[test]
-    fn removing_does_not_follow_links() {
-        let folder = tempfile::tempdir().unwrap();
-        let outside = folder.path().join("outside");
-        fs::create_dir(&outside).unwrap();
-        fs::write(outside.join("precious"), "").unwrap();
-        let tree = folder.path().join("tree");
-        fs::create_dir(&tree).unwrap();
-        std::os::unix::fs::symlink(&outside, tree.join("link")).unwrap();
-        remove_tree(&tree).unwrap();
-        assert!(outside.join("precious").exists() && !tree.exists());
     }
 }

@@ -13,7 +13,7 @@ mod nft;
 mod node;
 mod pool;
 
-pub(crate) use node::{NodeNetwork, pod_network};
+pub(crate) use node::{NodeNetwork, delete_table, pod_network, word_of};
 pub(crate) use pool::{AddressPool, PodNetwork};
 
 use netlink::{Netlink, link_message};

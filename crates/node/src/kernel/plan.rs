@@ -25,6 +25,9 @@ pub(crate) struct PodPlan {
     /// Folder that holds all image layers and skeletons: mounted once per container, shifted into the Pod's ids.
     pub(crate) images_dir: PathBuf,
     pub(crate) weaknesses: Vec<Weakness>,
+    /// The Pod ends when nobody is connected to its supervisor any more, and leaves nothing behind.
+    #[serde(default)]
+    pub(crate) ends_with_node: bool,
     pub(crate) walls: Walls,
 }
 

@@ -19,7 +19,7 @@ use super::walls::{Named, Step};
 
 mod plan;
 
-pub(crate) use plan::{FileKind, MountStep, RootPlan, memory_volume_path, plan_root};
+pub(crate) use plan::{BindSource, FileKind, MountStep, RootPlan, memory_volume_path, plan_root};
 
 /// Who root inside the container is to the process doing the set-up, and the map to shift our own files with.
 #[derive(Clone, Copy)]
@@ -150,9 +150,7 @@ impl Builder<'_> {
                     other => other.step("making a link"),
                 }
             }
-            MountStep::Bind { source, sub_path, target, read_only, shifted } => {
-                self.place_bind(source, sub_path.as_deref(), target, *read_only, *shifted)
-            }
+            MountStep::Bind { source, target, read_only } => self.place_bind(source, target, *read_only),
             MountStep::HideFile { target } => self.hide(target, FileKind::File),
             MountStep::HideFolder { target } => self.hide(target, FileKind::Folder),
             MountStep::ReadOnly { target } => self.make_read_only(target),
@@ -197,26 +195,26 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn place_bind(
-        &self,
-        source: &Path,
-        sub_path: Option<&str>,
-        target: &str,
-        read_only: bool,
-        shifted: bool,
-    ) -> Step<()> {
-        let tree = match sub_path {
-            None => clone_tree(CWD, source, !shifted).step("opening a mount's source")?,
-            Some(sub_path) => {
-                let inner = open_sub_path(source, sub_path).step("opening a mount's subPath")?;
-                clone_tree(&inner, Path::new(""), false).step("opening a mount's subPath")?
+    fn place_bind(&self, source: &BindSource, target: &str, read_only: bool) -> Step<()> {
+        let (tree, shifted) = match source {
+            BindSource::Ours(path) => (clone_tree(CWD, path, true).step("opening a mount's source")?, false),
+            BindSource::Named(path) => {
+                let found = open_without_links(path).step("opening a host path without following links")?;
+                (clone_tree(&found, Path::new(""), true).step("opening a host path")?, false)
+            }
+            BindSource::Volume { path, sub_path: None, shifted } => {
+                (clone_tree(CWD, path, false).step("opening a volume")?, *shifted)
+            }
+            BindSource::Volume { path, sub_path: Some(sub_path), shifted } => {
+                let inner = open_sub_path(path, sub_path).step("opening a mount's subPath")?;
+                (clone_tree(&inner, Path::new(""), false).step("opening a mount's subPath")?, *shifted)
             }
         };
         let change = MountChange {
             set: ATTR_NOSUID | ATTR_NODEV | if read_only { ATTR_RDONLY } else { 0 },
             propagation: libc::MS_PRIVATE,
             idmap: if shifted { self.owner.idmap } else { None },
-            recursive: !shifted,
+            recursive: !matches!(source, BindSource::Volume { .. }),
             ..MountChange::default()
         };
         sys::mount_setattr(tree.as_fd(), change).step("restricting a mount")?;
@@ -300,6 +298,12 @@ impl Builder<'_> {
 
 const DEVICES: &[(&CStr, u32, u32)] =
     &[(c"null", 1, 3), (c"zero", 1, 5), (c"full", 1, 7), (c"random", 1, 8), (c"urandom", 1, 9), (c"tty", 5, 0)];
+
+/// Opens a path of the host that has no link in it anywhere.
+fn open_without_links(path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+}
 
 /// Opens `sub_path` inside a volume without leaving it; missing folders are made like the volume's own root.
 fn open_sub_path(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {

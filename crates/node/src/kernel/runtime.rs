@@ -16,12 +16,15 @@ use tokio::sync::{broadcast, watch};
 
 use super::cgroup::CgroupLayout;
 use super::config::KernelConfig;
-use super::ids::IdBlocks;
+use super::ids::{IdBlocks, SharedTable};
 use super::images::ImageStore;
 use super::layers;
+use super::leftovers::{self, Note, OwnNote};
 use super::net::{self, AddressPool, NodeNetwork, PodNetwork};
 use super::plan::IdMode;
 use super::spawner::Spawner;
+use super::supervisor::records::ProcessRecord;
+use super::tree;
 use super::wire::Call;
 use crate::runtime::{
     AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, ImageError, ImageService, PodRules,
@@ -62,6 +65,7 @@ pub struct KernelRuntime {
     /// The node's network was given back.
     closed: AtomicBool,
     weaknesses: Vec<Weakness>,
+    note: Option<OwnNote>,
 }
 
 /// All Pods by uid; shared with the tasks that listen to supervisors.
@@ -74,6 +78,9 @@ impl KernelRuntime {
         let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
         prepare_data_dir(&config.data_dir).map_err(step("preparing the data folder"))?;
         let privileged = rustix::process::geteuid().is_root();
+        if privileged {
+            leftovers::sweep();
+        }
         let layout = detect_cgroups(&config, privileged);
         let layout = create::prepare_node_group(layout, &config, privileged);
         let images_dir = config.data_dir.join("images");
@@ -84,12 +91,14 @@ impl KernelRuntime {
             .await
             .map_err(|_| RuntimeError::Timeout("preparing images"))?
             .map_err(step("preparing the image store"))?;
-        let ids =
-            IdBlocks::open(&config.data_dir, config.first_id, config.id_blocks).map_err(step("reading id blocks"))?;
+        let table = SharedTable::of_machine(&config.data_dir, privileged);
+        let ids = IdBlocks::open(&config.data_dir, config.first_id, config.id_blocks, table)
+            .map_err(step("reading id blocks"))?;
         let spawner = Spawner::start(&config.helper).map_err(step("starting the spawner"))?;
         let pod_network = net::pod_network(&config.data_dir, config.pod_network.as_deref())
             .map_err(step("choosing a network for Pods"))?;
         let network = open_network(&config, pod_network, privileged);
+        let note = if privileged { write_note(&config, &layout, network.as_ref()) } else { None };
         let weaknesses = create::weaknesses(&layout, privileged, network.is_some());
         Ok(Arc::new(Self {
             privileged,
@@ -107,6 +116,7 @@ impl KernelRuntime {
             recovered: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             weaknesses,
+            note,
             config,
         }))
     }
@@ -142,8 +152,8 @@ impl KernelRuntime {
         let own_layers = self.layers_dir().join(uid);
         let work = move || -> io::Result<()> {
             create::remove_group(&cgroup)?;
-            layers::remove_tree(&own_layers)?;
-            layers::remove_tree(&dir)
+            tree::remove(&own_layers)?;
+            tree::remove(&dir)
         };
         tokio::task::spawn_blocking(work)
             .await
@@ -156,12 +166,54 @@ impl KernelRuntime {
     /// Gives the host back what is not any Pod's: the group above all Pods and the node's network. While a Pod is left they stay,
     /// because it needs them. Called when dropped; a program that is about to exit calls it, because tasks may hold on to the runtime.
     pub fn close(&self) {
+        if self.privileged
+            && let Err(error) = self.ids.lock().release()
+        {
+            tracing::warn!(%error, "Unused blocks of user ids stay ours until the machine restarts");
+        }
         self.layout.plan("", create::no_limits()).remove_if_empty();
         let unused = self.pods.lock().is_empty();
-        if let Some(network) = self.network.as_ref().filter(|_| unused && !self.closed.swap(true, Ordering::Relaxed)) {
+        if !unused || self.closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Some(network) = &self.network {
             network.close();
         }
+        if let Some(note) = &self.note {
+            note.remove();
+        }
     }
+
+    /// Ends every Pod at once and gives everything back, whatever state it is in: for folders that are thrown away.
+    pub fn discard(&self) {
+        let all = self.layout.plan("", create::no_limits());
+        let _ = all.kill();
+        if let Err(error) = create::remove_group(&all) {
+            tracing::warn!(%error, "Control groups of discarded Pods stay behind");
+        }
+        let pods = std::mem::take(&mut *self.pods.lock());
+        for pod in pods.values() {
+            pod.begin_removal();
+            self.release_network(&pod.plan);
+        }
+        self.close();
+    }
+}
+
+/// Tells the machine's other nodes what we put on it.
+fn write_note(config: &KernelConfig, layout: &CgroupLayout, network: Option<&NodeNetwork>) -> Option<OwnNote> {
+    let written = ProcessRecord::own().and_then(|process| {
+        let note = Note {
+            data_dir: config.data_dir.clone(),
+            process,
+            thrown_away: config.pods_end_with_node,
+            table: network.map(|network| network.table().to_owned()),
+            gateway: network.map(NodeNetwork::gateway),
+            groups: layout.plan("", create::no_limits()).folders().map(Path::to_owned).collect(),
+        };
+        OwnNote::write(&format!("{:08x}", net::word_of(&config.data_dir)), &note)
+    });
+    written.inspect_err(|error| tracing::warn!(%error, "Nobody will clean up after this node should it be killed")).ok()
 }
 
 impl Drop for KernelRuntime {
@@ -268,7 +320,7 @@ impl PodRuntime for KernelRuntime {
         }
         let step = |source| RuntimeError::Kernel { step: "removing kept layers".to_owned(), source };
         let folder = self.layers_dir().join(layers::one_name(owner).map_err(step)?);
-        tokio::task::spawn_blocking(move || layers::remove_tree(&folder))
+        tokio::task::spawn_blocking(move || tree::remove(&folder))
             .await
             .map_err(|_| RuntimeError::Timeout("removing kept layers"))?
             .map_err(step)?;
@@ -324,7 +376,7 @@ impl PodRuntime for KernelRuntime {
 
     async fn remove_volume(&self, key: &VolumeKey) -> Result<(), RuntimeError> {
         let path = self.volume_path(key);
-        tokio::task::spawn_blocking(move || layers::remove_tree(&path))
+        tokio::task::spawn_blocking(move || tree::remove(&path))
             .await
             .map_err(|_| RuntimeError::Timeout("removing a volume"))?
             .map_err(|source| RuntimeError::Kernel { step: "removing a volume".to_owned(), source })
@@ -383,7 +435,7 @@ fn usage_by_name(folder: &Path) -> Vec<(String, u64)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries
         .flatten()
-        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, layers::disk_usage(&entry.path()))))
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, tree::usage(&entry.path()).bytes)))
         .collect()
 }
 

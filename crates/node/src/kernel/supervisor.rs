@@ -264,6 +264,10 @@ impl Supervisor {
             connection.open = false;
         }
         self.forget_exec_peers(id);
+        let alone = self.connections.iter().all(|connection| !connection.open);
+        if alone && self.plan.ends_with_node && self.ending.is_none() {
+            self.shut_down(0, 0);
+        }
     }
 
     fn call(&mut self, connection: u64, request: Request, descriptors: Vec<OwnedFd>) {
@@ -357,6 +361,21 @@ impl Supervisor {
         if let Some(veth) = &self.plan.veth {
             // The namespace's own end would take the cable down too, but only some time later.
             let _ = super::net::delete_link(&veth.host_name);
+        }
+        if self.plan.ends_with_node && self.connections.iter().all(|connection| !connection.open) {
+            self.remove_own_group();
+        }
+    }
+
+    /// Nobody is left to remove the Pod's groups once we are gone, so we leave them first.
+    fn remove_own_group(&self) {
+        let above = self.plan.cgroup.unified.as_deref().and_then(Path::parent).and_then(Path::parent);
+        let left = above.map_or(Ok(()), |folder| super::cgroup::write_control(&folder.join("cgroup.procs"), "0"));
+        if left.and_then(|()| self.plan.cgroup.remove()).is_ok() {
+            for folder in self.plan.cgroup.folders().filter_map(Path::parent) {
+                // Empty only when this was the node's last Pod.
+                let _ = fs::remove_dir(folder);
+            }
         }
     }
 }

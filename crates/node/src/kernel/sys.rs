@@ -207,11 +207,18 @@ pub(crate) fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
     .map(drop)
 }
 
-/// Marks every descriptor from `first` up close-on-exec.
-pub(crate) fn close_from_on_exec(first: u32) -> io::Result<()> {
-    const CLOSE_RANGE_CLOEXEC: u32 = 4;
-    // SAFETY: integers only.
-    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_CLOEXEC) }).map(drop)
+/// Closes every descriptor from 3 up but this one, which becomes 3 and is closed by exec. Owners of the others must never
+/// use or drop them again: only for a process that is about to execute another program.
+pub(crate) fn close_all_but(kept: &OwnedFd) -> io::Result<OwnedFd> {
+    const ONLY: RawFd = 3;
+    if kept.as_raw_fd() != ONLY {
+        // SAFETY: whatever descriptor 3 was, this process does not use it again.
+        check(libc::c_long::from(unsafe { libc::dup3(kept.as_raw_fd(), ONLY, libc::O_CLOEXEC) }))?;
+    }
+    // SAFETY: integers only; the caller's promise covers what is closed.
+    check(unsafe { libc::syscall(libc::SYS_close_range, ONLY + 1, u32::MAX, 0) })?;
+    // SAFETY: open, and nobody else's any more.
+    Ok(unsafe { OwnedFd::from_raw_fd(ONLY) })
 }
 
 /// Makes `target` a copy of `source` that survives exec.

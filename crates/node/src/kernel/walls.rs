@@ -66,6 +66,8 @@ pub(crate) fn close_in(
     sys::set_uid(identity.uid).step("setting the user")?;
     let held = if walls.capabilities { mask } else { mask & permitted_mask() };
     sys::set_capabilities(held).step("setting capabilities")?;
+    // The change of user may have opened the process again, by a setting of the host's.
+    sys::set_dumpable(false).step("closing the process to tracing")?;
     if identity.uid != 0 {
         // Without this an ordinary user would lose what the Pod asked for at exec.
         for capability in (0..=LAST_CAPABILITY).filter(|number| held & (1 << number) != 0) {

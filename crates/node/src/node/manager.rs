@@ -23,7 +23,6 @@ use crate::pods::actor::{self, Birth, Handle, Message};
 use crate::pods::model::PodState;
 use crate::pods::recorder::Severity;
 use crate::pods::recover::recover;
-use crate::pods::sandbox;
 use crate::pods::shared::Shared;
 use crate::policy::{Member, World};
 use crate::runtime::{self, PodRules, RuntimeEvent};
@@ -509,10 +508,4 @@ async fn explain(shared: Arc<Shared>, pod: Pod, message: String) -> Done {
     }
     shared.recorder.pod(&pod, Severity::Warning, "FailedScheduling", message);
     Done::Nothing
-}
-
-/// The owner key of a Pod that has a controller.
-pub(super) fn controller_of(pod: &Pod) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference> {
-    let owner = sandbox::owner(pod);
-    pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true) && o.uid == owner)
 }

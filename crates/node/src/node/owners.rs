@@ -14,7 +14,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
-use super::manager::controller_of;
+use crate::pods::sandbox;
 
 /// What is noted about an owner.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -32,6 +32,8 @@ pub(super) enum OwnerEvent {
 }
 
 type Kind = (String, String);
+/// Namespace, for objects that have one, and uid.
+type Identity = (Option<String>, String);
 type Watch = BoxStream<'static, (Kind, Result<watcher::Event<DynamicObject>, watcher::Error>)>;
 
 pub(super) struct Owners {
@@ -41,7 +43,7 @@ pub(super) struct Owners {
     gone: BTreeSet<String>,
     watches: SelectAll<Watch>,
     watched: BTreeSet<Kind>,
-    listed: BTreeMap<Kind, BTreeSet<String>>,
+    listed: BTreeMap<Kind, BTreeSet<Identity>>,
     ready: Vec<OwnerEvent>,
 }
 
@@ -79,8 +81,9 @@ impl Owners {
 
     /// Takes note of a Pod's controlling owner.
     pub(super) fn note(&mut self, pod: &Pod) {
-        let Some(owner) = controller_of(pod) else { return };
-        if self.notes.contains_key(&owner.uid) || !owner.uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+        let Some(owner) = sandbox::controller(pod) else { return };
+        let key = sandbox::owner(pod);
+        if self.notes.contains_key(&key) {
             return;
         }
         let note = Note {
@@ -89,14 +92,14 @@ impl Owners {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: owner.name.clone(),
         };
-        let path = self.folder.join(&owner.uid);
+        let path = self.folder.join(&key);
         let written =
             serde_json::to_vec(&note).map_err(std::io::Error::other).and_then(|text| std::fs::write(&path, text));
         if let Err(error) = written {
             warn!(%error, path = %path.display(), "Could not note the owner of a Pod");
         }
         self.watch((note.api_version.clone(), note.kind.clone()));
-        self.notes.insert(owner.uid.clone(), note);
+        self.notes.insert(key, note);
     }
 
     fn watch(&mut self, kind: Kind) {
@@ -122,10 +125,15 @@ impl Owners {
                     self.listed.insert(kind, BTreeSet::new());
                 }
                 Ok(watcher::Event::InitApply(object)) => {
-                    self.listed.entry(kind).or_default().extend(object.metadata.uid);
+                    self.listed.entry(kind).or_default().insert(identity(object));
                 }
                 Ok(watcher::Event::InitDone) => self.compare(&kind),
-                Ok(watcher::Event::Delete(object)) => self.went(object.metadata.uid.unwrap_or_default()),
+                Ok(watcher::Event::Delete(object)) => {
+                    let gone = identity(object);
+                    let is_key = |key: &&String| meanings(key).is_some_and(|both| both.contains(&gone));
+                    let keys: Vec<_> = self.notes.keys().filter(is_key).cloned().collect();
+                    keys.into_iter().for_each(|key| self.went(key));
+                }
                 Ok(watcher::Event::Apply(_)) => {}
                 Err(error) => debug!(%error, kind = kind.1, "Watch of owners was interrupted"),
             }
@@ -135,15 +143,16 @@ impl Owners {
     fn compare(&mut self, kind: &Kind) {
         let present = self.listed.remove(kind).unwrap_or_default();
         let of_kind = self.notes.iter().filter(|(_, n)| n.api_version == kind.0 && n.kind == kind.1);
-        let missing: Vec<String> = of_kind.map(|(uid, _)| uid.clone()).filter(|uid| !present.contains(uid)).collect();
-        for uid in missing {
-            self.went(uid);
+        let is_here = |key: &String| meanings(key).is_some_and(|both| both.iter().any(|one| present.contains(one)));
+        let missing: Vec<String> = of_kind.map(|(key, _)| key.clone()).filter(|key| !is_here(key)).collect();
+        for key in missing {
+            self.went(key);
         }
     }
 
-    fn went(&mut self, uid: String) {
-        if self.notes.contains_key(&uid) && self.gone.insert(uid.clone()) {
-            self.ready.push(OwnerEvent::Gone(uid));
+    fn went(&mut self, key: String) {
+        if self.notes.contains_key(&key) && self.gone.insert(key.clone()) {
+            self.ready.push(OwnerEvent::Gone(key));
         }
     }
 
@@ -156,5 +165,30 @@ impl Owners {
         self.notes.remove(owner);
         self.gone.remove(owner);
         let _ = std::fs::remove_file(self.folder.join(owner));
+    }
+}
+
+fn identity(object: DynamicObject) -> Identity {
+    (object.metadata.namespace, object.metadata.uid.unwrap_or_default())
+}
+
+/// The objects an owner's key may mean: one in its namespace, or one without a namespace.
+fn meanings(key: &str) -> Option<[Identity; 2]> {
+    let (namespace, uid) = key.rsplit_once('.')?;
+    Some([(Some(namespace.to_owned()), uid.to_owned()), (None, uid.to_owned())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_of_one_namespace_is_no_owner_in_another() {
+        let means = |key: &str, namespace: Option<&str>| {
+            meanings(key).is_some_and(|both| both.contains(&(namespace.map(str::to_owned), "u".to_owned())))
+        };
+        assert!(means("a.u", Some("a")) && !means("b.u", Some("a")) && !means("a.v", Some("a")));
+        assert!(means("a.u", None) && means("b.u", None) && !means("a.v", None));
+        assert!(!means("pod-u", None), "a Pod's own key means no object");
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::container::runtime_limits;
 use super::mounts::memory_volumes;
@@ -21,11 +22,22 @@ pub struct Naming<'a> {
     pub host_resolv_conf: &'a str,
 }
 
-/// The key under which writable layers and user ids are kept: the controlling owner's uid, or one of the Pod itself, so
-/// that they outlive its sandbox and go with its object.
+/// The key under which writable layers and user ids are kept: the controlling owner, or one of the Pod itself, so that
+/// they outlive its sandbox and go with its object. The API checks no owner reference, so the namespace is a part of the
+/// key: a Pod elsewhere that names somebody else's owner gets nothing of it.
 pub fn owner(pod: &Pod) -> String {
+    controller(pod).map_or_else(|| own_key(pod), |o| owner_key(pod.metadata.namespace.as_deref(), &o.uid))
+}
+
+/// The reference to a Pod's controlling owner.
+pub fn controller(pod: &Pod) -> Option<&OwnerReference> {
     let controller = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
-    controller.filter(|o| is_plain(&o.uid)).map_or_else(|| own_key(pod), |o| o.uid.clone())
+    controller.filter(|o| is_plain(&o.uid))
+}
+
+/// The key of an owner. Neither part can hold a dot.
+pub fn owner_key(namespace: Option<&str>, uid: &str) -> String {
+    format!("{}.{uid}", namespace.unwrap_or_default())
 }
 
 /// A uid as Kubernetes makes them. The API takes any text in an owner reference, and this one becomes the name of a folder.
@@ -215,7 +227,7 @@ mod tests {
             pod.metadata.owner_references = serde_json::from_value(owner).unwrap();
             super::owner(&pod)
         };
-        assert_eq!(owned("6ec4ce84-0929-4488-b8a9-7e619f07ba60"), "6ec4ce84-0929-4488-b8a9-7e619f07ba60");
+        assert_eq!(owned("6ec4ce84-0929-4488-b8a9-7e619f07ba60"), "ns.6ec4ce84-0929-4488-b8a9-7e619f07ba60");
         for wrong in ["/", "..", "a/b", "../../etc", &"a".repeat(65), "a.b"] {
             assert_eq!(owned(wrong), "pod-u", "{wrong}");
         }
@@ -268,7 +280,9 @@ mod tests {
                 {"apiVersion": "v1", "kind": "Y", "name": "y", "uid": "yes", "controller": true}]))
             .unwrap(),
         );
-        assert_eq!(owner(&owned), "yes");
+        assert_eq!(owner(&owned), "ns.yes");
+        owned.metadata.namespace = Some("elsewhere".into());
+        assert_eq!(owner(&owned), "elsewhere.yes", "the same uid named in another namespace is another owner");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Makes the volumes of a Pod: folders from the runtime, files written here, claims resolved to their folders.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, PodSpec, Volume};
 use kube::api::Api;
@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::downward::Addresses;
 use super::files::{self, FilesContext, FilesError};
+use super::host_path;
 use super::mounts::{self, MountError, Prepared, VolumeKind};
 use super::quantity;
 use super::shared::Shared;
@@ -76,7 +77,7 @@ pub async fn prepare(
                 path: write_files(shared, pod, spec, volume, sources, group).await?,
                 read_only: true,
             },
-            VolumeKind::Host { path, type_ } => host_path(&volume.name, path, &type_).await?,
+            VolumeKind::Host { path, type_ } => on_host(shared, &volume.name, path, &type_).await?,
         };
         out.insert(volume.name.clone(), prepared);
     }
@@ -135,22 +136,23 @@ async fn write_files(
 }
 
 /// Checks a host path against its declared type. Whether it is allowed at all was decided before.
-async fn host_path(volume: &str, path: PathBuf, type_: &str) -> Result<Prepared, VolumeError> {
-    let fail = |path: &Path, what| VolumeError::HostPath(volume.to_owned(), path.display().to_string(), what);
-    let mut found = tokio::fs::symlink_metadata(&path).await.ok();
-    if found.is_none() && type_ == "DirectoryOrCreate" {
-        tokio::fs::create_dir_all(&path).await.map_err(|_| fail(&path, "cannot be created"))?;
-        found = tokio::fs::symlink_metadata(&path).await.ok();
-    }
-    let Some(found) = found else { return Err(fail(&path, "does not exist")) };
-    // A link could lead out of what the operator allowed.
-    if found.is_symlink() {
-        return Err(fail(&path, "is a symbolic link, which is not followed"));
-    }
+async fn on_host(shared: &Shared, volume: &str, path: PathBuf, type_: &str) -> Result<Prepared, VolumeError> {
+    let fail = |what| VolumeError::HostPath(volume.to_owned(), path.display().to_string(), what);
+    let (roots, asked, create) =
+        (shared.settings.allowed.host_paths.clone(), path.clone(), type_ == "DirectoryOrCreate");
+    let found = tokio::task::spawn_blocking(move || host_path::locate(&roots, &asked, create)).await;
+    let found = match found.map_err(|_| VolumeError::Task(volume.to_owned()))? {
+        Ok(found) => found,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(fail("does not exist")),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+            return Err(fail("leads through a symbolic link, which is not followed"));
+        }
+        Err(_) => return Err(fail("cannot be opened")),
+    };
     match type_ {
-        "Directory" | "DirectoryOrCreate" if !found.is_dir() => Err(fail(&path, "is not a directory")),
-        "File" | "FileOrCreate" if !found.is_file() => Err(fail(&path, "is not a file")),
-        "Socket" | "CharDevice" | "BlockDevice" => Err(fail(&path, "is of a type this node does not mount")),
-        _ => Ok(Prepared::Host { path }),
+        "Directory" | "DirectoryOrCreate" if !found.kind.is_dir() => Err(fail("is not a directory")),
+        "File" | "FileOrCreate" if !found.kind.is_file() => Err(fail("is not a file")),
+        "Socket" | "CharDevice" | "BlockDevice" => Err(fail("is of a type this node does not mount")),
+        _ => Ok(Prepared::Host { path: found.path }),
     }
 }

@@ -45,6 +45,12 @@ impl Node {
         Self { runtime, folder: Arc::new(folder) }
     }
 
+    /// The node over a folder that another process used before, and how it is called for.
+    pub(crate) async fn over(folder: Arc<tempfile::TempDir>) -> Self {
+        let runtime = KernelRuntime::open(config(folder.path(), |_| {})).await.unwrap();
+        Self { runtime, folder }
+    }
+
     pub(crate) fn data(&self) -> &Path {
         self.folder.path()
     }
@@ -59,29 +65,11 @@ impl Node {
     }
 
     pub(crate) fn log_path(&self, pod: &str, container: &str) -> PathBuf {
-        self.data().join("logs").join(pod).join(format!("{container}.log"))
+        log_path(self.data(), pod, container)
     }
 
     pub(crate) async fn container(&self, pod: &str, name: &str, command: &[&str]) -> ContainerSpec {
-        let image = self.runtime.ensure("host", PullPolicy::IfNotPresent, &[], None).await.unwrap();
-        ContainerSpec {
-            name: name.into(),
-            attempt: 0,
-            env: image.config.env.clone(),
-            working_dir: image.config.working_dir.clone().unwrap_or_else(|| "/".into()),
-            user: User { user: image.config.user.clone().unwrap_or_default(), ..User::default() },
-            image,
-            command: command.iter().map(|word| (*word).to_owned()).collect(),
-            capabilities: Vec::new(),
-            read_only_root: false,
-            mounts: Vec::new(),
-            stdin: false,
-            stdin_once: false,
-            tty: false,
-            limits: Limits::default(),
-            oom_score_adj: 500,
-            log: LogTarget { path: self.log_path(pod, name), max_bytes: 10 << 20, max_files: 3 },
-        }
+        container_of(&self.runtime, self.data(), pod, name, command).await
     }
 
     /// Starts a container and waits for its end.
@@ -146,7 +134,7 @@ impl Node {
 }
 
 impl Drop for Node {
-    /// A failed test leaves its Pods; their supervisors end here, and everything else with them.
+    /// A failed test leaves its Pods; they end here, and everything else of the node with them.
     fn drop(&mut self) {
         let Ok(pods) = std::fs::read_dir(self.folder.path().join("pods")) else { return };
         for pod in pods.flatten() {
@@ -157,16 +145,50 @@ impl Drop for Node {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
         }
+        self.runtime.discard();
     }
 }
 
-fn config(folder: &Path, change: impl FnOnce(&mut KernelConfig)) -> KernelConfig {
+pub(crate) fn config(folder: &Path, change: impl FnOnce(&mut KernelConfig)) -> KernelConfig {
     let mut config = KernelConfig::new(folder);
     let helper = std::env::var_os("NODE_HELPER").map(PathBuf::from);
     config.helper =
         HelperProgram::Path(helper.unwrap_or_else(|| env!("CARGO_BIN_EXE_agent-sandbox-node-helper").into()));
     change(&mut config);
     config
+}
+
+/// A container of the image `host` that runs a command.
+pub(crate) async fn container_of(
+    runtime: &KernelRuntime,
+    data: &Path,
+    pod: &str,
+    name: &str,
+    command: &[&str],
+) -> ContainerSpec {
+    let image = runtime.ensure("host", PullPolicy::IfNotPresent, &[], None).await.unwrap();
+    ContainerSpec {
+        name: name.into(),
+        attempt: 0,
+        env: image.config.env.clone(),
+        working_dir: image.config.working_dir.clone().unwrap_or_else(|| "/".into()),
+        user: User { user: image.config.user.clone().unwrap_or_default(), ..User::default() },
+        image,
+        command: command.iter().map(|word| (*word).to_owned()).collect(),
+        capabilities: Vec::new(),
+        read_only_root: false,
+        mounts: Vec::new(),
+        stdin: false,
+        stdin_once: false,
+        tty: false,
+        limits: Limits::default(),
+        oom_score_adj: 500,
+        log: LogTarget { path: log_path(data, pod, name), max_bytes: 10 << 20, max_files: 3 },
+    }
+}
+
+fn log_path(data: &Path, pod: &str, container: &str) -> PathBuf {
+    data.join("logs").join(pod).join(format!("{container}.log"))
 }
 
 pub(crate) fn pod(uid: &str) -> PodSandboxSpec {

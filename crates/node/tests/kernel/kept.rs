@@ -68,3 +68,32 @@ async fn volumes_belong_to_the_pods_ids_and_links_do_not_lead_out() {
     assert!(refused.is_err(), "a link out of the volume was followed");
     node.runtime.remove_pod("p1").await.unwrap();
 }
+
+/// What a Pod names on the host is opened without following any link: beneath an allowed folder a Pod may have put one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_on_the_way_to_a_host_path_is_not_followed() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().canonicalize().unwrap().join(name);
+    std::fs::create_dir_all(at("secret/inner")).unwrap();
+    std::fs::create_dir_all(at("allowed/real")).unwrap();
+    std::os::unix::fs::symlink(at("secret"), at("allowed/trap")).unwrap();
+    node.runtime.create_pod(pod("p1")).await.unwrap();
+    let with = async |path: &str, attempt: u32| {
+        let mut spec = node.container("p1", "c", &["true"]).await;
+        spec.attempt = attempt;
+        let source = MountSource::Host { path: at(path) };
+        spec.mounts = vec![Mount { source, target: "/seen".into(), read_only: false }];
+        spec
+    };
+    for (attempt, trap) in ["allowed/trap", "allowed/trap/inner"].into_iter().enumerate() {
+        let refused = node.runtime.start_container("p1", with(trap, attempt as u32).await).await;
+        let text = refused.map_err(|error| error.to_string()).unwrap_err();
+        assert!(text.contains("without following links"), "{text}");
+    }
+    assert_eq!(node.run("p1", with("allowed/real", 2).await).await.code, 0, "control: without a link it is mounted");
+    node.runtime.remove_pod("p1").await.unwrap();
+}

@@ -1,42 +1,122 @@
 //! Many lives of Pods leave nothing behind, and a node that dies at any moment loses nothing.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use agent_sandbox_node::runtime::{NetworkMode, PodRuntime, PodSandboxSpec};
 
 use crate::fixture::{DEADLINE, Node, is_root, pod};
 
 /// How many lives: enough to see a leak per life, or many more for a soak.
-fn rounds(few: usize, many: usize) -> usize {
+pub(crate) fn rounds(few: usize, many: usize) -> usize {
     if std::env::var_os("AGENT_SANDBOX_SOAK").is_some() { many } else { few }
 }
 
-/// Everything of a node that the host can see.
-fn traces(node: &Node) -> BTreeSet<String> {
-    let data = node.data().to_str().unwrap().to_owned();
+/// Everything of a node that the host can see, but its own folder.
+pub(crate) fn host_traces(data: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for line in std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().filter(|line| line.contains(&data)) {
+    let shown = data.to_str().unwrap();
+    for line in std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().filter(|line| line.contains(shown)) {
         found.insert(format!("mount {line}"));
     }
+    let word = word_of(data);
     for entry in std::fs::read_dir("/sys/class/net").unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
-        if name.starts_with(&cable_prefix(node)) {
+        if name.starts_with(&format!("asb{}", &word[..4])) {
             found.insert(format!("cable {name}"));
         }
     }
-    for folder in ["pods", "layers"] {
-        for entry in std::fs::read_dir(node.data().join(folder)).unwrap().flatten() {
-            found.insert(format!("{folder} {}", entry.file_name().to_string_lossy()));
-        }
+    for folder in group_folders(data).iter().filter(|folder| folder.exists()) {
+        found.insert(format!("group {}", folder.display()));
+    }
+    for table in nft_tables().filter(|table| table.contains(&word)) {
+        found.insert(format!("table {table}"));
+    }
+    for process in processes_with(shown) {
+        found.insert(format!("process {process}"));
     }
     found
 }
 
-/// Cables of this node's Pods begin with a word of its data folder.
-fn cable_prefix(node: &Node) -> String {
+/// Everything of a node that is still there after its last Pod.
+fn traces(node: &Node) -> BTreeSet<String> {
+    let kept = ["group", "table"];
+    let mut found: BTreeSet<_> =
+        host_traces(node.data()).into_iter().filter(|trace| !kept.iter().any(|kind| trace.starts_with(kind))).collect();
+    found.extend(groups(node).into_iter().map(|name| format!("group {name}")));
+    for folder in ["pods", "layers", "ids"] {
+        for entry in std::fs::read_dir(node.data().join(folder)).unwrap().flatten() {
+            found.insert(format!("{folder} {}", entry.file_name().to_string_lossy()));
+        }
+    }
+    found.extend(chains(node).into_iter().map(|chain| format!("chain {chain}")));
+    found
+}
+
+/// Groups of Pods, in whatever tree they are left.
+pub(crate) fn groups(node: &Node) -> Vec<String> {
+    let folders = group_folders(node.data());
+    let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    let mut names: Vec<_> = entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+pub(crate) fn cables(node: &Node) -> Vec<String> {
+    host_traces(node.data()).into_iter().filter(|trace| trace.starts_with("cable ")).collect()
+}
+
+/// The group above a node's Pods, in every tree there may be.
+fn group_folders(data: &Path) -> Vec<PathBuf> {
+    let name = format!("agent-sandbox-{}", word_of(data));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let trees = mounts.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
+    trees.map(|tree| Path::new(tree).join(&name)).collect()
+}
+
+fn nft_tables() -> impl Iterator<Item = String> {
+    let output = Command::new("nft").args(["list", "tables"]).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    text.lines().map(str::to_owned).collect::<Vec<_>>().into_iter()
+}
+
+/// Chains of single Pods in the node's table.
+fn chains(node: &Node) -> Vec<String> {
+    let table = format!("agent-sandbox-{}", word_of(node.data()));
+    let output = Command::new("nft").args(["list", "table", "inet", &table]).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let chains = text.lines().filter_map(|line| line.trim().strip_prefix("chain ")).map(|line| line.replace(" {", ""));
+    chains.filter(|name| name.starts_with("in-") || name.starts_with("out-")).collect()
+}
+
+fn processes_with(text: &str) -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let own = std::process::id().to_string();
+    let pids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    pids.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()) && *pid != own)
+        .filter(|pid| {
+            let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            groups.contains(&word_of(Path::new(text))) || String::from_utf8_lossy(&line).contains(text)
+        })
+        .collect()
+}
+
+/// What names of a node's cables, groups and table are made from.
+fn word_of(data: &Path) -> String {
     use sha2::Digest;
-    let hash = sha2::Sha256::digest(node.data().as_os_str().as_encoded_bytes());
-    format!("asb{:02x}{:02x}", hash[0], hash[1])
+    let hash = sha2::Sha256::digest(data.as_os_str().as_encoded_bytes());
+    hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Where a node tells the others of its machine what it put there.
+pub(crate) fn note_path(data: &Path) -> PathBuf {
+    Path::new("/run/agent-sandbox/nodes").join(word_of(data))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,6 +136,9 @@ async fn lives_of_pods_leave_nothing_behind() {
     }
     assert_eq!(traces(&node), BTreeSet::new());
     assert_eq!(node.runtime.kept_owners().await.unwrap(), Vec::<String>::new());
+    node.runtime.close();
+    assert_eq!(host_traces(node.data()), BTreeSet::new(), "after the node is closed");
+    assert!(!note_path(node.data()).exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use super::layer::{self, LayerNames};
+use super::layer::{self, LayerNames, Staging};
 use super::manifest::{ConfigFile, Descriptor, Manifest, choose};
 use super::unpack::{LayerBounds, unpack};
 use super::{ImageStore, StoredImage, pull};
@@ -23,15 +24,17 @@ pub(super) fn import(store: &ImageStore, path: &Path, name: Option<&str>) -> Res
     let folder = if path.is_dir() {
         path
     } else {
-        unpacked = tempfile::tempdir_in(&store.dir).map_err(step("reading"))?;
+        unpacked = Staging::new(&store.dir).map_err(step("reading"))?;
         let file = fs::File::open(path).map_err(step("opening"))?;
-        unpack(file, unpacked.path(), LayerBounds::DEFAULT, false)
+        unpack(file, &unpacked.0, LayerBounds::DEFAULT, false)
             .map_err(|error| ImageError::BadLayer { reference: shown.clone(), message: error.to_string() })?;
-        unpacked.path()
+        &unpacked.0
     };
-    let images = if folder.join("index.json").is_file() {
+    // Not followed: what an archive calls its index could be a link to a file of the host.
+    let has = |name: &str| fs::symlink_metadata(folder.join(name)).is_ok();
+    let images = if has("index.json") {
         read_layout(store, folder, &shown)?
-    } else if folder.join("manifest.json").is_file() {
+    } else if has("manifest.json") {
         read_docker(store, folder, &shown)?
     } else {
         let message = "neither an OCI layout nor a Docker archive".to_owned();
@@ -65,7 +68,7 @@ fn read_layout(store: &ImageStore, folder: &Path, shown: &str) -> Result<Found, 
         #[serde(default)]
         annotations: std::collections::BTreeMap<String, String>,
     }
-    let index: Index = parse(&read_file(&folder.join("index.json"), shown)?, shown)?;
+    let index: Index = parse(&read_file(&beneath(folder, "index.json", shown)?, shown)?, shown)?;
     let mut found = Vec::new();
     for entry in index.manifests {
         let mut digest = entry.descriptor.digest.clone();
@@ -101,7 +104,7 @@ fn read_docker(store: &ImageStore, folder: &Path, shown: &str) -> Result<Found, 
         repo_tags: Option<Vec<String>>,
         layers: Vec<String>,
     }
-    let entries: Vec<Entry> = parse(&read_file(&folder.join("manifest.json"), shown)?, shown)?;
+    let entries: Vec<Entry> = parse(&read_file(&beneath(folder, "manifest.json", shown)?, shown)?, shown)?;
     let mut found = Vec::new();
     for entry in entries {
         let bytes = read_file(&beneath(folder, &entry.config, shown)?, shown)?;
@@ -161,8 +164,18 @@ fn read_blob(folder: &Path, digest: &str, shown: &str) -> Result<Vec<u8>, ImageE
     Ok(bytes)
 }
 
+/// Opens an ordinary file; a named pipe in an archive must not keep us waiting.
 fn open(path: &Path, shown: &str) -> Result<fs::File, ImageError> {
-    fs::File::open(path).map_err(|source| ImageError::Store { step: format!("opening a part of {shown}"), source })
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = opened.map_err(|source| ImageError::Store { step: format!("opening a part of {shown}"), source })?;
+    match file.metadata() {
+        Ok(metadata) if metadata.is_file() => Ok(file),
+        _ => {
+            let message = format!("{} is not a file", path.display());
+            Err(ImageError::BadLayer { reference: shown.to_owned(), message })
+        }
+    }
 }
 
 /// Manifests and configurations are small; a large one is not an honest one.

@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::unpack::{LayerBounds, unpack};
+use crate::kernel::tree;
 use crate::runtime::ImageError;
+
+/// Most bytes after the end of a layer's last entry. Tools pad to a block of theirs, of at most some megabytes.
+const MAX_PADDING: u64 = 64 << 20;
 
 /// Reads through and keeps the digest of what passed.
 struct Hashed<R> {
@@ -29,9 +33,11 @@ impl<R: Read> Hashed<R> {
         Self { inner, hash: Sha256::new() }
     }
 
-    /// Reads what is left and gives the digest.
+    /// Reads what is left, which is padding in an honest layer, and gives the digest.
     fn finish(mut self) -> io::Result<String> {
-        io::copy(&mut self, &mut io::sink())?;
+        if io::copy(&mut (&mut self).take(MAX_PADDING + 1), &mut io::sink())? > MAX_PADDING {
+            return Err(io::Error::other(format!("more than {MAX_PADDING} bytes follow its end")));
+        }
         Ok(hex_digest(self.hash))
     }
 }
@@ -74,11 +80,8 @@ pub(super) fn store(
     }
     let step = |name: &'static str| move |source: io::Error| ImageError::Store { step: name.to_owned(), source };
     fs::create_dir_all(images_dir.join("layers")).map_err(step("making the layer folder"))?;
-    let staging = tempfile::Builder::new()
-        .prefix("staging-")
-        .tempdir_in(images_dir.join("layers"))
-        .map_err(step("making the layer folder"))?;
-    let folder = staging.path().join("layer");
+    let staging = Staging::new(&images_dir.join("layers")).map_err(step("making the layer folder"))?;
+    let folder = staging.0.join("layer");
     fs::create_dir(&folder).map_err(step("making the layer folder"))?;
     let mut transferred = Hashed::new(stream);
     let contents = {
@@ -98,6 +101,23 @@ pub(super) fn store(
         // Another pull was faster with the same content.
         Err(_) if target.exists() => Ok(target),
         other => other.map(|()| target).map_err(step("putting the layer in place")),
+    }
+}
+
+/// A folder that goes with what is in it, however deep that is.
+pub(super) struct Staging(pub(super) PathBuf);
+
+impl Staging {
+    pub(super) fn new(parent: &Path) -> io::Result<Self> {
+        Ok(Self(tempfile::Builder::new().prefix("staging-").tempdir_in(parent)?.keep()))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Err(error) = tree::remove(&self.0) {
+            tracing::warn!(%error, path = %self.0.display(), "An unfinished layer stays behind");
+        }
     }
 }
 

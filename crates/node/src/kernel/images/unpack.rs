@@ -11,6 +11,10 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, XattrFlags};
 use tar::{Archive, EntryType};
 
+mod names;
+
+use names::Names;
+
 /// Bounds of one layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayerBounds {
@@ -31,6 +35,12 @@ pub(super) enum UnpackError {
     TooLarge(u64),
     #[error("it has more than {0} entries")]
     TooMany(u64),
+    #[error("a record of its names is longer than {0} bytes")]
+    LongRecord(u64),
+    #[error("entry {path:?} is of a kind that layers do not have ({kind})")]
+    Kind { path: PathBuf, kind: &'static str },
+    #[error("entry {0:?} is nested too deep")]
+    TooDeep(PathBuf),
     #[error("entry {path:?} cannot be unpacked")]
     Entry {
         path: PathBuf,
@@ -51,31 +61,41 @@ pub(super) fn unpack(
 ) -> Result<(), UnpackError> {
     let root = rustix::fs::openat(CWD, folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| UnpackError::Stream(error.into()))?;
-    let mut layer = Layer { root, privileged, left: bounds.bytes, bounds };
+    let mut layer = Layer { root, privileged, left: bounds.bytes };
     let mut archive = Archive::new(stream);
     let mut count = 0;
-    for entry in archive.entries().map_err(UnpackError::Stream)? {
-        let entry = entry.map_err(UnpackError::Stream)?;
+    let mut names = Names::default();
+    // Raw: records that belong to the next entry are read by us, within a bound.
+    for entry in archive.entries().map_err(UnpackError::Stream)?.raw(true) {
+        let mut entry = entry.map_err(UnpackError::Stream)?;
         count += 1;
         if count > bounds.entries {
             return Err(UnpackError::TooMany(bounds.entries));
         }
-        layer.add(entry)?;
+        // Whatever it is, its bytes have to be read, and may be a thousand times what was transferred.
+        layer.left = layer.left.checked_sub(entry.size()).ok_or(UnpackError::TooLarge(bounds.bytes))?;
+        if !names.take_record(&mut entry)? {
+            layer.add(entry, std::mem::take(&mut names))?;
+        }
     }
     Ok(())
 }
+
+/// Folders inside one another in one entry's name. The kernel takes no path longer than 4,096 bytes anyway.
+const MAX_DEPTH: usize = 2_048;
 
 struct Layer {
     root: OwnedFd,
     privileged: bool,
     left: u64,
-    bounds: LayerBounds,
 }
 
 impl Layer {
-    fn add<R: Read>(&mut self, mut entry: tar::Entry<'_, R>) -> Result<(), UnpackError> {
-        let raw = entry.path().map_err(UnpackError::Stream)?.into_owned();
-        let Some(path) = inside(&raw)? else { return Ok(()) };
+    fn add<R: Read>(&mut self, mut entry: tar::Entry<'_, R>, names: Names) -> Result<(), UnpackError> {
+        let Some(path) = inside(&names.path_of(&entry))? else { return Ok(()) };
+        if path.components().count() > MAX_DEPTH {
+            return Err(UnpackError::TooDeep(path));
+        }
         let failed = |source: io::Error| UnpackError::Entry { path: path.clone(), source };
         let (Some(parent), Some(name)) =
             (path.parent(), path.file_name().map(|name| name.to_string_lossy().into_owned()))
@@ -89,23 +109,29 @@ impl Layer {
         if let Some(hidden) = name.strip_prefix(".wh.") {
             return whiteout(&folder, hidden).map_err(failed);
         }
-        self.left = self.left.checked_sub(entry.size()).ok_or(UnpackError::TooLarge(self.bounds.bytes))?;
         match entry.header().entry_type() {
             EntryType::Link => {
-                let target = entry.link_name().map_err(UnpackError::Stream)?.unwrap_or_default().into_owned();
+                let target = names.link_of(&entry);
                 let target = inside(&target)?.ok_or_else(|| UnpackError::Escapes(target.clone()))?;
                 self.link(&target, &folder, &name).map_err(failed)
             }
-            _ => self.place(&mut entry, &folder, &name).map_err(failed),
+            EntryType::GNUSparse => Err(UnpackError::Kind { path, kind: "sparse file" }),
+            _ => self.place(&mut entry, &names, &folder, &name).map_err(failed),
         }
     }
 
-    fn place<R: Read>(&self, entry: &mut tar::Entry<'_, R>, folder: &OwnedFd, name: &str) -> io::Result<()> {
+    fn place<R: Read>(
+        &self,
+        entry: &mut tar::Entry<'_, R>,
+        names: &Names,
+        folder: &OwnedFd,
+        name: &str,
+    ) -> io::Result<()> {
         let header = entry.header();
         let kind = header.entry_type();
         let mode = Mode::from_raw_mode(header.mode()? & 0o7777);
-        // An empty field is root's.
-        let owner = (clamp_id(header.uid().unwrap_or(0)), clamp_id(header.gid().unwrap_or(0)));
+        let (uid, gid) = names.owner_of(header);
+        let owner = (clamp_id(uid), clamp_id(gid));
         match kind {
             EntryType::Directory => match rustix::fs::mkdirat(folder, name, Mode::from_raw_mode(0o700)) {
                 Err(rustix::io::Errno::EXIST) if is_folder(folder, name) => {}
@@ -116,7 +142,7 @@ impl Layer {
                 other => other?,
             },
             EntryType::Symlink => {
-                let target = entry.link_name()?.unwrap_or_default().into_owned();
+                let target = names.link_of(entry);
                 clear(folder, name)?;
                 rustix::fs::symlinkat(&target, folder, name)?;
             }
@@ -124,7 +150,7 @@ impl Layer {
                 clear(folder, name)?;
                 rustix::fs::mknodat(folder, name, FileType::Fifo, mode, 0)?;
             }
-            kind if kind.is_file() || kind == EntryType::GNUSparse => {
+            kind if kind.is_file() => {
                 clear(folder, name)?;
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
                 let mut file = File::from(rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o600))?);
@@ -165,12 +191,20 @@ impl Layer {
             Err(rustix::io::Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(io::Error::from_raw_os_error(libc::ENOENT));
-        };
-        let above = self.open_folder(parent)?;
-        rustix::fs::mkdirat(&above, name, Mode::from_raw_mode(0o755))?;
-        Ok(rustix::fs::openat2(&self.root, relative, flags, Mode::empty(), resolve)?)
+        let mut prefix = PathBuf::new();
+        let mut above = rustix::fs::openat2(&self.root, ".", flags, Mode::empty(), resolve)?;
+        for component in path.components() {
+            prefix.push(component);
+            let open = || rustix::fs::openat2(&self.root, &prefix, flags, Mode::empty(), resolve);
+            above = match open() {
+                Err(rustix::io::Errno::NOENT) => {
+                    rustix::fs::mkdirat(&above, component.as_os_str(), Mode::from_raw_mode(0o755))?;
+                    open()?
+                }
+                other => other?,
+            };
+        }
+        Ok(above)
     }
 
     fn mark_opaque(&self, folder: &OwnedFd) -> io::Result<()> {

@@ -123,11 +123,14 @@ impl NodeNetwork {
         fs::write(FORWARDING, "1")
     }
 
+    /// The name of our table, for whoever has to remove it in our place.
+    pub(crate) fn table(&self) -> &str {
+        &self.table
+    }
+
     /// Takes everything back.
     pub(crate) fn close(&self) {
-        let mut batch = Batch::new(&self.table);
-        batch.delete_table();
-        if let Err(error) = batch.commit() {
+        if let Err(error) = delete_table(&self.table) {
             tracing::warn!(%error, table = self.table, "Our nftables table stays behind");
         }
         if let Err(error) = loopback_address(self.network.gateway(), false) {
@@ -142,12 +145,19 @@ impl NodeNetwork {
     }
 }
 
+/// Removes a table of ours by name.
+pub(crate) fn delete_table(name: &str) -> io::Result<()> {
+    let mut batch = Batch::new(name);
+    batch.delete_table();
+    batch.commit()
+}
+
 fn chain_name(direction: &str, veth: &VethPlan) -> String {
     format!("{direction}-{}", veth.host_name)
 }
 
 /// A number of this data folder's own.
-fn word_of(data_dir: &Path) -> u32 {
+pub(crate) fn word_of(data_dir: &Path) -> u32 {
     let hash = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
     u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::kernel::plan::{ContainerPlan, PodPlan};
-use crate::runtime::{ImageContent, MountSource};
+use crate::runtime::{ImageContent, Mount, MountSource};
 
 /// Whether a mount covers a folder or a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,10 +38,22 @@ pub(crate) enum MountStep {
     Memory { target: String, size: Option<u64>, mode: &'static str, no_exec: bool },
     Devices { target: String },
     Link { target: String, to: String },
-    Bind { source: PathBuf, sub_path: Option<String>, target: String, read_only: bool, shifted: bool },
+    Bind { source: BindSource, target: String, read_only: bool },
     HideFile { target: String },
     HideFolder { target: String },
     ReadOnly { target: String },
+}
+
+/// What a bind shows, and how its source is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum BindSource {
+    /// A path of our own choosing, with the host's ids.
+    Ours(PathBuf),
+    /// A path of the host that a Pod named: no link on the way is followed, because what the Pod may see beneath an allowed
+    /// folder it may also have written.
+    Named(PathBuf),
+    /// A volume or a part of it. Shifted ones are in the Pod's ids.
+    Volume { path: PathBuf, sub_path: Option<String>, shifted: bool },
 }
 
 impl MountStep {
@@ -127,10 +139,10 @@ pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
         steps.extend(READ_ONLY.iter().map(|path| MountStep::ReadOnly { target: owned(path) }));
     }
     if let ImageContent::Host { shown, .. } = &container.spec.image.content {
-        steps.extend(shown.iter().map(|path| host_bind(path, &path.to_string_lossy(), true)));
+        steps.extend(shown.iter().map(|path| own_bind(path, &path.to_string_lossy())));
     }
     for name in ["hosts", "hostname", "resolv.conf"] {
-        steps.push(host_bind(&pod.dir.join("etc").join(name), &format!("/etc/{name}"), true));
+        steps.push(own_bind(&pod.dir.join("etc").join(name), &format!("/etc/{name}")));
     }
     steps.extend(volume_steps(pod, container));
     let lowers = match &container.spec.image.content {
@@ -156,21 +168,15 @@ fn volume_steps(pod: &PodPlan, container: &ContainerPlan) -> Vec<MountStep> {
     mounts
         .into_iter()
         .map(|mount| match &mount.source {
-            MountSource::Data { path, sub_path } => MountStep::Bind {
-                source: path.clone(),
-                sub_path: sub_path.clone(),
+            MountSource::Data { path, sub_path } => volume_bind(path.clone(), sub_path.as_ref(), mount, true),
+            MountSource::Host { path } => MountStep::Bind {
+                source: BindSource::Named(path.clone()),
                 target: mount.target.clone(),
                 read_only: mount.read_only,
-                shifted: true,
             },
-            MountSource::Host { path } => host_bind(path, &mount.target, mount.read_only),
-            MountSource::Memory { volume, sub_path } => MountStep::Bind {
-                source: memory_volume_path(&pod.dir, volume),
-                sub_path: sub_path.clone(),
-                target: mount.target.clone(),
-                read_only: mount.read_only,
-                shifted: false,
-            },
+            MountSource::Memory { volume, sub_path } => {
+                volume_bind(memory_volume_path(&pod.dir, volume), sub_path.as_ref(), mount, false)
+            }
         })
         .collect()
 }
@@ -180,8 +186,16 @@ pub(crate) fn memory_volume_path(pod_dir: &Path, volume: &str) -> PathBuf {
     pod_dir.join("memory").join(volume)
 }
 
-fn host_bind(source: &Path, target: &str, read_only: bool) -> MountStep {
-    MountStep::Bind { source: source.to_owned(), sub_path: None, target: target.to_owned(), read_only, shifted: false }
+fn volume_bind(path: PathBuf, sub_path: Option<&String>, mount: &Mount, shifted: bool) -> MountStep {
+    MountStep::Bind {
+        source: BindSource::Volume { path, sub_path: sub_path.cloned(), shifted },
+        target: mount.target.clone(),
+        read_only: mount.read_only,
+    }
+}
+
+fn own_bind(source: &Path, target: &str) -> MountStep {
+    MountStep::Bind { source: BindSource::Ours(source.to_owned()), target: target.to_owned(), read_only: true }
 }
 
 fn terminal_group(pod: &PodPlan) -> Option<u32> {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::super::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
+use super::super::ids::Block;
 use super::super::plan::{ContainerPlan, PodPlan};
 use super::super::supervisor::records;
 use super::super::wire::{self, Answer};
@@ -150,10 +151,15 @@ impl KernelRuntime {
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             return Ok(IdMode::Single { uid, gid });
         }
-        let block = self.ids.lock().block_of(keeper);
-        match block {
-            Ok(Some(first)) => Ok(IdMode::Block { first }),
-            Ok(None) => Err(RuntimeError::Exhausted {
+        let mut ids = self.ids.lock();
+        match ids.block_of(keeper) {
+            Ok(Block::Has { first, fresh }) => {
+                if fresh && let Ok(file) = ids.file_of(keeper) {
+                    sync_later(file);
+                }
+                Ok(IdMode::Block { first })
+            }
+            Ok(Block::None) => Err(RuntimeError::Exhausted {
                 what: "block of user ids",
                 advice: "delete sandboxes that are no longer needed, or widen the range".to_owned(),
             }),
@@ -198,6 +204,7 @@ impl KernelRuntime {
             cgroup,
             images_dir: self.images.dir().to_owned(),
             weaknesses: self.weaknesses.clone(),
+            ends_with_node: self.config.pods_end_with_node,
             walls: self.config.walls,
             spec,
         })
@@ -254,6 +261,7 @@ impl KernelRuntime {
         let root = self.privileged.then(|| pod.plan.ids.host_range().0);
         let layer = layers::ensure(&self.layers_dir(), &pod.keeper, &spec.name, &spec.image.digest, root)
             .map_err(step("making the writable layer"))?;
+        sync_later(layer.join(layers::MARK));
         let group = format!("{}/{}", pod_group(&pod.sandbox.uid), spec.name);
         let plan = ContainerPlan {
             id: uuid::Uuid::new_v4().simple().to_string(),
@@ -282,6 +290,18 @@ impl KernelRuntime {
         *spawner = Some(fresh);
         control
     }
+}
+
+/// Writes a record through to the disk without keeping the Pod waiting: what it says is needed after a loss of power only,
+/// and then together with files of the Pod that take longer to get there.
+fn sync_later(file: std::path::PathBuf) {
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = records::sync(&file)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, file = %file.display(), "A record may not survive a loss of power");
+        }
+    });
 }
 
 /// A Pod's plan as saved for the next node process.

@@ -47,7 +47,7 @@ impl KernelRuntime {
         let saved = SavedPlan::read(&dir)?;
         self.holders.lock().insert(saved.keeper.clone(), uid.to_owned());
         self.addresses.lock().mark(saved.plan.address);
-        if records::is_alive(&record) {
+        if records::is_running(&record.process) {
             match self.reconnect(&dir, saved).await {
                 Ok(pod) => {
                     let state = pod.state();

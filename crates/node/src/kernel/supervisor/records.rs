@@ -9,12 +9,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::runtime::{ContainerState, PodSandbox, PodSandboxSpec};
 
-/// Identifies a supervisor beyond doubt: a pid alone is reused.
+/// Identifies a process beyond doubt: a pid alone is reused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessRecord {
+    boot_id: String,
+    pid: u32,
+    start_time: u64,
+}
+
+impl ProcessRecord {
+    /// This very process.
+    pub(crate) fn own() -> io::Result<Self> {
+        let pid = std::process::id();
+        Ok(Self { boot_id: boot_id()?, pid, start_time: start_time(pid)? })
+    }
+}
+
+/// Who supervises a Pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SupervisorRecord {
-    pub(crate) boot_id: String,
-    pub(crate) pid: u32,
-    pub(crate) start_time: u64,
+    #[serde(flatten)]
+    pub(crate) process: ProcessRecord,
     pub(crate) sandbox: PodSandbox,
     pub(crate) namespace: String,
     pub(crate) name: String,
@@ -26,9 +41,7 @@ const CONTAINERS: &str = "containers";
 
 pub(crate) fn write_supervisor(dir: &Path, sandbox: &PodSandbox, spec: &PodSandboxSpec) -> io::Result<()> {
     let record = SupervisorRecord {
-        boot_id: boot_id()?,
-        pid: std::process::id(),
-        start_time: start_time(std::process::id())?,
+        process: ProcessRecord::own()?,
         sandbox: sandbox.clone(),
         namespace: spec.namespace.clone(),
         name: spec.name.clone(),
@@ -61,7 +74,7 @@ fn container_path(dir: &Path, name: &str) -> PathBuf {
 }
 
 /// Whether the process of a record is still that process.
-pub(crate) fn is_alive(record: &SupervisorRecord) -> bool {
+pub(crate) fn is_running(record: &ProcessRecord) -> bool {
     boot_id().is_ok_and(|boot| boot == record.boot_id)
         && start_time(record.pid).is_ok_and(|start| start == record.start_time)
 }
@@ -93,15 +106,29 @@ pub(crate) fn replace<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
     fs::rename(temporary, path)
 }
 
+/// Replaces a file of plain text, whole or not at all. A half-written one has a name that begins with a dot.
+pub(crate) fn replace_text(path: &Path, text: &str) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}"));
+    fs::write(&temporary, text)?;
+    fs::rename(temporary, path)
+}
+
+/// Writes a file and its name through to the disk.
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
+    fs::File::open(path)?.sync_all()?;
+    match path.parent() {
+        Some(folder) => fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
 /// As [`replace`], and still whole after a loss of power: for records that outlive the machine's uptime.
 pub(crate) fn replace_durably<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
     let (temporary, file) = write_beside(path, record)?;
     file.sync_all()?;
     fs::rename(temporary, path)?;
-    match path.parent() {
-        Some(folder) => fs::File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
+    sync(path)
 }
 
 fn write_beside<T: Serialize>(path: &Path, record: &T) -> io::Result<(PathBuf, fs::File)> {
@@ -130,24 +157,9 @@ mod tests {
 
     #[test]
     fn own_process_is_alive_and_a_reused_pid_is_not() {
-        let record = SupervisorRecord {
-            boot_id: boot_id().unwrap(),
-            pid: std::process::id(),
-            start_time: start_time(std::process::id()).unwrap(),
-            sandbox: PodSandbox {
-                uid: "u".into(),
-                ips: Vec::new(),
-                first_host_id: 0,
-                id_count: 1,
-                supervisor_pid: 1,
-                weaknesses: Vec::new(),
-            },
-            namespace: "n".into(),
-            name: "p".into(),
-            owner: "o".into(),
-        };
-        assert!(is_alive(&record));
-        assert!(!is_alive(&SupervisorRecord { start_time: record.start_time + 1, ..record.clone() }));
-        assert!(!is_alive(&SupervisorRecord { boot_id: "another boot".into(), ..record }));
+        let record = ProcessRecord::own().unwrap();
+        assert!(is_running(&record));
+        assert!(!is_running(&ProcessRecord { start_time: record.start_time + 1, ..record.clone() }));
+        assert!(!is_running(&ProcessRecord { boot_id: "another boot".into(), ..record }));
     }
 }

@@ -132,7 +132,7 @@ async fn layers_are_kept_for_the_owner_and_go_with_it() {
     bench.restart().await;
     assert!(!bench.runtime.calls().iter().any(|c| c.starts_with("forget")), "kept while the owner lives");
     maps.delete("owner", &DeleteParams::default()).await.unwrap();
-    bench.until_called(&format!("forget {owner_uid}")).await;
+    bench.until_called(&format!("forget default.{owner_uid}")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -120,3 +120,84 @@ fn garbage_is_refused() {
     let result = unpack(&[7u8; 1024][..], folder.path(), SMALL, false);
     assert!(matches!(result, Err(UnpackError::Stream(_))));
 }
+
+/// A stream whose record says a size far above what is read of it.
+fn record_of(kind: EntryType, size: u64) -> Vec<u8> {
+    let mut header = tar::Header::new_ustar();
+    header.set_entry_type(kind);
+    header.set_size(size);
+    header.set_mode(0o644);
+    header.set_cksum();
+    let mut bytes = header.as_bytes().to_vec();
+    bytes.resize(512 + size as usize, b'x');
+    bytes
+}
+
+fn unpack_bytes(bytes: &[u8], bounds: LayerBounds) -> (tempfile::TempDir, Result<(), UnpackError>) {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("layer");
+    fs::create_dir(&root).unwrap();
+    let result = unpack(bytes, &root, bounds, false);
+    (folder, result)
+}
+
+#[test]
+fn records_of_names_are_bounded() {
+    for kind in [EntryType::XHeader, EntryType::GNULongName, EntryType::GNULongLink, EntryType::XGlobalHeader] {
+        let (_folder, result) = unpack_bytes(&record_of(kind, 2 << 20), LayerBounds::DEFAULT);
+        assert!(matches!(result, Err(UnpackError::LongRecord(_))), "{kind:?}: {result:?}");
+    }
+}
+
+#[test]
+fn whatever_has_to_be_read_counts_against_the_bound() {
+    let whiteout = Tar::new().entry(EntryType::Regular, "d/.wh.gone", None, &[0; 20_000]);
+    let (_folder, result) = whiteout.unpack();
+    assert!(matches!(result, Err(UnpackError::TooLarge(_))), "{result:?}");
+    let (_folder, result) = unpack_bytes(&record_of(EntryType::XGlobalHeader, 20_000), SMALL);
+    assert!(matches!(result, Err(UnpackError::TooLarge(_))), "{result:?}");
+}
+
+#[test]
+fn long_names_owners_and_links_come_from_records() {
+    let long = format!("{}/file", "a".repeat(200));
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(4);
+    header.set_mode(0o644);
+    builder.append_data(&mut header, &long, &b"text"[..]).unwrap();
+    builder.append_pax_extensions([("path", "by-record".as_bytes()), ("uid", b"70000")]).unwrap();
+    let mut header = tar::Header::new_ustar();
+    header.set_size(4);
+    header.set_mode(0o644);
+    header.set_cksum();
+    builder.append(&header, &b"more"[..]).unwrap();
+    let (folder, result) = unpack_bytes(&builder.into_inner().unwrap(), SMALL);
+    result.unwrap();
+    assert_eq!(fs::read_to_string(folder.path().join("layer").join(&long)).unwrap(), "text");
+    assert_eq!(fs::read_to_string(folder.path().join("layer/by-record")).unwrap(), "more");
+}
+
+#[test]
+fn sizes_in_records_and_sparse_files_are_refused_by_name() {
+    for (key, value) in [("size", "9000000000"), ("GNU.sparse.major", "1")] {
+        let mut builder = tar::Builder::new(Vec::new());
+        builder.append_pax_extensions([(key, value.as_bytes())]).unwrap();
+        let (_folder, result) = unpack_bytes(&builder.into_inner().unwrap(), SMALL);
+        assert!(matches!(result, Err(UnpackError::Kind { .. })), "{key}: {result:?}");
+    }
+}
+
+#[test]
+fn names_nested_too_deep_are_refused() {
+    let deep = "d/".repeat(3_000) + "f";
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append_pax_extensions([("path", deep.as_bytes())]).unwrap();
+    let mut header = tar::Header::new_ustar();
+    header.set_size(0);
+    header.set_mode(0o644);
+    header.set_cksum();
+    builder.append(&header, &b""[..]).unwrap();
+    let (_folder, result) = unpack_bytes(&builder.into_inner().unwrap(), LayerBounds::DEFAULT);
+    assert!(matches!(result, Err(UnpackError::TooDeep(_))), "{result:?}");
+}

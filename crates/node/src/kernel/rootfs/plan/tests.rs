@@ -34,6 +34,7 @@ fn pod(ids: IdMode) -> PodPlan {
         cgroup: CgroupPlan::default(),
         images_dir: "/data/images".into(),
         weaknesses: Vec::new(),
+        ends_with_node: false,
         walls: Walls::ALL,
     }
 }
@@ -90,7 +91,7 @@ fn host_paths_are_read_only_and_never_shifted() {
     for path in ["/usr", "/opt/tools"] {
         let step = plan.steps.iter().find(|step| step.target() == path);
         assert!(
-            matches!(step, Some(MountStep::Bind { read_only: true, shifted: false, .. })),
+            matches!(step, Some(MountStep::Bind { read_only: true, source: BindSource::Ours(_), .. })),
             "{path} is planned as {step:?}"
         );
     }
