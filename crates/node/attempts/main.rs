@@ -59,10 +59,39 @@ fn attempt(name: &str, argument: &str) -> io::Result<()> {
             let user = unsafe { libc::geteuid() };
             if user == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
         }
+        "pidfd-getfd" => {
+            // SAFETY: integers only.
+            let own = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+            check(own)?;
+            raw(libc::SYS_pidfd_getfd, [own, 2, 0, 0, 0])
+        }
+        "control-groups" => raw(libc::SYS_mount, [address(c"none"), address(c"/tmp"), address(c"cgroup2"), 0, 0]),
+        "fill" => fill(argument),
+        "fill-inodes" => fill_inodes(argument),
         "hostname" => raw(libc::SYS_sethostname, [address(c"mine"), 4, 0, 0, 0]),
         "chroot" => raw(libc::SYS_chroot, [address(c"/tmp"), 0, 0, 0, 0]),
         _ => Err(io::Error::from_raw_os_error(libc::ENOTSUP)),
     }
+}
+
+/// Bytes and files that a folder with a limit must not take, and one without takes easily.
+const MANY_BYTES: usize = 64 << 20;
+const MANY_FILES: usize = 20_000;
+
+fn fill(folder: &str) -> io::Result<()> {
+    use std::io::Write;
+    let mut file = std::fs::File::create(format!("{folder}/fill"))?;
+    let block = vec![1; 1 << 20];
+    (0..MANY_BYTES / block.len()).try_for_each(|_| file.write_all(&block))?;
+    file.sync_all()
+}
+
+fn fill_inodes(folder: &str) -> io::Result<()> {
+    // What filled the disk makes room for names.
+    let _ = std::fs::remove_file(format!("{folder}/fill"));
+    let folder = format!("{folder}/many");
+    std::fs::create_dir_all(&folder)?;
+    (0..MANY_FILES).try_for_each(|number| std::fs::File::create(format!("{folder}/{number}")).map(drop))
 }
 
 fn main() {

@@ -19,6 +19,7 @@ mod rootfs;
 mod runtime;
 mod seccomp;
 mod spawner;
+mod storage;
 mod supervisor;
 mod sys;
 mod tree;

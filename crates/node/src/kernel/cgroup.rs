@@ -51,18 +51,17 @@ impl CgroupPlan {
                 _ => {}
             }
         }
-        for setting in &self.settings {
-            match write_control(&setting.file, &setting.value) {
-                Err(error) if !setting.optional => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
+        apply(&self.settings)
     }
 
-    /// Moves the calling process in.
-    pub(crate) fn enter(&self) -> io::Result<()> {
-        self.folders().try_for_each(|folder| write_control(&folder.join("cgroup.procs"), "0"))
+    /// Moves the calling process into the v1 groups.
+    pub(crate) fn enter_v1(&self) -> io::Result<()> {
+        self.v1.iter().try_for_each(|folder| write_control(&folder.join("cgroup.procs"), "0"))
+    }
+
+    /// Moves the calling process into the group of the unified tree.
+    pub(crate) fn enter_unified(&self) -> io::Result<()> {
+        self.unified.as_ref().map_or(Ok(()), |folder| write_control(&folder.join("cgroup.procs"), "0"))
     }
 
     /// Kills every process inside; the caller waits for them by other means.
@@ -116,6 +115,17 @@ impl CgroupPlan {
     pub(crate) fn folders(&self) -> impl Iterator<Item = &Path> {
         self.unified.iter().chain(&self.v1).map(PathBuf::as_path)
     }
+}
+
+/// Writes values, in order.
+pub(crate) fn apply(settings: &[Setting]) -> io::Result<()> {
+    for setting in settings {
+        match write_control(&setting.file, &setting.value) {
+            Err(error) if !setting.optional => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The `oom_kill` count of `memory.events` (v2) or `memory.oom_control` (v1).

@@ -28,6 +28,8 @@ pub struct KernelConfig {
     pub pod_network: Option<String>,
     /// Pods end with this process, however it ends, instead of waiting for its next start: for nodes that are thrown away.
     pub pods_end_with_node: bool,
+    /// How many supervisors are kept ready for Pods to come.
+    pub ready_pods: usize,
     /// Refuse Pods whose limits cannot be held, instead of saying so.
     pub strict_limits: bool,
     #[doc(hidden)]
@@ -66,6 +68,8 @@ impl KernelConfig {
             registry_mirrors: Vec::new(),
             pod_network: None,
             pods_end_with_node: false,
+            // Covers a burst; each costs about half a megabyte.
+            ready_pods: 8,
             strict_limits: false,
             walls: Walls::ALL,
         }

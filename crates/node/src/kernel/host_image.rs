@@ -167,9 +167,18 @@ fn write_skeleton(root: &Path, host: &Path, shown: &[PathBuf], give_away: bool) 
 
 fn copy_from_etc(from: &Path, to: &Path) -> io::Result<()> {
     for path in etc_paths(from) {
-        copy_readable(&path, &to.join(path.strip_prefix(from).unwrap_or(&path)))?;
+        let target = to.join(path.strip_prefix(from).unwrap_or(&path));
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        copy_readable(&path, &target)?;
     }
     Ok(())
+}
+
+/// Manual pages' share of `alternatives`: hundreds of links to what programs do not need to run.
+fn is_manual(name: &std::ffi::OsStr) -> bool {
+    name.as_encoded_bytes().ends_with(b".gz")
 }
 
 /// What is taken from a folder like `/etc`.
@@ -195,16 +204,18 @@ fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
 /// Copies what everybody may read: files, links as links, folders with what is in them. All else is left out.
 fn copy_readable(from: &Path, to: &Path) -> io::Result<()> {
     let Ok(metadata) = fs::symlink_metadata(from) else { return Ok(()) };
-    if let Some(parent) = to.parent() {
-        fs::create_dir_all(parent)?;
-    }
     let mode = metadata.permissions().mode();
     if metadata.is_symlink() {
         symlink(fs::read_link(from)?, to)?;
     } else if metadata.is_dir() && mode & 0o005 == 0o005 {
         make_folder(to, 0o755)?;
-        for entry in fs::read_dir(from)?.flatten() {
-            copy_readable(&entry.path(), &to.join(entry.file_name()))?;
+        for entry in fs::read_dir(from)?.flatten().filter(|entry| !is_manual(&entry.file_name())) {
+            let target = to.join(entry.file_name());
+            if entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
+                symlink(fs::read_link(entry.path())?, target)?;
+            } else {
+                copy_readable(&entry.path(), &target)?;
+            }
         }
     } else if metadata.is_file() && mode & 0o004 != 0 {
         fs::copy(from, to)?;
@@ -255,7 +266,9 @@ fn fingerprint_path(path: &Path, deep: bool, hash: &mut Sha256) {
         hash.update(metadata.mtime().to_be_bytes());
         hash.update(metadata.mtime_nsec().to_be_bytes());
     } else if metadata.is_dir() && deep {
-        let mut names: Vec<_> = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.filter(|entry| !is_manual(&entry.file_name())).map(|entry| entry.path()).collect();
         names.sort_unstable();
         names.iter().for_each(|path| fingerprint_path(path, true, hash));
     }

@@ -68,18 +68,41 @@ impl IdBlocks {
         if let Some(first) = self.taken.get(owner) {
             return Ok(Block::Has { first: *first, fresh: false });
         }
-        let file = self.file_of(owner)?;
+        let Some(first) = self.reserve()? else { return Ok(Block::None) };
+        if let Err(error) = self.assign(owner, first) {
+            self.unreserve(first);
+            return Err(error);
+        }
+        Ok(Block::Has { first, fresh: true })
+    }
+
+    /// Takes a block for an owner who is not known yet; `None` when all are taken.
+    pub(crate) fn reserve(&mut self) -> io::Result<Option<u32>> {
         if self.spare.is_empty() {
             let from_next = self.usable.range(self.next..).chain(self.usable.range(..self.next)).copied();
             self.spare.extend(self.table.lease(from_next, LEASE)?);
         }
         let from_next = self.spare.range(self.next..).chain(self.spare.range(..self.next));
-        let Some(first) = from_next.copied().next() else { return Ok(Block::None) };
-        records::replace_text(&file, &format!("{first}\n"))?;
+        let Some(first) = from_next.copied().next() else { return Ok(None) };
         self.spare.remove(&first);
-        self.taken.insert(owner.to_owned(), first);
         self.next = first.saturating_add(1);
-        Ok(Block::Has { first, fresh: true })
+        Ok(Some(first))
+    }
+
+    /// Gives a reserved block to its owner.
+    pub(crate) fn assign(&mut self, owner: &str, first: u32) -> io::Result<()> {
+        records::replace_text(&self.file_of(owner)?, &format!("{first}\n"))?;
+        self.taken.insert(owner.to_owned(), first);
+        Ok(())
+    }
+
+    /// Puts a reserved block back.
+    pub(crate) fn unreserve(&mut self, first: u32) {
+        self.spare.insert(first);
+    }
+
+    pub(crate) fn has(&self, owner: &str) -> bool {
+        self.taken.contains_key(owner)
     }
 
     /// The file to be written through to the disk when an owner's block is fresh.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::CgroupPlan;
 use super::plan::{ContainerPlan, IdMode, PodPlan, Walls};
 use super::rootfs::{self, Owner, WithPath, plan_root};
-use super::sys;
+use super::sys::{self, Fork};
 use super::user::{FoundUser, find_user};
 use super::walls::{self, Identity, Named, Step};
 use super::wire::{self, Failure};
@@ -93,6 +93,7 @@ enum UserEntry<'a> {
 }
 
 /// Runs in the child that will be the container's first process. Never returns.
+#[expect(clippy::too_many_arguments, reason = "one call site; each is a part of the two halves being joined")]
 pub(crate) fn container_main(
     pod: &PodPlan,
     container: &ContainerPlan,
@@ -100,9 +101,10 @@ pub(crate) fn container_main(
     streams: Streams,
     report: &OwnedFd,
     filter: &[libc::sock_filter],
+    placed: bool,
 ) -> ! {
     let set_up = || -> Step<()> {
-        enter_groups(&container.cgroup, container.spec.oom_score_adj)?;
+        enter_groups(&container.cgroup, placed, container.spec.oom_score_adj)?;
         sys::unshare(libc::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
         join_pod(namespaces)?;
         let (uid, gid) = pod.ids.root_seen_by_setup();
@@ -142,9 +144,10 @@ pub(crate) fn exec_main(
     streams: Streams,
     report: &OwnedFd,
     filter: &[libc::sock_filter],
+    placed: bool,
 ) -> ! {
     let set_up = || -> Step<()> {
-        enter_groups(&container.cgroup, container.spec.oom_score_adj)?;
+        enter_groups(&container.cgroup, placed, container.spec.oom_score_adj)?;
         join_pod(pod_namespaces)?;
         sys::setns(namespaces.cgroup.as_fd(), libc::CLONE_NEWCGROUP).step("joining the cgroup namespace")?;
         sys::setns(namespaces.mount.as_fd(), libc::CLONE_NEWNS).step("joining the mount namespace")
@@ -172,13 +175,38 @@ fn begin(pod: &PodPlan) -> Step<()> {
     Ok(())
 }
 
-fn enter_groups(cgroup: &CgroupPlan, oom_score_adj: i32) -> Step<()> {
-    cgroup.enter().step("entering the control groups")?;
-    // Raising is always allowed; a value below our own is not, and then ours stays.
-    match fs::write("/proc/self/oom_score_adj", oom_score_adj.to_string()) {
+/// `placed`: the process was born in its group of the unified tree.
+fn enter_groups(cgroup: &CgroupPlan, placed: bool, oom_score_adj: i32) -> Step<()> {
+    if !placed {
+        cgroup.enter_unified().step("entering the control group")?;
+    }
+    cgroup.enter_v1().step("entering the control groups")?;
+    // Above the supervisor's, whatever was asked for: it must be the last of the Pod to die for lack of memory.
+    let own = fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse::<i32>().ok());
+    let score = oom_score_adj.max(own.map_or(oom_score_adj, |own| own.saturating_add(LEAST_OOM_DISTANCE))).min(1_000);
+    match fs::write("/proc/self/oom_score_adj", score.to_string()) {
         Err(error) if error.raw_os_error() != Some(libc::EACCES) => Err(("setting the oom score", error)),
         _ => Ok(()),
     }
+}
+
+/// How far a container's processes are above their supervisor when the kernel looks for one to kill: two tenths of the
+/// Pod's memory, far more than a supervisor ever has.
+const LEAST_OOM_DISTANCE: i32 = 200;
+
+/// Forks a process of a container, in the container's group of the unified tree from its first moment where the kernel can
+/// do that. Tells whether it is there.
+pub(crate) fn fork_in_group(flags: libc::c_int, cgroup: &CgroupPlan) -> io::Result<(Fork, bool)> {
+    let open = |path: &std::path::PathBuf| {
+        rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()
+    };
+    if let Some(group) = cgroup.unified.as_ref().and_then(open)
+        && let Ok(forked) = sys::fork_into(flags, group.as_fd())
+    {
+        return Ok((forked, true));
+    }
+    // An older kernel, or a tree that is not ours: the process goes there by itself.
+    Ok((sys::fork_with(flags)?, false))
 }
 
 fn join_pod(namespaces: &PodNamespaces) -> Step<()> {

@@ -6,33 +6,50 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
+use super::storage::Storage;
 use super::supervisor::records;
 use super::tree;
 
 /// The file that says which image a layer lies over, and that it is complete.
 pub(crate) const MARK: &str = "digest";
 
+/// Which layer is wanted.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) owner: &'a str,
+    pub(crate) container: &'a str,
+    /// Of the image it lies over.
+    pub(crate) digest: &'a str,
+    /// Most bytes it may hold.
+    pub(crate) limit: Option<u64>,
+    /// The host's name of root inside, when files can be given to it.
+    pub(crate) root: Option<u32>,
+}
+
 /// Finds (or makes) the layer of a container: a folder with `upper` and `work`. A layer made over another image is of no
-/// use, and is thrown away. `root` is the host's name of root inside, when files can be given to it.
-pub(crate) fn ensure(
-    base: &Path,
-    owner: &str,
-    container: &str,
-    digest: &str,
-    root: Option<u32>,
-) -> io::Result<PathBuf> {
-    let folder = base.join(one_name(owner)?).join(one_name(container)?);
+/// use, and is thrown away.
+pub(crate) fn ensure(base: &Path, wanted: Wanted<'_>, storage: &Storage) -> io::Result<PathBuf> {
+    let Wanted { digest, root, .. } = wanted;
+    let folder = base.join(one_name(wanted.owner)?).join(one_name(wanted.container)?);
     let mark = folder.join(MARK);
+    if folder.exists() {
+        // One with a limit may have to be mounted before it can be looked at.
+        storage.ensure(&folder, None)?;
+    }
     match fs::read_to_string(&mark) {
-        Ok(found) if found == digest => return Ok(folder),
-        Ok(_) => tree::remove(&folder)?,
+        Ok(found) if found == digest => {
+            // Left by a mount that was told not to write out; the layer is as whole as the machine's uptime.
+            tree::remove(&folder.join("work/work/incompat"))?;
+            return Ok(folder);
+        }
+        Ok(_) => storage.remove(&folder)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             // Made by a node that died before it wrote the mark.
-            tree::remove(&folder)?;
+            storage.remove(&folder)?;
         }
         Err(error) => return Err(error),
     }
-    fs::create_dir_all(&folder)?;
+    storage.ensure(&folder, wanted.limit)?;
     for name in ["upper", "work"] {
         let path = folder.join(name);
         fs::create_dir(&path)?;
@@ -66,25 +83,29 @@ mod tests {
         }
         assert_eq!(one_name("6ec4ce84-0929").unwrap(), "6ec4ce84-0929");
         let folder = tempfile::tempdir().unwrap();
-        assert!(ensure(folder.path(), "/", "etc", "d", None).is_err());
-        assert!(ensure(folder.path(), "o", "../../etc", "d", None).is_err());
+        assert!(layer(folder.path(), "/", "etc", "d").is_err());
+        assert!(layer(folder.path(), "o", "../../etc", "d").is_err());
+    }
+
+    fn layer(folder: &Path, owner: &str, container: &str, digest: &str) -> io::Result<PathBuf> {
+        let wanted = Wanted { owner, container, digest, limit: None, root: None };
+        ensure(folder, wanted, &Storage::new(folder, false))
     }
 
     #[test]
     fn a_layer_is_kept_for_the_same_image_and_dropped_for_another() {
         let folder = tempfile::tempdir().unwrap();
-        let ensure = |digest| ensure(folder.path(), "owner", "c", digest, None).unwrap();
-        let layer = ensure("sha256:1");
-        fs::write(layer.join("upper/kept"), "bytes").unwrap();
-        assert_eq!(fs::read_to_string(ensure("sha256:1").join("upper/kept")).unwrap(), "bytes");
-        assert!(!ensure("sha256:2").join("upper/kept").exists());
+        let of = |digest| layer(folder.path(), "owner", "c", digest).unwrap();
+        fs::write(of("sha256:1").join("upper/kept"), "bytes").unwrap();
+        assert_eq!(fs::read_to_string(of("sha256:1").join("upper/kept")).unwrap(), "bytes");
+        assert!(!of("sha256:2").join("upper/kept").exists());
     }
 
     #[test]
     fn a_layer_without_its_mark_is_made_anew() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("owner/c/upper/half")).unwrap();
-        let layer = ensure(folder.path(), "owner", "c", "sha256:1", None).unwrap();
+        let layer = layer(folder.path(), "owner", "c", "sha256:1").unwrap();
         assert!(!layer.join("upper/half").exists());
     }
 }

@@ -110,7 +110,11 @@ impl Link {
                     let _ = waiting.send((answer, descriptors));
                 }
             }
-            Message::Exited { container, attempt, exit } => notice(Notice::Exited { container, attempt, exit }),
+            Message::Exited { container, attempt, exit } => {
+                notice(Notice::Exited { container, attempt, exit });
+                // What is left of the container's mounts; letting go of them may take long.
+                tokio::task::spawn_blocking(move || drop(descriptors));
+            }
             Message::ExecExited { id, exit } => {
                 if let Some(waiting) = self.waiting.lock().execs.remove(&id) {
                     let _ = waiting.send(exit);

@@ -30,17 +30,6 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     netlink.call(&mut message)
 }
 
-/// Removes a link by name; a missing one is success.
-pub(crate) fn delete_link(name: &str) -> io::Result<()> {
-    let mut netlink = Netlink::open()?;
-    let mut message = link_message(libc::RTM_DELLINK, 0, 0, 0, 0);
-    message.attribute_string(libc::IFLA_IFNAME, name);
-    match netlink.call(&mut message) {
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
-        other => other,
-    }
-}
-
 /// Adds an address to, or removes it from, the loopback interface of the present namespace. Already there, or already gone, is success.
 pub(crate) fn loopback_address(address: Ipv4Addr, present: bool) -> io::Result<()> {
     let (kind, flags) =

@@ -5,11 +5,27 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::cgroup::CgroupPlan;
+use super::cgroup::{CgroupPlan, Setting};
 use crate::runtime::{ContainerSpec, PodSandboxSpec, Weakness};
 
 /// How many user and group ids a Pod has: the sixteen-bit range that images use.
 pub(crate) const BLOCK_SIZE: u32 = 65_536;
+
+/// What a Pod stands on: everything that can be made before it is known which Pod it is for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GroundPlan {
+    pub(crate) ids: IdMode,
+    /// The Pod's address: on its cable, or on its loopback interface when it has none.
+    pub(crate) address: Ipv4Addr,
+    pub(crate) veth: Option<VethPlan>,
+    /// The Pod's group, relative to the node's.
+    pub(crate) group: String,
+    /// Its folders, without any limit.
+    pub(crate) cgroup: CgroupPlan,
+    /// The Pod ends when nobody is connected to its supervisor any more, and leaves nothing behind.
+    pub(crate) ends_with_node: bool,
+    pub(crate) walls: Walls,
+}
 
 /// Everything a supervisor needs to make its Pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,18 +33,22 @@ pub(crate) struct PodPlan {
     pub(crate) spec: PodSandboxSpec,
     /// The Pod's folder: socket, records, `etc` files.
     pub(crate) dir: PathBuf,
-    pub(crate) ids: IdMode,
-    /// The Pod's address: on its cable, or on its loopback interface when it has none.
-    pub(crate) address: Ipv4Addr,
-    pub(crate) veth: Option<VethPlan>,
-    pub(crate) cgroup: CgroupPlan,
+    #[serde(flatten)]
+    pub(crate) ground: GroundPlan,
+    /// The Pod's limits.
+    pub(crate) limits: Vec<Setting>,
     /// Folder that holds all image layers and skeletons: mounted once per container, shifted into the Pod's ids.
     pub(crate) images_dir: PathBuf,
     pub(crate) weaknesses: Vec<Weakness>,
-    /// The Pod ends when nobody is connected to its supervisor any more, and leaves nothing behind.
-    #[serde(default)]
-    pub(crate) ends_with_node: bool,
-    pub(crate) walls: Walls,
+}
+
+/// The Pod's ground is a part of it like any other.
+impl std::ops::Deref for PodPlan {
+    type Target = GroundPlan;
+
+    fn deref(&self) -> &GroundPlan {
+        &self.ground
+    }
 }
 
 /// Where a Pod's user ids come from.

@@ -33,8 +33,8 @@ pub(crate) struct Owner<'a> {
 /// Builds the whole tree and makes it the root of this process's mount namespace. `scratch` is an empty folder.
 pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<()> {
     sys::make_private_recursive(c"/").step("making mounts private")?;
-    let root = mount_root(plan, owner, scratch)?;
-    let builder = Builder { root: root.as_fd(), owner };
+    let (root, empty) = mount_root(plan, owner, scratch)?;
+    let builder = Builder { root: root.as_fd(), owner, empty: empty.as_ref().map(AsFd::as_fd) };
     for step in &plan.steps {
         builder.apply(step).map_err(|(name, error)| {
             (name, io::Error::new(error.kind(), WithPath { path: step.target().to_owned(), source: error }))
@@ -65,18 +65,19 @@ impl WithPath {
     }
 }
 
-fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<OwnedFd> {
+/// The new root, and an empty folder to hide others with.
+fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<(OwnedFd, Option<OwnedFd>)> {
     if let Some(host) = &plan.whole_host {
         // Only a control of the escape suite gets here: the host's own tree, as if there were no private root.
         let tree = clone_tree(CWD, host, true).step("cloning the host's tree")?;
         attach_at_path(&tree, scratch).step("attaching the host's tree")?;
-        return reopen(scratch).step("opening the new root");
+        return Ok((reopen(scratch).step("opening the new root")?, None));
     }
     let stage = mount_tmpfs(&[("mode", "0700"), ("size", "64k")], ATTR_NOSUID | ATTR_NODEV).step("making the stage")?;
     attach_at_path(&stage, scratch).step("attaching the stage")?;
     let stage = reopen(scratch).step("opening the stage")?;
-    for name in ["images", "root"] {
-        rustix::fs::mkdirat(&stage, name, Mode::from_raw_mode(0o700)).step("making the stage")?;
+    for (name, mode) in [("images", 0o700), ("root", 0o700), ("empty", 0o555)] {
+        rustix::fs::mkdirat(&stage, name, Mode::from_raw_mode(mode)).step("making the stage")?;
     }
     let images = clone_tree(CWD, &plan.images_dir, false).step("cloning the image folder")?;
     let change =
@@ -85,7 +86,8 @@ fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<OwnedFd
     let at = openat(stage.as_fd(), "images", OFlags::PATH | OFlags::DIRECTORY).step("opening the stage")?;
     attach(&images, at.as_fd()).step("attaching the image folder")?;
     mount_overlay(plan, scratch)?;
-    reopen(&scratch.join("root")).step("opening the new root")
+    let empty = openat(stage.as_fd(), "empty", OFlags::PATH | OFlags::DIRECTORY).step("opening the stage")?;
+    Ok((reopen(&scratch.join("root")).step("opening the new root")?, Some(empty)))
 }
 
 /// One `mount` call with short, relative layer names: `fsconfig` takes at most 256 bytes per value, and nothing of the
@@ -105,6 +107,9 @@ fn mount_overlay(plan: &RootPlan, scratch: &Path) -> Step<()> {
     if plan.user_xattr {
         options.push_str(",userxattr");
     }
+    if plan.volatile {
+        options.push_str(",volatile");
+    }
     let options = std::ffi::CString::new(options).map_err(io::Error::other).step("mounting the overlay")?;
     let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
     rustix::mount::mount("overlay", "../root", "overlay", flags, options.as_c_str()).step("mounting the overlay")?;
@@ -114,6 +119,7 @@ fn mount_overlay(plan: &RootPlan, scratch: &Path) -> Step<()> {
 struct Builder<'a> {
     root: BorrowedFd<'a>,
     owner: Owner<'a>,
+    empty: Option<BorrowedFd<'a>>,
 }
 
 impl Builder<'_> {
@@ -225,16 +231,18 @@ impl Builder<'_> {
     /// Puts an empty, read-only thing over a path that exists; a path that does not exist needs no hiding.
     fn hide(&self, target: &str, kind: FileKind) -> Step<()> {
         let Some(at) = self.resolve_existing(target)? else { return Ok(()) };
-        let change = MountChange { set: ATTR_RDONLY, ..MountChange::default() };
+        let change = MountChange { set: ATTR_RDONLY | ATTR_NOEXEC, ..MountChange::default() };
         let cover = match kind {
             FileKind::File => {
                 let null = self.resolve("/dev/null", OFlags::PATH).step("opening /dev/null")?;
                 clone_tree(&null, Path::new(""), false).step("hiding a file")?
             }
-            FileKind::Folder => {
-                mount_tmpfs(&[("mode", "0555"), ("size", "4k")], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
-                    .step("hiding a folder")?
-            }
+            // One empty folder for all: a file system each would be most of the work of a start.
+            FileKind::Folder => match self.empty {
+                Some(empty) => clone_tree(empty, Path::new(""), false).step("hiding a folder")?,
+                None => mount_tmpfs(&[("mode", "0555"), ("size", "4k")], ATTR_NOSUID | ATTR_NODEV)
+                    .step("hiding a folder")?,
+            },
         };
         sys::mount_setattr(cover.as_fd(), change).step("hiding a path")?;
         attach(&cover, at.as_fd()).step("hiding a path")

@@ -6,8 +6,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -23,6 +23,7 @@ use super::leftovers::{self, Note, OwnNote};
 use super::net::{self, AddressPool, NodeNetwork, PodNetwork};
 use super::plan::IdMode;
 use super::spawner::Spawner;
+use super::storage::{self, Storage};
 use super::supervisor::records::ProcessRecord;
 use super::tree;
 use super::wire::Call;
@@ -34,10 +35,12 @@ use crate::runtime::{
 
 mod create;
 mod pod;
+mod ready;
 mod recover;
 mod sessions;
 
 use pod::Pod;
+use ready::ReadyPool;
 
 /// Events kept for a slow receiver before it has to compare states instead.
 const EVENT_BUFFER: usize = 4_096;
@@ -48,6 +51,10 @@ pub struct KernelRuntime {
     privileged: bool,
     layout: CgroupLayout,
     spawner: tokio::sync::Mutex<Option<Spawner>>,
+    ready: ReadyPool,
+    storage: Arc<Storage>,
+    /// Ourselves, for work in the background.
+    this: Weak<Self>,
     ids: Mutex<IdBlocks>,
     images: ImageStore,
     /// As root: addresses and rules of Pods.
@@ -87,23 +94,34 @@ impl KernelRuntime {
         let (host_paths, aliases, mirrors) =
             (config.host_paths.clone(), config.image_aliases.clone(), config.registry_mirrors.clone());
         let open = move || ImageStore::open(&images_dir, &host_paths, aliases, mirrors, privileged);
-        let images = tokio::task::spawn_blocking(open)
-            .await
-            .map_err(|_| RuntimeError::Timeout("preparing images"))?
-            .map_err(step("preparing the image store"))?;
+        // Three long pieces of work that need nothing of each other: files to look at, a program to copy, tables to make.
+        let images = tokio::task::spawn_blocking(open);
+        let helper = config.helper.clone();
+        let spawner = tokio::task::spawn_blocking(move || Spawner::start(&helper));
         let table = SharedTable::of_machine(&config.data_dir, privileged);
         let ids = IdBlocks::open(&config.data_dir, config.first_id, config.id_blocks, table)
             .map_err(step("reading id blocks"))?;
-        let spawner = Spawner::start(&config.helper).map_err(step("starting the spawner"))?;
         let pod_network = net::pod_network(&config.data_dir, config.pod_network.as_deref())
             .map_err(step("choosing a network for Pods"))?;
         let network = open_network(&config, pod_network, privileged);
+        let spawner = spawner
+            .await
+            .map_err(|_| RuntimeError::Timeout("starting the spawner"))?
+            .map_err(step("starting the spawner"))?;
+        let images = images
+            .await
+            .map_err(|_| RuntimeError::Timeout("preparing images"))?
+            .map_err(step("preparing the image store"))?;
         let note = if privileged { write_note(&config, &layout, network.as_ref()) } else { None };
-        let weaknesses = create::weaknesses(&layout, privileged, network.is_some());
-        Ok(Arc::new(Self {
+        let storage = Arc::new(Storage::new(&config.data_dir, privileged));
+        let weaknesses = create::weaknesses(&layout, privileged, network.is_some(), &storage);
+        let runtime = Arc::new_cyclic(|this| Self {
             privileged,
             layout,
             spawner: tokio::sync::Mutex::new(Some(spawner)),
+            ready: ReadyPool::default(),
+            storage,
+            this: this.clone(),
             ids: Mutex::new(ids),
             images,
             network,
@@ -118,7 +136,12 @@ impl KernelRuntime {
             weaknesses,
             note,
             config,
-        }))
+        });
+        // Addresses of Pods that still run are known only once they have been found again.
+        if runtime.pod_folders().is_empty() {
+            runtime.refill();
+        }
+        Ok(runtime)
     }
 
     fn pod(&self, uid: &str) -> Result<Arc<Pod>, RuntimeError> {
@@ -147,13 +170,19 @@ impl KernelRuntime {
         let dir = self.pod_dir(uid);
         let cgroup = match pod {
             Some(pod) => pod.plan.cgroup.clone(),
-            None => self.layout.plan(&create::pod_group(uid), create::no_limits()),
+            // A Pod without a plan has not got as far as having groups.
+            None => create::SavedPlan::read(&dir).map(|saved| saved.plan.ground.cgroup).unwrap_or_default(),
         };
         let own_layers = self.layers_dir().join(uid);
+        let kept_layers = pod.map(|pod| self.layers_dir().join(&pod.keeper));
+        let storage = Arc::clone(&self.storage);
         let work = move || -> io::Result<()> {
             create::remove_group(&cgroup)?;
-            tree::remove(&own_layers)?;
-            tree::remove(&dir)
+            if let Some(layers) = kept_layers.filter(|layers| has_mounts(layers)) {
+                storage::unmount_below(&layers)?;
+            }
+            storage.remove(&own_layers)?;
+            storage.remove(&dir)
         };
         tokio::task::spawn_blocking(work)
             .await
@@ -166,6 +195,7 @@ impl KernelRuntime {
     /// Gives the host back what is not any Pod's: the group above all Pods and the node's network. While a Pod is left they stay,
     /// because it needs them. Called when dropped; a program that is about to exit calls it, because tasks may hold on to the runtime.
     pub fn close(&self) {
+        self.close_ready();
         if self.privileged
             && let Err(error) = self.ids.lock().release()
         {
@@ -176,6 +206,7 @@ impl KernelRuntime {
         if !unused || self.closed.swap(true, Ordering::Relaxed) {
             return;
         }
+        self.storage.close();
         if let Some(network) = &self.network {
             network.close();
         }
@@ -186,6 +217,7 @@ impl KernelRuntime {
 
     /// Ends every Pod at once and gives everything back, whatever state it is in: for folders that are thrown away.
     pub fn discard(&self) {
+        self.close_ready();
         let all = self.layout.plan("", create::no_limits());
         let _ = all.kill();
         if let Err(error) = create::remove_group(&all) {
@@ -320,7 +352,8 @@ impl PodRuntime for KernelRuntime {
         }
         let step = |source| RuntimeError::Kernel { step: "removing kept layers".to_owned(), source };
         let folder = self.layers_dir().join(layers::one_name(owner).map_err(step)?);
-        tokio::task::spawn_blocking(move || tree::remove(&folder))
+        let storage = Arc::clone(&self.storage);
+        tokio::task::spawn_blocking(move || storage.remove(&folder))
             .await
             .map_err(|_| RuntimeError::Timeout("removing kept layers"))?
             .map_err(step)?;
@@ -362,21 +395,22 @@ impl PodRuntime for KernelRuntime {
 
     async fn ensure_volume(&self, request: VolumeRequest) -> Result<Volume, RuntimeError> {
         let path = self.volume_path(&request.key);
-        let step = |source| RuntimeError::Kernel { step: "making a volume".to_owned(), source };
-        if !path.exists() {
-            fs::create_dir_all(&path).map_err(step)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).map_err(step)?;
-        }
-        if let Some(group) = request.group.filter(|_| self.privileged) {
-            std::os::unix::fs::lchown(&path, None, Some(group)).map_err(step)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o2777)).map_err(step)?;
-        }
-        Ok(Volume { path, mechanism: StorageMechanism::Measured })
+        let (storage, privileged) = (Arc::clone(&self.storage), self.privileged);
+        let work = move || -> io::Result<Volume> {
+            let mechanism = storage.ensure(&path, request.limit_bytes)?;
+            storage::open_to_all(&path, request.group.filter(|_| privileged))?;
+            Ok(Volume { path, mechanism })
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|_| RuntimeError::Timeout("making a volume"))?
+            .map_err(|source| RuntimeError::Kernel { step: "making a volume".to_owned(), source })
     }
 
     async fn remove_volume(&self, key: &VolumeKey) -> Result<(), RuntimeError> {
         let path = self.volume_path(key);
-        tokio::task::spawn_blocking(move || tree::remove(&path))
+        let storage = Arc::clone(&self.storage);
+        tokio::task::spawn_blocking(move || storage.remove(&path))
             .await
             .map_err(|_| RuntimeError::Timeout("removing a volume"))?
             .map_err(|source| RuntimeError::Kernel { step: "removing a volume".to_owned(), source })
@@ -388,6 +422,7 @@ impl PodRuntime for KernelRuntime {
         tokio::task::spawn_blocking(move || StorageUsage {
             layers: usage_by_name(&layers),
             volumes: usage_by_name(&volumes),
+            layer_mechanism: weakest_mechanism(&layers),
         })
         .await
         .map_err(|_| RuntimeError::Timeout("measuring storage"))
@@ -432,11 +467,27 @@ impl KernelRuntime {
 }
 
 fn usage_by_name(folder: &Path) -> Vec<(String, u64)> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    entries
-        .flatten()
-        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, tree::usage(&entry.path()).bytes)))
+    folders_in(folder)
+        .filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), tree::usage(&path).bytes)))
         .collect()
+}
+
+/// Folders and nothing else: the files some of them are kept in lie beside them.
+fn folders_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+}
+
+/// Whether any layer of an owner is a file system of its own.
+fn has_mounts(layers: &Path) -> bool {
+    folders_in(layers).any(|path| storage::mechanism_of(&path) == StorageMechanism::LoopFile)
+}
+
+/// What holds all layers of an owner: measured as soon as one of them is.
+fn weakest_mechanism(layers: &Path) -> StorageMechanism {
+    let held = |path: PathBuf| storage::mechanism_of(&path) == StorageMechanism::LoopFile;
+    let mut folders = folders_in(layers).peekable();
+    if folders.peek().is_some() && folders.all(held) { StorageMechanism::LoopFile } else { StorageMechanism::Measured }
 }
 
 #[async_trait]

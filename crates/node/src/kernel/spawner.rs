@@ -17,7 +17,7 @@ use super::{supervisor, sys, wire};
 /// `argv[0]` of helpers. Nobody starts a program under this name by accident.
 const HELPER_NAME: &str = "agent-sandbox-helper";
 
-/// Asks for a supervisor; goes with the control socket and the plan.
+/// Asks for a supervisor; goes with its control socket, on which it is told the rest.
 #[derive(Debug, Serialize, Deserialize)]
 struct Spawn {}
 
@@ -52,9 +52,9 @@ impl Spawner {
     }
 
     /// Forks a supervisor; gives our end of its control socket.
-    pub(crate) fn spawn(&self, plan: OwnedFd) -> io::Result<OwnedFd> {
+    pub(crate) fn spawn(&self) -> io::Result<OwnedFd> {
         let (control, theirs) = socket_pair()?;
-        wire::send(&self.socket, &Spawn {}, &[theirs.as_fd(), plan.as_fd()])?;
+        wire::send(&self.socket, &Spawn {}, &[theirs.as_fd()])?;
         Ok(control)
     }
 }
@@ -85,13 +85,15 @@ fn spawner_main() -> i32 {
     }
     sys::ignore_children();
     let mut buffer = vec![0; 4096];
+    // Worked out once; supervisors share its pages.
+    let filter = super::seccomp::program();
     loop {
         match wire::receive::<Spawn>(&socket, &mut buffer) {
             Ok(Some((Spawn {}, descriptors))) => {
-                let Ok([control, plan]) = <[OwnedFd; 2]>::try_from(descriptors) else { continue };
+                let Ok([control]) = <[OwnedFd; 1]>::try_from(descriptors) else { continue };
                 if let Ok(sys::Fork::Child) = sys::fork_with(0) {
                     drop(socket);
-                    return supervisor_main(control, plan);
+                    return supervisor_main(control, filter);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -100,10 +102,10 @@ fn spawner_main() -> i32 {
     }
 }
 
-fn supervisor_main(control: OwnedFd, plan: OwnedFd) -> i32 {
+fn supervisor_main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
     sys::reset_signals();
     if rustix::process::setsid().is_err() || sys::set_process_name(c"asb-supervisor").is_err() {
         return 2;
     }
-    supervisor::main(control, plan)
+    supervisor::main(control, filter)
 }

@@ -12,10 +12,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::launch::PodNamespaces;
-use super::plan::PodPlan;
+use super::plan::{GroundPlan, PodPlan};
 use super::sys;
 use super::walls::{Named, Step};
-use super::wire::{self, Answer, Call, Failure, MAX_PACKET, Message, Request};
+use super::wire::{self, Answer, Begin, Call, Failure, MAX_PACKET, Message, Request};
 use crate::runtime::PodSandbox;
 
 mod containers;
@@ -27,6 +27,7 @@ mod streams;
 
 use containers::Container;
 use execs::RunningExec;
+use pod::Ground;
 
 /// The listening socket in the Pod's folder.
 pub(crate) const SOCKET: &str = "supervisor.sock";
@@ -57,12 +58,10 @@ struct Supervisor {
     buffer: Vec<u8>,
 }
 
-/// Runs as a supervisor until its Pod is removed. `control` is a connected socket, `plan` a memory file.
-pub(crate) fn main(control: OwnedFd, plan: OwnedFd) -> i32 {
-    let started =
-        wire::read_memory_file::<PodPlan>(plan).step("reading the plan").and_then(|plan| start(plan, &control));
-    match started {
-        Ok(mut supervisor) => {
+/// Runs as a supervisor until its Pod is removed. On `control`, a connected socket, it is told what to make.
+pub(crate) fn main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
+    match begin(&control, filter) {
+        Ok(Some(mut supervisor)) => {
             let ready = Answer::Ready(supervisor.sandbox.clone());
             // A node that died meanwhile finds us by the socket in the Pod's folder.
             let _ = wire::send(&control, &Message::Answer { id: 0, answer: ready }, &[]);
@@ -70,6 +69,8 @@ pub(crate) fn main(control: OwnedFd, plan: OwnedFd) -> i32 {
             sys::trim_heap();
             supervisor.serve()
         }
+        // Kept ready, and never needed.
+        Ok(None) => 0,
         Err((step, error)) => {
             let failure = Failure::Kernel {
                 step: if error.raw_os_error().is_some() { step.to_owned() } else { format!("{step} ({error})") },
@@ -81,17 +82,58 @@ pub(crate) fn main(control: OwnedFd, plan: OwnedFd) -> i32 {
     }
 }
 
-fn start(plan: PodPlan, control: &OwnedFd) -> Step<Supervisor> {
+/// Makes the ground, waits for the Pod that is to stand on it, and makes that. `None` when the node goes away before.
+fn begin(control: &OwnedFd, filter: Vec<libc::sock_filter>) -> Step<Option<Supervisor>> {
     sys::ignore_broken_pipes();
     let signals = sys::signal_descriptor(&[libc::SIGCHLD, libc::SIGTERM]).step("preparing signals")?;
     rustix::net::sockopt::set_socket_send_buffer_size(control, 4 * MAX_PACKET).step("sizing the control socket")?;
     sys::set_child_subreaper().step("becoming a sub-reaper")?;
-    let own_net_namespace = fs::File::open("/proc/self/ns/net").step("opening a namespace")?.into();
-    let namespaces = pod::make(&plan)?;
-    let own_pid_namespace = fs::File::open("/proc/self/ns/pid").step("opening a namespace")?.into();
+    let Some((Begin::Ground { answer }, file)) = receive_begin(control)? else { return Ok(None) };
+    let plan: GroundPlan = wire::read_memory_file(file).step("reading the plan")?;
+    let ground = match Ground::make(&plan) {
+        Ok(ground) => ground,
+        Err(error) => {
+            pod::leave(&plan);
+            return Err(error);
+        }
+    };
+    if answer {
+        wire::send(control, &Message::Answer { id: 0, answer: Answer::Done }, &[]).step("telling that we are ready")?;
+        sys::trim_heap();
+    }
+    let told = receive_begin(control)?;
+    let Some((Begin::Pod, file)) = told else {
+        drop(ground);
+        pod::leave(&plan);
+        return Ok(None);
+    };
+    let plan: PodPlan = wire::read_memory_file(file).step("reading the plan")?;
+    start(plan, ground, signals, filter).map(Some)
+}
+
+/// One message of the beginning with its memory file; `None` when nobody is there any more.
+fn receive_begin(control: &OwnedFd) -> Step<Option<(Begin, OwnedFd)>> {
+    let mut buffer = [0; 256];
+    loop {
+        match wire::receive::<Begin>(control, &mut buffer) {
+            Ok(Some((begin, descriptors))) => {
+                let file = descriptors.into_iter().next();
+                let file = file.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADMSG)).step("reading the plan")?;
+                return Ok(Some((begin, file)));
+            }
+            Ok(None) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => return Ok(None),
+            Err(error) => return Err(("waiting for a Pod", error)),
+        }
+    }
+}
+
+fn start(plan: PodPlan, ground: Ground, signals: OwnedFd, filter: Vec<libc::sock_filter>) -> Step<Supervisor> {
+    pod::settle(&plan, &ground.namespaces)?;
     if !plan.ids.is_privileged() {
         // Without privilege there is no way back into the host's network, and no need for it: stay inside.
-        sys::setns(namespaces.net.as_fd(), libc::CLONE_NEWNET).step("joining the network namespace")?;
+        sys::setns(ground.namespaces.net.as_fd(), libc::CLONE_NEWNET).step("joining the network namespace")?;
     }
     let listener = listen(&plan.dir).step("listening on the Pod's socket")?;
     let (first_host_id, id_count) = plan.ids.host_range();
@@ -107,10 +149,10 @@ fn start(plan: PodPlan, control: &OwnedFd) -> Step<Supervisor> {
     Ok(Supervisor {
         plan,
         sandbox,
-        namespaces,
-        own_pid_namespace,
-        own_net_namespace,
-        filter: super::seccomp::program(),
+        namespaces: ground.namespaces,
+        own_pid_namespace: ground.own_pid_namespace,
+        own_net_namespace: ground.own_net_namespace,
+        filter,
         listener,
         signals,
         connections: Vec::new(),
@@ -358,24 +400,9 @@ impl Supervisor {
         for container in &self.containers {
             let _ = container.plan.cgroup.remove();
         }
-        if let Some(veth) = &self.plan.veth {
-            // The namespace's own end would take the cable down too, but only some time later.
-            let _ = super::net::delete_link(&veth.host_name);
-        }
         if self.plan.ends_with_node && self.connections.iter().all(|connection| !connection.open) {
-            self.remove_own_group();
-        }
-    }
-
-    /// Nobody is left to remove the Pod's groups once we are gone, so we leave them first.
-    fn remove_own_group(&self) {
-        let above = self.plan.cgroup.unified.as_deref().and_then(Path::parent).and_then(Path::parent);
-        let left = above.map_or(Ok(()), |folder| super::cgroup::write_control(&folder.join("cgroup.procs"), "0"));
-        if left.and_then(|()| self.plan.cgroup.remove()).is_ok() {
-            for folder in self.plan.cgroup.folders().filter_map(Path::parent) {
-                // Empty only when this was the node's last Pod.
-                let _ = fs::remove_dir(folder);
-            }
+            // Nobody is left to remove the Pod's groups once we are gone.
+            pod::leave(&self.plan);
         }
     }
 }

@@ -31,6 +31,20 @@ pub(crate) fn fork_with(flags: libc::c_int) -> io::Result<Fork> {
     Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
 }
 
+/// As [`fork_with`], the child being in a group of the unified tree from its first moment. Moving it there later would wait
+/// for every processor of the machine.
+pub(crate) fn fork_into(flags: libc::c_int, group: BorrowedFd<'_>) -> io::Result<Fork> {
+    const INTO_CGROUP: u64 = 0x2_0000_0000;
+    // SAFETY: all zeroes is a valid value: no flag, no pointer.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = flags as u64 | INTO_CGROUP;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    arguments.cgroup = group.as_raw_fd() as u64;
+    // SAFETY: as for `fork_with`; no stack is given, so the child runs on a copy of this one.
+    let pid = check(unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) })?;
+    Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
+}
+
 /// Ends a forked child without running the parent's exit handlers.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit never returns and touches nothing.
@@ -386,4 +400,42 @@ pub(crate) fn ignore_children() {
 pub(crate) fn register(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd stays open, and stays the same file, for as long as it lives; the registration owns it.
     Ok(unsafe { tokio::io::unix::AsyncFd::register(fd) }?)
+}
+
+/// The number of a loop device that nobody uses.
+pub(crate) fn free_loop_device(control: BorrowedFd<'_>) -> io::Result<i32> {
+    const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
+    // SAFETY: takes no argument.
+    check(libc::c_long::from(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) }))
+        .map(|number| number as i32)
+}
+
+/// Puts a file behind a loop device that frees itself with its last user.
+pub(crate) fn configure_loop_device(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {
+    const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+    const AUTOCLEAR: u32 = 4;
+    /// `struct loop_config`, with `struct loop_info64` in it spelled out.
+    #[repr(C)]
+    struct Config {
+        file: u32,
+        block_size: u32,
+        before_flags: [u64; 5],
+        numbers: [u32; 3],
+        flags: u32,
+        names: [u8; 64 + 64 + 32],
+        init: [u64; 2],
+        reserved: [u64; 8],
+    }
+    let config = Config {
+        file: file.as_raw_fd() as u32,
+        block_size: 0,
+        before_flags: [0; 5],
+        numbers: [0; 3],
+        flags: AUTOCLEAR,
+        names: [0; 64 + 64 + 32],
+        init: [0; 2],
+        reserved: [0; 8],
+    };
+    // SAFETY: the kernel reads a `loop_config`, which this is, during the call.
+    check(libc::c_long::from(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) })).map(drop)
 }

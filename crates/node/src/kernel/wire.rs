@@ -18,6 +18,16 @@ pub(crate) const MAX_PACKET: usize = 96 * 1024;
 /// Most descriptors beside one packet.
 pub(crate) const MAX_DESCRIPTORS: usize = 4;
 
+/// What a new supervisor is told before anything else, each with a memory file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Begin {
+    /// A `GroundPlan`. Answered with `Done` when asked to: the supervisor is being kept ready for some Pod.
+    Ground { answer: bool },
+    /// A `PodPlan` on that ground. Answered with `Ready`.
+    Pod,
+}
+
 /// What the node asks. Descriptors that go with a variant are named in its comment.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {

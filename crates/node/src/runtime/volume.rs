@@ -32,13 +32,14 @@ pub struct Volume {
 }
 
 /// What holds the limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StorageMechanism {
     /// A project quota of the file system.
     ProjectQuota,
     /// A file of that size, mounted through a loop device.
     LoopFile,
     /// Nothing: measured, and the Pod is evicted past the limit.
+    #[default]
     Measured,
 }
 
@@ -49,4 +50,6 @@ pub struct StorageUsage {
     pub layers: Vec<(String, u64)>,
     /// Ephemeral volumes by name.
     pub volumes: Vec<(String, u64)>,
+    /// What holds the limits of the writable layers.
+    pub layer_mechanism: StorageMechanism,
 }

@@ -59,8 +59,10 @@ async fn run(walls: Walls, attempt: &Attempt) -> String {
     output
 }
 
-fn attempts_program() -> std::path::PathBuf {
-    std::env::var_os("NODE_ATTEMPTS").map_or_else(|| env!("CARGO_BIN_EXE_escape-attempts").into(), Into::into)
+pub(crate) fn attempts_program() -> std::path::PathBuf {
+    let program: std::path::PathBuf =
+        std::env::var_os("NODE_ATTEMPTS").map_or_else(|| env!("CARGO_BIN_EXE_escape-attempts").into(), Into::into);
+    program.canonicalize().unwrap()
 }
 
 async fn check(list: &[Attempt]) {
@@ -95,6 +97,8 @@ async fn system_calls_that_open_the_kernel_are_refused() {
             walls.capabilities = false;
         }),
         attempt("device", "", privileged),
+        attempt("pidfd-getfd", "", |walls| walls.seccomp = false),
+        attempt("control-groups", "", privileged),
     ])
     .await;
 }

@@ -45,9 +45,9 @@ impl Node {
         Self { runtime, folder: Arc::new(folder) }
     }
 
-    /// The node over a folder that another process used before, and how it is called for.
+    /// The node over a folder that another process used before.
     pub(crate) async fn over(folder: Arc<tempfile::TempDir>) -> Self {
-        let runtime = KernelRuntime::open(config(folder.path(), |_| {})).await.unwrap();
+        let runtime = KernelRuntime::open(config(folder.path(), |config| config.ready_pods = 0)).await.unwrap();
         Self { runtime, folder }
     }
 
@@ -154,6 +154,8 @@ pub(crate) fn config(folder: &Path, change: impl FnOnce(&mut KernelConfig)) -> K
     let helper = std::env::var_os("NODE_HELPER").map(PathBuf::from);
     config.helper =
         HelperProgram::Path(helper.unwrap_or_else(|| env!("CARGO_BIN_EXE_agent-sandbox-node-helper").into()));
+    // Enough to take both ways of making a Pod; tests run many nodes at once.
+    config.ready_pods = 2;
     change(&mut config);
     config
 }

@@ -20,3 +20,4 @@ mod lifecycle;
 mod limits;
 mod network;
 mod rootless;
+mod sweep;

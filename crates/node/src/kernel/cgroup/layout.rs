@@ -104,6 +104,25 @@ impl CgroupLayout {
         plan
     }
 
+    /// A container's group below its Pod's. Where controllers are bound to v1 the container has a group of its own only when
+    /// its limits are not the Pod's: its process is in the Pod's already, and moving it waits for the whole machine.
+    pub(crate) fn plan_below(&self, pod: &CgroupPlan, path: &str, own: HardLimits, of_pod: HardLimits) -> CgroupPlan {
+        let mut plan = self.plan(path, own);
+        let covered = |own: Option<u64>, pod: Option<u64>| own.is_none() || own == pod;
+        if covered(own.memory_bytes, of_pod.memory_bytes)
+            && covered(own.cpu_millis, of_pod.cpu_millis)
+            && covered(own.cpu_request_millis, of_pod.cpu_request_millis)
+            && covered(own.pids, of_pod.pids)
+        {
+            plan.settings.retain(|setting| !plan.v1.iter().any(|folder| setting.file.starts_with(folder)));
+            plan.v1.clear();
+            if !self.unified_controllers.contains(&Controller::Memory) {
+                plan.oom_counter.clone_from(&pod.oom_counter);
+            }
+        }
+        plan
+    }
+
     /// The line for `cgroup.subtree_control` of a group whose children use the controllers.
     pub(crate) fn subtree_control(&self) -> String {
         self.unified_controllers.iter().map(|c| format!("+{}", c.name())).collect::<Vec<_>>().join(" ")
@@ -238,6 +257,25 @@ mod tests {
         assert_eq!(value("/sys/fs/cgroup/cpu/node/pod/cpu.shares"), "256");
         assert_eq!(value("/sys/fs/cgroup/pids/node/pod/pids.max"), "64");
         assert!(plan.settings.iter().all(|s| !s.file.starts_with("/sys/fs/cgroup/unified")));
+    }
+
+    #[test]
+    fn a_container_has_v1_groups_of_its_own_only_for_limits_of_its_own() {
+        let layout = CgroupLayout::detect(HYBRID, "", "node", false, |_| "hugetlb".to_owned());
+        let pod = layout.plan("pod", LIMITS);
+        let below = |own| layout.plan_below(&pod, "pod/c", own, LIMITS);
+        let none = HardLimits { memory_bytes: None, cpu_millis: None, cpu_request_millis: None, pids: None };
+        for same in [none, LIMITS, HardLimits { pids: None, ..LIMITS }] {
+            let plan = below(same);
+            assert!(plan.v1.is_empty() && plan.settings.is_empty(), "{same:?}");
+            assert_eq!(plan.oom_counter, pod.oom_counter);
+            assert!(plan.unified.is_some());
+        }
+        for other in [HardLimits { memory_bytes: Some(1), ..none }, HardLimits { pids: Some(3), ..LIMITS }] {
+            let plan = below(other);
+            assert_eq!(plan.v1.len(), 3, "{other:?}");
+            assert!(plan.oom_counter.is_some_and(|file| file.starts_with("/sys/fs/cgroup/memory/node/pod/c")));
+        }
     }
 
     #[test]

@@ -104,13 +104,12 @@ impl NodeNetwork {
             batch.flush_chain(&chain);
             batch.delete_chain(&chain);
         }
-        let result = match batch.commit() {
+        // The cable itself goes with the Pod's namespace: the kernel takes many down at a time, and one alone slowly.
+        match batch.commit() {
             // It never had rules.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             other => other,
-        };
-        super::delete_link(&veth.host_name)?;
-        result
+        }
     }
 
     /// Packets are forwarded only once a rule asks for it; the host's own setting comes back with [`NodeNetwork::close`].

@@ -22,6 +22,9 @@ pub(crate) struct RootPlan {
     pub(crate) work: PathBuf,
     /// Mount the overlay with its marks in `user.*` attributes, the only ones an unprivileged mounter may write.
     pub(crate) user_xattr: bool,
+    /// Nothing written is ever forced to the disk: without this the end of every container writes out everything that the
+    /// whole machine has to write.
+    pub(crate) volatile: bool,
     pub(crate) read_only: bool,
     pub(crate) steps: Vec<MountStep>,
     /// Only in controls of the escape suite.
@@ -155,6 +158,7 @@ pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
         upper: container.layer.join("upper"),
         work: container.layer.join("work"),
         user_xattr: !pod.ids.is_privileged(),
+        volatile: pod.ends_with_node,
         read_only: container.spec.read_only_root,
         steps,
         whole_host: (!container.walls.private_root).then(|| PathBuf::from("/")),

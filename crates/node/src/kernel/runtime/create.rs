@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,9 +11,10 @@ use sha2::{Digest, Sha256};
 
 use super::super::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
 use super::super::ids::Block;
-use super::super::plan::{ContainerPlan, PodPlan};
+use super::super::plan::{ContainerPlan, GroundPlan, PodPlan};
+use super::super::storage::{DiskSpace, Storage};
 use super::super::supervisor::records;
-use super::super::wire::{self, Answer};
+use super::super::wire::{self, Answer, Begin};
 use super::*;
 use crate::runtime::{Limits, NetworkMode, RuntimeHandler, WeaknessKind};
 
@@ -28,11 +29,6 @@ pub(super) fn node_group(data_dir: &Path) -> String {
     let hash = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
     let short: String = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     format!("agent-sandbox-{short}")
-}
-
-/// A Pod's group, relative to the node's.
-pub(super) fn pod_group(uid: &str) -> String {
-    format!("pod-{uid}")
 }
 
 pub(super) fn no_limits() -> HardLimits {
@@ -72,7 +68,7 @@ fn machine_memory() -> Option<u64> {
 }
 
 /// What is weaker on this host than on a fully equipped one.
-pub(super) fn weaknesses(layout: &CgroupLayout, privileged: bool, networked: bool) -> Vec<Weakness> {
+pub(super) fn weaknesses(layout: &CgroupLayout, privileged: bool, networked: bool, storage: &Storage) -> Vec<Weakness> {
     let mut list = Vec::new();
     if !privileged {
         list.push(Weakness {
@@ -91,6 +87,14 @@ pub(super) fn weaknesses(layout: &CgroupLayout, privileged: bool, networked: boo
         list.push(Weakness {
             kind: WeaknessKind::LimitNotEnforced,
             message: "memory and CPU limits are not held: no control group of this host can be written".to_owned(),
+        });
+    }
+    if !storage.holds_limits() {
+        list.push(Weakness {
+            kind: WeaknessKind::StorageMeasuredOnly,
+            message:
+                "disk limits are measured, not held: that needs root, mkfs.ext4 (package e2fsprogs) and loop devices"
+                    .to_owned(),
         });
     }
     list
@@ -146,24 +150,30 @@ impl KernelRuntime {
         }
     }
 
+    /// Without privilege: the one id there is.
+    pub(super) fn own_ids(&self) -> IdMode {
+        IdMode::Single { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+    }
+
     fn ids_of(&self, keeper: &str) -> Result<IdMode, RuntimeError> {
         if !self.privileged {
-            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-            return Ok(IdMode::Single { uid, gid });
+            return Ok(self.own_ids());
         }
-        let mut ids = self.ids.lock();
-        match ids.block_of(keeper) {
-            Ok(Block::Has { first, fresh }) => {
-                if fresh && let Ok(file) = ids.file_of(keeper) {
-                    sync_later(file);
+        let block = self.ids.lock().block_of(keeper);
+        match block.map_err(saving_ids)? {
+            Block::Has { first, fresh } => {
+                if fresh {
+                    self.sync_ids(keeper);
                 }
                 Ok(IdMode::Block { first })
             }
-            Ok(Block::None) => Err(RuntimeError::Exhausted {
-                what: "block of user ids",
-                advice: "delete sandboxes that are no longer needed, or widen the range".to_owned(),
-            }),
-            Err(source) => Err(RuntimeError::Kernel { step: "saving id blocks".to_owned(), source }),
+            Block::None => Err(no_ids_left()),
+        }
+    }
+
+    fn sync_ids(&self, keeper: &str) {
+        if let Ok(file) = self.ids.lock().file_of(keeper) {
+            sync_later(file);
         }
     }
 
@@ -187,8 +197,10 @@ impl KernelRuntime {
         })
     }
 
-    fn plan_pod(&self, spec: PodSandboxSpec, keeper: &str) -> Result<PodPlan, RuntimeError> {
-        let mut cgroup = self.layout.plan(&pod_group(&spec.uid), self.hard_limits(&spec.limits, true));
+    /// What a Pod can stand on.
+    pub(super) fn plan_ground(&self, ids: IdMode, routed: bool) -> Result<GroundPlan, RuntimeError> {
+        let group = format!("pod-{:016x}", rand::random::<u64>());
+        let mut cgroup = self.layout.plan(&group, no_limits());
         if let Some(unified) = &cgroup.unified
             && !self.layout.unified_controllers.is_empty()
         {
@@ -196,22 +208,20 @@ impl KernelRuntime {
             let file = unified.join("cgroup.subtree_control");
             cgroup.settings.push(cgroup::Setting { file, value: self.layout.subtree_control(), optional: false });
         }
-        Ok(PodPlan {
-            dir: self.pod_dir(&spec.uid),
-            ids: self.ids_of(keeper)?,
+        Ok(GroundPlan {
+            ids,
             address: self.take_address()?,
-            veth: self.network.as_ref().filter(|_| spec.network == NetworkMode::Routed).map(NodeNetwork::cable),
+            veth: self.network.as_ref().filter(|_| routed).map(NodeNetwork::cable),
+            group,
             cgroup,
-            images_dir: self.images.dir().to_owned(),
-            weaknesses: self.weaknesses.clone(),
             ends_with_node: self.config.pods_end_with_node,
             walls: self.config.walls,
-            spec,
         })
     }
 
     /// Makes a Pod that does not exist yet.
     pub(super) async fn make_pod(&self, spec: PodSandboxSpec) -> Result<PodSandbox, RuntimeError> {
+        self.check_room(&spec).await?;
         let uid = spec.uid.clone();
         let keeper = self.take_keeper(&spec);
         let made = self.try_make_pod(spec, &keeper).await;
@@ -221,30 +231,102 @@ impl KernelRuntime {
                 tracing::warn!(pod = uid, %error, "Remains of a Pod that could not be made stay behind");
             }
         }
+        self.refill();
         made
     }
 
+    /// Refuses what this machine cannot hold: no room on the disk, or, when asked to be strict, limits that would only be
+    /// wishes.
+    async fn check_room(&self, spec: &PodSandboxSpec) -> Result<(), RuntimeError> {
+        if self.config.strict_limits
+            && let Some(weak) = self.weaknesses.iter().find(|weak| weak.kind == WeaknessKind::LimitNotEnforced)
+        {
+            return Err(RuntimeError::Refused(format!("{} (strict limits are asked for)", weak.message)));
+        }
+        let step = |source| RuntimeError::Kernel { step: "looking at the disk".to_owned(), source };
+        let Some(shortage) = DiskSpace::of(&self.config.data_dir).map_err(step)?.shortage() else { return Ok(()) };
+        let largest = self.largest_writer().await;
+        let largest =
+            largest.map_or_else(String::new, |(name, bytes)| format!("; {name} has written most, {} MiB", bytes >> 20));
+        tracing::warn!(pod = spec.uid, shortage, "No room for a Pod");
+        Err(RuntimeError::Exhausted {
+            what: "disk space",
+            advice: format!("{shortage} in {}{largest}", self.config.data_dir.display()),
+        })
+    }
+
+    /// The Pod whose layers and volumes take up most, and how much.
+    async fn largest_writer(&self) -> Option<(String, u64)> {
+        let pods: Vec<_> = self.pods.lock().values().cloned().collect();
+        let mut largest = None;
+        for pod in pods {
+            let Ok(usage) = self.storage_usage(&pod.sandbox.uid).await else { continue };
+            let bytes = usage.layers.iter().chain(&usage.volumes).map(|(_, bytes)| bytes).sum::<u64>();
+            if largest.as_ref().is_none_or(|(_, most)| bytes > *most) {
+                largest = Some((format!("{}/{}", pod.plan.spec.namespace, pod.plan.spec.name), bytes));
+            }
+        }
+        largest
+    }
+
     async fn try_make_pod(&self, spec: PodSandboxSpec, keeper: &str) -> Result<PodSandbox, RuntimeError> {
-        let plan = self.plan_pod(spec, keeper)?;
-        let made = self.start_pod(plan.clone(), keeper).await;
+        if let Some(ready) = self.take_ready(&spec, keeper) {
+            if let IdMode::Block { first } = ready.ground.ids {
+                self.ids.lock().assign(keeper, first).map_err(saving_ids)?;
+                self.sync_ids(keeper);
+            }
+            let plan = self.plan_pod(spec, ready.ground);
+            return self.start_pod(plan, keeper, ready.control).await;
+        }
+        let ground = self.plan_ground(self.ids_of(keeper)?, spec.network == NetworkMode::Routed)?;
+        let began = async {
+            let control = self.spawn_supervisor().await?;
+            let file = wire::memory_file(&ground)?;
+            wire::send(&control, &Begin::Ground { answer: false }, &[file.as_fd()])?;
+            Ok(control)
+        };
+        match began.await {
+            Ok(control) => self.start_pod(self.plan_pod(spec, ground), keeper, control).await,
+            Err(source) => {
+                self.addresses.lock().give_back(ground.address);
+                Err(RuntimeError::Kernel { step: "starting the supervisor".to_owned(), source })
+            }
+        }
+    }
+
+    fn plan_pod(&self, spec: PodSandboxSpec, ground: GroundPlan) -> PodPlan {
+        let limits = self.layout.plan(&ground.group, self.hard_limits(&spec.limits, true)).settings;
+        PodPlan {
+            dir: self.pod_dir(&spec.uid),
+            ground,
+            limits,
+            images_dir: self.images.dir().to_owned(),
+            weaknesses: self.weaknesses.clone(),
+            spec,
+        }
+    }
+
+    async fn start_pod(&self, plan: PodPlan, keeper: &str, control: OwnedFd) -> Result<PodSandbox, RuntimeError> {
+        let made = self.settle_pod(&plan, keeper, control).await;
         if made.is_err() {
             self.release_network(&plan);
         }
         made
     }
 
-    async fn start_pod(&self, plan: PodPlan, keeper: &str) -> Result<PodSandbox, RuntimeError> {
+    async fn settle_pod(&self, plan: &PodPlan, keeper: &str, control: OwnedFd) -> Result<PodSandbox, RuntimeError> {
         let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
         fs::create_dir_all(&plan.dir).map_err(step("making the Pod's folder"))?;
         let file = plan.dir.join("plan.json");
         records::replace(&file, &SavedPlan { plan: plan.clone(), keeper: keeper.to_owned() })
             .map_err(step("saving the Pod's plan"))?;
-        let control = self.spawn_supervisor(&plan).await.map_err(step("starting the supervisor"))?;
-        let link = self.listen(&plan.spec.uid, &plan.cgroup, control).map_err(step("watching the supervisor"))?;
-        let (link, ready) = link;
+        let file = wire::memory_file(plan).map_err(step("writing the Pod's plan"))?;
+        wire::send(&control, &Begin::Pod, &[file.as_fd()]).map_err(step("handing over the Pod's plan"))?;
+        let (link, ready) =
+            self.listen(&plan.spec.uid, &plan.cgroup, control).map_err(step("watching the supervisor"))?;
         match link.wait(ready).await? {
             (Answer::Ready(sandbox), _) => {
-                let pod = Pod::new(plan, sandbox.clone(), link, keeper.to_owned(), Vec::new());
+                let pod = Pod::new(plan.clone(), sandbox.clone(), link, keeper.to_owned(), Vec::new());
                 self.pods.lock().insert(sandbox.uid.clone(), Arc::new(pod));
                 Ok(sandbox)
             }
@@ -259,14 +341,22 @@ impl KernelRuntime {
         }
         let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
         let root = self.privileged.then(|| pod.plan.ids.host_range().0);
-        let layer = layers::ensure(&self.layers_dir(), &pod.keeper, &spec.name, &spec.image.digest, root)
-            .map_err(step("making the writable layer"))?;
+        let wanted = layers::Wanted {
+            owner: &pod.keeper,
+            container: &spec.name,
+            digest: &spec.image.digest,
+            limit: spec.limits.layer_bytes,
+            root,
+        };
+        let layer =
+            layers::ensure(&self.layers_dir(), wanted, &self.storage).map_err(step("making the writable layer"))?;
         sync_later(layer.join(layers::MARK));
-        let group = format!("{}/{}", pod_group(&pod.sandbox.uid), spec.name);
+        let group = format!("{}/{}", pod.plan.group, spec.name);
+        let (own, of_pod) = (self.hard_limits(&spec.limits, false), self.hard_limits(&pod.plan.spec.limits, true));
         let plan = ContainerPlan {
             id: uuid::Uuid::new_v4().simple().to_string(),
             layer,
-            cgroup: self.layout.plan(&group, self.hard_limits(&spec.limits, false)),
+            cgroup: self.layout.plan_below(&pod.plan.cgroup, &group, own, of_pod),
             walls: self.config.walls,
             spec,
         };
@@ -277,18 +367,29 @@ impl KernelRuntime {
         }
     }
 
-    async fn spawn_supervisor(&self, plan: &PodPlan) -> io::Result<std::os::fd::OwnedFd> {
+    pub(super) async fn spawn_supervisor(&self) -> io::Result<OwnedFd> {
         let mut spawner = self.spawner.lock().await;
         if let Some(running) = spawner.as_ref() {
-            match running.spawn(wire::memory_file(plan)?) {
+            match running.spawn() {
                 Ok(control) => return Ok(control),
                 Err(error) => tracing::warn!(%error, "The spawner is gone; starting another"),
             }
         }
         let fresh = Spawner::start(&self.config.helper)?;
-        let control = fresh.spawn(wire::memory_file(plan)?);
+        let control = fresh.spawn();
         *spawner = Some(fresh);
         control
+    }
+}
+
+fn saving_ids(source: io::Error) -> RuntimeError {
+    RuntimeError::Kernel { step: "saving id blocks".to_owned(), source }
+}
+
+pub(super) fn no_ids_left() -> RuntimeError {
+    RuntimeError::Exhausted {
+        what: "block of user ids",
+        advice: "delete sandboxes that are no longer needed, or widen the range".to_owned(),
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 use super::super::cgroup::CgroupPlan;
 use super::super::link::{Link, Notice, Reply};
 use super::super::plan::PodPlan;
-use super::{KernelRuntime, create};
+use super::KernelRuntime;
 use crate::runtime::{ContainerState, Exit, PodSandbox, PodState, RuntimeEvent};
 
 /// One Pod with a supervisor.
@@ -141,10 +141,5 @@ impl KernelRuntime {
                 }
             }
         })
-    }
-
-    /// A Pod whose supervisor is gone: what is left of it is killed.
-    pub(super) fn kill_orphans(&self, uid: &str) -> io::Result<()> {
-        self.layout.plan(&create::pod_group(uid), create::no_limits()).kill()
     }
 }

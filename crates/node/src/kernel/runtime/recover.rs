@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::super::cgroup::CgroupPlan;
 use super::super::link::Link;
 use super::super::supervisor::records::{self, SupervisorRecord};
 use super::super::wire::{Answer, Call};
@@ -33,10 +34,11 @@ impl KernelRuntime {
                 None => {}
             }
         }
+        self.refill();
         Ok(states)
     }
 
-    fn pod_folders(&self) -> Vec<String> {
+    pub(super) fn pod_folders(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.config.data_dir.join("pods")) else { return Vec::new() };
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
@@ -47,6 +49,7 @@ impl KernelRuntime {
         let saved = SavedPlan::read(&dir)?;
         self.holders.lock().insert(saved.keeper.clone(), uid.to_owned());
         self.addresses.lock().mark(saved.plan.address);
+        let cgroup = saved.plan.cgroup.clone();
         if records::is_running(&record.process) {
             match self.reconnect(&dir, saved).await {
                 Ok(pod) => {
@@ -57,7 +60,7 @@ impl KernelRuntime {
                 Err(error) => tracing::warn!(pod = uid, %error, "Supervisor does not answer; giving the Pod up"),
             }
         }
-        Some(self.bury(uid, &dir, record))
+        Some(bury(uid, &dir, record, &cgroup))
     }
 
     async fn reconnect(&self, dir: &Path, saved: SavedPlan) -> Result<Arc<Pod>, RuntimeError> {
@@ -71,18 +74,18 @@ impl KernelRuntime {
             _ => Err(RuntimeError::Protocol("a state was not answered with one".to_owned())),
         }
     }
+}
 
-    /// The last known state of a Pod whose supervisor is dead.
-    fn bury(&self, uid: &str, dir: &Path, record: SupervisorRecord) -> PodState {
-        if let Err(error) = self.kill_orphans(uid) {
-            tracing::warn!(pod = uid, %error, "Processes of a dead Pod may be left");
-        }
-        PodState {
-            sandbox: record.sandbox,
-            namespace: record.namespace,
-            name: record.name,
-            alive: false,
-            containers: records::read_containers(dir),
-        }
+/// The last known state of a Pod whose supervisor is dead; what is left of it is killed.
+fn bury(uid: &str, dir: &Path, record: SupervisorRecord, cgroup: &CgroupPlan) -> PodState {
+    if let Err(error) = cgroup.kill() {
+        tracing::warn!(pod = uid, %error, "Processes of a dead Pod may be left");
+    }
+    PodState {
+        sandbox: record.sandbox,
+        namespace: record.namespace,
+        name: record.name,
+        alive: false,
+        containers: records::read_containers(dir),
     }
 }

@@ -1,7 +1,7 @@
 //! Containers of the Pod: starting, signalling, attaching, noting how they end.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -32,6 +32,8 @@ pub(super) struct Container {
     /// The pipe or terminal to write input into.
     input: Option<OwnedFd>,
     log: Log,
+    /// What the counter said when it started: it may be the whole Pod's.
+    oom_kills_before: u64,
 }
 
 impl Container {
@@ -145,11 +147,18 @@ impl Supervisor {
         if plan.walls.pid_namespace {
             flags |= libc::CLONE_NEWPID;
         }
-        let pid = match sys::fork_with(flags).map_err(failed("forking"))? {
-            Fork::Child => {
-                launch::container_main(&self.plan, &plan, &self.namespaces, streams, &child_report, &self.filter)
-            }
-            Fork::Parent(pid) => pid,
+        let oom_kills_before = plan.cgroup.oom_kills();
+        let pid = match launch::fork_in_group(flags, &plan.cgroup).map_err(failed("forking"))? {
+            (Fork::Child, placed) => launch::container_main(
+                &self.plan,
+                &plan,
+                &self.namespaces,
+                streams,
+                &child_report,
+                &self.filter,
+                placed,
+            ),
+            (Fork::Parent(pid), _) => pid,
         };
         drop((streams, child_report));
         let outcome = wait_for_exec(pid, &report, &mut self.buffer);
@@ -185,6 +194,7 @@ impl Supervisor {
             sinks: Vec::new(),
             input: ends.input,
             log,
+            oom_kills_before,
             plan,
         })
     }
@@ -242,20 +252,24 @@ impl Supervisor {
         };
         container.drain(buffer);
         container.pid = None;
-        container.namespaces = None;
+        let namespaces = container.namespaces.take();
         container.outputs.clear();
         container.sinks.clear();
         container.input = None;
-        let exit = exit_of(status, container.plan.cgroup.oom_kills() > 0, now);
+        let exit = exit_of(status, container.plan.cgroup.oom_kills() > container.oom_kills_before, now);
         container.state.exit = Some(exit);
-        let _ = container.plan.cgroup.kill();
-        // Removing may have to wait for the last dying process; the Pod's own removal tries again.
-        let _ = container.plan.cgroup.remove();
         // Without its record the exit would be lost with us, so there is nothing better to do than to go on and tell.
         let _ = records::write_container(&self.plan.dir, &container.state);
         let message =
             Message::Exited { container: container.state.name.clone(), attempt: container.state.attempt, exit };
-        self.tell(None, &message, &[]);
+        let cgroup = container.plan.cgroup.clone();
+        // Closing the last way into a mount namespace unmounts it, which writes to the disk and takes its time: the node has
+        // threads to spend on that.
+        let mounts = namespaces.as_ref().map(|namespaces| namespaces.mount.as_fd());
+        self.tell(None, &message, mounts.as_slice());
+        let _ = cgroup.kill();
+        // Removing may have to wait for the last dying process; the Pod's own removal tries again.
+        let _ = cgroup.remove();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::super::cgroup::CgroupPlan;
 use super::super::launch::{self, Program, Streams};
 use super::super::sys::{self, Fork};
 use super::super::wire::{ExecCall, Failure, Message};
@@ -47,18 +48,19 @@ impl Supervisor {
             hostname: &self.plan.spec.hostname,
             make_working_dir: false,
         };
-        let run = |streams: Streams, report: &OwnedFd| -> ! {
+        let run = |streams: Streams, report: &OwnedFd, placed: bool| -> ! {
             let (pod, filter) = (&self.namespaces, &self.filter);
-            launch::exec_main(&self.plan, &container.plan, pod, namespaces, &program, streams, report, filter)
+            launch::exec_main(&self.plan, &container.plan, pod, namespaces, &program, streams, report, filter, placed)
         };
+        let group = &container.plan.cgroup;
         let forked = if self.plan.ids.is_privileged() {
-            fork_there_and_back(namespaces.pid.as_fd(), self.own_pid_namespace.as_fd())
+            fork_there_and_back(namespaces.pid.as_fd(), self.own_pid_namespace.as_fd(), group)
         } else {
-            fork_through_another(namespaces.pid.as_fd())
+            fork_through_another(namespaces.pid.as_fd(), group)
         };
         let pid = match forked.map_err(failed("forking into the process namespace"))? {
-            Fork::Child => run(streams, &child_report),
-            Fork::Parent(pid) => pid,
+            (Fork::Child, placed) => run(streams, &child_report, placed),
+            (Fork::Parent(pid), _) => pid,
         };
         drop((streams, child_report));
         let terminal = wait_for_exec(pid, &report, &mut self.buffer)?;
@@ -92,10 +94,10 @@ impl Supervisor {
 }
 
 /// The fork lands in the container's process namespace; ours is only left for a moment, and only for children.
-fn fork_there_and_back(theirs: BorrowedFd<'_>, own: BorrowedFd<'_>) -> io::Result<Fork> {
+fn fork_there_and_back(theirs: BorrowedFd<'_>, own: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
     sys::setns(theirs, libc::CLONE_NEWPID)?;
-    let forked = sys::fork_with(0);
-    if !matches!(forked, Ok(Fork::Child)) {
+    let forked = launch::fork_in_group(0, group);
+    if !matches!(forked, Ok((Fork::Child, _))) {
         sys::setns(own, libc::CLONE_NEWPID)?;
     }
     forked
@@ -103,20 +105,21 @@ fn fork_there_and_back(theirs: BorrowedFd<'_>, own: BorrowedFd<'_>) -> io::Resul
 
 /// Without privilege there is no way back into our own process namespace, so a child goes instead of us. It ends at once,
 /// and what it forked becomes ours, because we are a sub-reaper.
-fn fork_through_another(theirs: BorrowedFd<'_>) -> io::Result<Fork> {
+fn fork_through_another(theirs: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let (gate, gate_keeper) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let between = match sys::fork_with(0)? {
         Fork::Parent(pid) => pid,
         Fork::Child => {
-            let answer = match sys::setns(theirs, libc::CLONE_NEWPID).and_then(|()| sys::fork_with(0)) {
-                Ok(Fork::Child) => {
+            let joined = sys::setns(theirs, libc::CLONE_NEWPID);
+            let answer = match joined.and_then(|()| launch::fork_in_group(0, group)) {
+                Ok((Fork::Child, placed)) => {
                     // Tying itself to its parent before the parent is us would kill it with the one in between.
                     drop(gate_keeper);
                     let _ = rustix::io::read(&gate, &mut [0u8; 1]);
-                    return Ok(Fork::Child);
+                    return Ok((Fork::Child, placed));
                 }
-                Ok(Fork::Parent(pid)) => pid,
+                Ok((Fork::Parent(pid), _)) => pid,
                 Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
             };
             let _ = rustix::io::write(&write, &answer.to_ne_bytes());
@@ -129,7 +132,7 @@ fn fork_through_another(theirs: BorrowedFd<'_>) -> io::Result<Fork> {
     sys::wait_for(between)?;
     drop(gate_keeper);
     match i32::from_ne_bytes(answer) {
-        pid if length == 4 && pid > 0 => Ok(Fork::Parent(pid)),
+        pid if length == 4 && pid > 0 => Ok((Fork::Parent(pid), false)),
         errno => Err(io::Error::from_raw_os_error(if errno < 0 { -errno } else { libc::EIO })),
     }
 }

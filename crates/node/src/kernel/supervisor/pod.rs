@@ -1,44 +1,126 @@
-//! Making the namespaces all containers of the Pod share.
+//! Making what all containers of the Pod share: first its ground, which any Pod could stand on, then the Pod itself.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
+use super::super::cgroup;
 use super::super::launch::PodNamespaces;
 use super::super::net;
-use super::super::plan::{BLOCK_SIZE, IdMode, PodPlan};
+use super::super::plan::{BLOCK_SIZE, GroundPlan, IdMode, PodPlan};
 use super::super::rootfs::{memory_volume_path, new_mount};
 use super::super::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
 use super::super::walls::{Named, Step};
 
-/// Makes user, network, ipc and uts namespaces, the cable and the memory volumes.
-pub(super) fn make(plan: &PodPlan) -> Step<PodNamespaces> {
-    plan.cgroup.create().step("making the Pod's control groups")?;
-    enter_own_group(plan).step("entering the supervisor's control group")?;
+/// Everything the Pod stands on, made.
+pub(super) struct Ground {
+    pub(super) namespaces: PodNamespaces,
+    /// Our own process namespace, to come back to after forking into a container's.
+    pub(super) own_pid_namespace: OwnedFd,
+    pub(super) own_net_namespace: OwnedFd,
+}
+
+impl Ground {
+    /// Makes groups, user, network, ipc and uts namespaces and the cable.
+    pub(super) fn make(plan: &GroundPlan) -> Step<Self> {
+        plan.cgroup.create().step("making the Pod's control groups")?;
+        enter_own_groups(plan).step("entering the supervisor's control groups")?;
+        spare_from_oom();
+        let own_net_namespace = fs::File::open("/proc/self/ns/net").step("opening a namespace")?.into();
+        if let IdMode::Single { uid, gid } = plan.ids {
+            become_single(uid, gid).step("making the Pod's user namespace")?;
+        }
+        let namespaces = shared_namespaces(plan)?;
+        if let Some(veth) = &plan.veth {
+            net::connect(veth, plan.address, namespaces.net.as_fd()).step("connecting the Pod's network")?;
+        }
+        let own_pid_namespace = fs::File::open("/proc/self/ns/pid").step("opening a namespace")?.into();
+        Ok(Self { namespaces, own_pid_namespace, own_net_namespace })
+    }
+}
+
+/// Makes of its ground the Pod itself: limits, files, names, memory volumes.
+pub(super) fn settle(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<()> {
+    cgroup::apply(&plan.limits).step("setting the Pod's limits")?;
     write_etc(plan).step("writing the Pod's files")?;
     fs::create_dir_all(plan.dir.join("root")).step("making the Pod's folders")?;
-    if let IdMode::Single { uid, gid } = plan.ids {
-        become_single(uid, gid).step("making the Pod's user namespace")?;
-    }
-    let namespaces = shared_namespaces(plan)?;
-    if let Some(veth) = &plan.veth {
-        net::connect(veth, plan.address, namespaces.net.as_fd()).step("connecting the Pod's network")?;
+    name_host(plan, namespaces).step("naming the Pod's host")?;
+    if !plan.spec.sysctls.is_empty() {
+        set_parameters(plan, namespaces).step("setting kernel parameters")?;
     }
     if !plan.spec.memory_volumes.is_empty() {
         memory_volumes(plan)?;
     }
-    Ok(namespaces)
+    Ok(())
 }
 
-/// The supervisor lives beside the containers' groups, not in the node's, so that ending the node's leaves it alone.
-fn enter_own_group(plan: &PodPlan) -> io::Result<()> {
-    let Some(unified) = &plan.cgroup.unified else { return Ok(()) };
-    let own = unified.join("supervisor");
-    match fs::create_dir(&own) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+/// Leaves the Pod's groups and removes them, and the node's when this was the last Pod.
+pub(super) fn leave(plan: &GroundPlan) {
+    let out = |folder: &Path| {
+        let top = folder.parent().and_then(Path::parent).unwrap_or(folder);
+        cgroup::write_control(&top.join("cgroup.procs"), "0")
+    };
+    let left = plan.cgroup.folders().try_for_each(out);
+    if left.and_then(|()| plan.cgroup.remove()).is_ok() && plan.ends_with_node {
+        for folder in plan.cgroup.folders().filter_map(Path::parent) {
+            // Empty only when this was the node's last Pod.
+            let _ = fs::remove_dir(folder);
+        }
     }
-    super::super::cgroup::write_control(&own.join("cgroup.procs"), "0")
+}
+
+/// The supervisor lives beside the containers' groups in the unified tree, not in the node's, so that ending the node's
+/// leaves it alone. In v1 trees it is in the Pod's own group: what it forks is there from the first moment, and nothing has
+/// to be moved while somebody waits.
+fn enter_own_groups(plan: &GroundPlan) -> io::Result<()> {
+    if let Some(unified) = &plan.cgroup.unified {
+        let own = unified.join("supervisor");
+        match fs::create_dir(&own) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        cgroup::write_control(&own.join("cgroup.procs"), "0")?;
+    }
+    plan.cgroup.enter_v1()
+}
+
+/// The Pod's processes should die for lack of memory before we do; where we may not ask for that, theirs is raised.
+fn spare_from_oom() {
+    let _ = fs::write("/proc/self/oom_score_adj", "-999");
+}
+
+/// The uts namespace is entered for a moment; without privilege there is no way back, and no need.
+fn name_host(plan: &PodPlan, namespaces: &PodNamespaces) -> io::Result<()> {
+    let own = fs::File::open("/proc/self/ns/uts")?;
+    sys::setns(namespaces.uts.as_fd(), libc::CLONE_NEWUTS)?;
+    let named = rustix::system::sethostname(plan.spec.hostname.as_bytes());
+    if plan.ids.is_privileged() {
+        sys::setns(own.as_fd(), libc::CLONE_NEWUTS)?;
+    }
+    Ok(named?)
+}
+
+/// A child joins the namespaces whose parameters are set.
+fn set_parameters(plan: &PodPlan, namespaces: &PodNamespaces) -> io::Result<()> {
+    match sys::fork_with(0)? {
+        Fork::Child => {
+            let work = || -> io::Result<()> {
+                sys::setns(namespaces.net.as_fd(), libc::CLONE_NEWNET)?;
+                sys::setns(namespaces.ipc.as_fd(), libc::CLONE_NEWIPC)?;
+                plan.spec.sysctls.iter().try_for_each(|(name, value)| write_parameter(name, value))
+            };
+            sys::exit_now(work().err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)))
+        }
+        Fork::Parent(pid) => match libc::WEXITSTATUS(sys::wait_for(pid)?) {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        },
+    }
+}
+
+fn write_parameter(name: &str, value: &str) -> io::Result<()> {
+    fs::write(format!("/proc/sys/{}", name.replace('.', "/")), value)
 }
 
 fn write_etc(plan: &PodPlan) -> io::Result<()> {
@@ -64,7 +146,7 @@ fn become_single(uid: u32, gid: u32) -> io::Result<()> {
 }
 
 /// A short-lived child makes the namespaces; we keep them open and need no process in them.
-fn shared_namespaces(plan: &PodPlan) -> Step<PodNamespaces> {
+fn shared_namespaces(plan: &GroundPlan) -> Step<PodNamespaces> {
     let own_user = plan.ids.is_privileged() && plan.walls.user_namespace;
     let mut flags = libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
     if own_user {
@@ -96,7 +178,7 @@ fn shared_namespaces(plan: &PodPlan) -> Step<PodNamespaces> {
     opened.step("making the Pod's namespaces")
 }
 
-fn open_all(plan: &PodPlan, pid: i32, own_user: bool) -> io::Result<PodNamespaces> {
+fn open_all(plan: &GroundPlan, pid: i32, own_user: bool) -> io::Result<PodNamespaces> {
     let user = if own_user {
         if let IdMode::Block { first } = plan.ids {
             fs::write(format!("/proc/{pid}/uid_map"), format!("0 {first} {BLOCK_SIZE}"))?;
@@ -114,9 +196,8 @@ fn open_all(plan: &PodPlan, pid: i32, own_user: bool) -> io::Result<PodNamespace
     })
 }
 
-/// Host name, loopback and kernel parameters, by the child that owns the new namespaces.
-fn configure_inside(plan: &PodPlan) -> io::Result<()> {
-    rustix::system::sethostname(plan.spec.hostname.as_bytes())?;
+/// Loopback and kernel parameters that every Pod has, by the child that owns the new namespaces.
+fn configure_inside(plan: &GroundPlan) -> io::Result<()> {
     if !plan.walls.network_namespace {
         return Ok(());
     }
@@ -125,13 +206,8 @@ fn configure_inside(plan: &PodPlan) -> io::Result<()> {
         // Without a cable the address still exists inside: programs may bind it, and the node dials from within.
         net::loopback_address(plan.address, true)?;
     }
-    // Every user may have ports below 1024 and send echo requests: both only concern the Pod's own network.
-    let write = |name: &str, value: &str| fs::write(format!("/proc/sys/{}", name.replace('.', "/")), value);
-    write("net.ipv4.ip_unprivileged_port_start", "0")?;
-    for (name, value) in &plan.spec.sysctls {
-        write(name, value)?;
-    }
-    Ok(())
+    // Every user may have ports below 1024: they only concern the Pod's own network.
+    write_parameter("net.ipv4.ip_unprivileged_port_start", "0")
 }
 
 /// Memory volumes live in a mount namespace of the supervisor's own: they end with it, and the host never sees them.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::kernel::cgroup::CgroupPlan;
-use crate::kernel::plan::{IdMode, Walls};
+use crate::kernel::plan::{GroundPlan, IdMode, Walls};
 use crate::runtime::{
     ContainerSpec, ImageConfig, Limits, LogTarget, Mount, NetworkMode, PodSandboxSpec, ResolvedImage, RuntimeHandler,
     User,
@@ -28,14 +28,18 @@ fn pod(ids: IdMode) -> PodPlan {
             sysctls: BTreeMap::new(),
         },
         dir: "/data/pods/pod-1".into(),
-        ids,
-        address: std::net::Ipv4Addr::new(10, 64, 0, 2),
-        veth: None,
-        cgroup: CgroupPlan::default(),
+        ground: GroundPlan {
+            ids,
+            address: std::net::Ipv4Addr::new(10, 64, 0, 2),
+            veth: None,
+            group: "pod".into(),
+            cgroup: CgroupPlan::default(),
+            ends_with_node: false,
+            walls: Walls::ALL,
+        },
+        limits: Vec::new(),
         images_dir: "/data/images".into(),
         weaknesses: Vec::new(),
-        ends_with_node: false,
-        walls: Walls::ALL,
     }
 }
 

@@ -1,0 +1,186 @@
+//! Folders that hold at most so many bytes. As root such a folder is a file system of its own in a sparse file; where that
+//! cannot be made it is an ordinary folder, which somebody else has to measure. Every answer says which it is.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::tree;
+use crate::runtime::StorageMechanism;
+
+mod disk;
+mod loops;
+
+pub(crate) use disk::DiskSpace;
+use loops::Templates;
+
+/// Smallest file system worth making: below this the file system's own records are most of it.
+const SMALLEST: u64 = 4 << 20;
+
+/// Makes and finds folders with limits.
+pub(crate) struct Storage {
+    data_dir: PathBuf,
+    /// Absent where file systems cannot be mounted.
+    templates: Option<Templates>,
+}
+
+impl Storage {
+    pub(crate) fn new(data_dir: &Path, privileged: bool) -> Self {
+        let templates = privileged.then(|| Templates::new(&data_dir.join("templates"))).flatten();
+        Self { data_dir: data_dir.to_owned(), templates }
+    }
+
+    /// Whether limits can be held.
+    pub(crate) fn holds_limits(&self) -> bool {
+        self.templates.is_some()
+    }
+
+    /// Makes (or finds, and mounts again) a folder. One that exists keeps the mechanism and the size it was made with.
+    pub(crate) fn ensure(&self, folder: &Path, limit: Option<u64>) -> io::Result<StorageMechanism> {
+        let image = image_of(folder);
+        if !image.exists() {
+            let fresh = !folder.exists();
+            let limit = limit.filter(|_| fresh).map(|bytes| bytes.max(SMALLEST));
+            let Some((templates, bytes)) = self.templates.as_ref().zip(limit) else {
+                fs::create_dir_all(folder)?;
+                return Ok(StorageMechanism::Measured);
+            };
+            if let Some(parent) = folder.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            if let Err(error) = templates.make(bytes, &image) {
+                tracing::warn!(%error, folder = %folder.display(), "A size limit is measured only: its file system cannot be made");
+                fs::create_dir_all(folder)?;
+                return Ok(StorageMechanism::Measured);
+            }
+        }
+        fs::create_dir_all(folder)?;
+        if !is_mounted(folder)? {
+            loops::mount(&image, folder)?;
+            // The first mount finds what mkfs made.
+            let _ = fs::remove_dir(folder.join("lost+found"));
+        }
+        Ok(StorageMechanism::LoopFile)
+    }
+
+    /// Removes a folder and everything in it.
+    pub(crate) fn remove(&self, folder: &Path) -> io::Result<()> {
+        unmount_below(folder)?;
+        tree::remove(folder)?;
+        match fs::remove_file(image_of(folder)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes every mount below our folder away; what is in them stays.
+    pub(crate) fn close(&self) {
+        if self.templates.is_some()
+            && let Err(error) = unmount_below(&self.data_dir)
+        {
+            tracing::warn!(%error, "A volume stays mounted");
+        }
+    }
+}
+
+/// Gives a new volume's root to everybody in the Pod, or to a group of it.
+pub(crate) fn open_to_all(folder: &Path, group: Option<u32>) -> io::Result<()> {
+    let mode = if group.is_some() { 0o2777 } else { 0o777 };
+    if let Some(group) = group {
+        std::os::unix::fs::lchown(folder, None, Some(group))?;
+    }
+    if fs::metadata(folder)?.permissions().mode() & 0o7777 != mode {
+        fs::set_permissions(folder, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// The file a folder's file system is in, beside the folder: names of folders here never begin with a dot.
+fn image_of(folder: &Path) -> PathBuf {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    folder.with_file_name(format!(".{name}.ext4"))
+}
+
+/// Which mechanism holds a folder.
+pub(crate) fn mechanism_of(folder: &Path) -> StorageMechanism {
+    if image_of(folder).exists() { StorageMechanism::LoopFile } else { StorageMechanism::Measured }
+}
+
+fn is_mounted(folder: &Path) -> io::Result<bool> {
+    let above = folder.parent().unwrap_or(Path::new("/"));
+    Ok(fs::metadata(folder)?.dev() != fs::metadata(above)?.dev())
+}
+
+/// Unmounts whatever is mounted at a folder of ours or below it, deepest first.
+pub(crate) fn unmount_below(folder: &Path) -> io::Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let mut points = mount_points_below(&mounts, folder);
+    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
+    for point in points {
+        // Sandboxes that are still there keep what they have open.
+        rustix::mount::unmount(&point, rustix::mount::UnmountFlags::DETACH)?;
+    }
+    Ok(())
+}
+
+fn mount_points_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
+    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
+    points.map(|point| PathBuf::from(unescape(point))).filter(|point| point.starts_with(folder)).collect()
+}
+
+/// Blanks and the like are written as three octal digits.
+fn unescape(text: &str) -> String {
+    ["\\040", "\\011", "\\012", "\\134"]
+        .iter()
+        .zip([" ", "\t", "\n", "\\"])
+        .fold(text.to_owned(), |text, (escaped, plain)| text.replace(escaped, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_below_a_folder_are_found_and_others_left_alone() {
+        let text = "1 0 8:1 / / rw - ext4 a rw\n2 1 7:0 / /data/volumes/a rw - ext4 b rw\n3 1 7:1 / /data/my\\040volume rw - ext4 c rw\n4 1 7:2 / /database rw - ext4 d rw\n";
+        let found = mount_points_below(text, Path::new("/data"));
+        assert_eq!(found, [Path::new("/data/volumes/a"), Path::new("/data/my volume")]);
+    }
+
+    #[test]
+    fn a_folder_with_a_limit_is_a_file_system_of_that_size_and_keeps_its_files() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let data = tempfile::tempdir().unwrap();
+        let storage = Storage::new(data.path(), true);
+        if !storage.holds_limits() {
+            eprintln!("skipped: needs mkfs.ext4 and loop devices");
+            return;
+        }
+        let folder = data.path().join("volumes/v");
+        assert_eq!(storage.ensure(&folder, Some(8 << 20)).unwrap(), StorageMechanism::LoopFile);
+        fs::write(folder.join("kept"), "kept").unwrap();
+        let full = fs::write(folder.join("big"), vec![1; 16 << 20]).map_err(|error| error.raw_os_error());
+        assert_eq!(full, Err(Some(libc::ENOSPC)));
+        let mut files = 0;
+        let inodes_end = loop {
+            match fs::write(folder.join(format!("f{files}")), "") {
+                Ok(()) => files += 1,
+                Err(error) => break error.raw_os_error(),
+            }
+        };
+        assert!(inodes_end == Some(libc::ENOSPC) && files < 100_000, "{inodes_end:?} after {files}");
+        storage.close();
+        assert!(!folder.join("kept").exists(), "nothing is mounted any more");
+        assert_eq!(storage.ensure(&folder, None).unwrap(), StorageMechanism::LoopFile, "what it was made as stays");
+        assert_eq!(fs::read_to_string(folder.join("kept")).unwrap(), "kept");
+        storage.remove(&folder).unwrap();
+        assert!(!folder.exists() && !image_of(&folder).exists());
+        let plain = data.path().join("volumes/plain");
+        assert_eq!(storage.ensure(&plain, None).unwrap(), StorageMechanism::Measured);
+        storage.close();
+    }
+}

@@ -1,0 +1,123 @@
+//! File systems in files: made from a template of the same size, which is made once, and mounted through a loop device
+//! that goes with the mount.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use parking_lot::Mutex;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags};
+
+use crate::kernel::sys;
+
+/// Tries for a free loop device before giving up: others may take one between the question and the use.
+const ATTEMPTS: usize = 64;
+
+/// Empty file systems of every size asked for so far. A copy of one holds a few hundred kilobytes and takes a fraction of
+/// the time of making one.
+pub(super) struct Templates {
+    folder: PathBuf,
+    program: PathBuf,
+    making: Mutex<()>,
+}
+
+impl Templates {
+    /// `None` where file systems cannot be made or mounted.
+    pub(super) fn new(folder: &Path) -> Option<Self> {
+        let program = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"]
+            .iter()
+            .map(|place| Path::new(place).join("mkfs.ext4"))
+            .find(|path| path.exists())?;
+        Path::new("/dev/loop-control").exists().then_some(())?;
+        Some(Self { folder: folder.to_owned(), program, making: Mutex::new(()) })
+    }
+
+    /// Makes a file system of `bytes` in a new file.
+    pub(super) fn make(&self, bytes: u64, image: &Path) -> io::Result<()> {
+        let template = self.folder.join(format!("{bytes}.ext4"));
+        {
+            let _one_at_a_time = self.making.lock();
+            if !template.exists() {
+                self.make_template(bytes, &template)?;
+            }
+        }
+        let staging = image.with_extension("making");
+        copy_sparse(&template, &staging, bytes)?;
+        fs::rename(staging, image)
+    }
+
+    fn make_template(&self, bytes: u64, template: &Path) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        let staging = template.with_extension("making");
+        let file = fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&staging)?;
+        file.set_len(bytes)?;
+        let output = Command::new(&self.program)
+            .args(["-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"])
+            .arg(&staging)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .output()?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(io::Error::other(format!("mkfs.ext4 failed: {text}")));
+        }
+        fs::rename(staging, template)
+    }
+}
+
+/// Copies the parts of a sparse file that hold something.
+fn copy_sparse(from: &Path, to: &Path, bytes: u64) -> io::Result<()> {
+    let source = fs::File::open(from)?;
+    let target = fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(to)?;
+    target.set_len(bytes)?;
+    let mut buffer = vec![0; 256 * 1024];
+    let mut at = 0;
+    while let Ok(start) = rustix::fs::seek(&source, rustix::fs::SeekFrom::Data(at)) {
+        let end = rustix::fs::seek(&source, rustix::fs::SeekFrom::Hole(start))?;
+        let mut position = start;
+        while position < end {
+            let most = usize::try_from(end - position).unwrap_or(buffer.len()).min(buffer.len());
+            let read = source.read_at(&mut buffer[..most], position)?;
+            if read == 0 {
+                break;
+            }
+            target.write_all_at(&buffer[..read], position)?;
+            position += read as u64;
+        }
+        at = end;
+    }
+    Ok(())
+}
+
+/// Mounts the file system in `image` at a folder.
+pub(super) fn mount(image: &Path, folder: &Path) -> io::Result<()> {
+    let backing = fs::OpenOptions::new().read(true).write(true).open(image)?;
+    let (device, held) = attach(&backing)?;
+    let context = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_set_string(&context, "source", device.as_str())?;
+    rustix::mount::fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let mount = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    // The device stays as long as something uses it: from here on the mount does.
+    drop(held);
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(&mount, "", rustix::fs::CWD, folder, flags)?)
+}
+
+/// A loop device over a file, which goes with its last user; its path, and the first user.
+fn attach(backing: &fs::File) -> io::Result<(String, fs::File)> {
+    let control = fs::OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
+    for _ in 0..ATTEMPTS {
+        let path = format!("/dev/loop{}", sys::free_loop_device(control.as_fd())?);
+        let device = fs::OpenOptions::new().read(true).write(true).open(&path)?;
+        match sys::configure_loop_device(device.as_fd(), backing.as_fd()) {
+            Ok(()) => return Ok((path, device)),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EBUSY))
+}
