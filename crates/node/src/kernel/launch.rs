@@ -93,7 +93,6 @@ enum UserEntry<'a> {
 }
 
 /// Runs in the child that will be the container's first process. Never returns.
-#[expect(clippy::too_many_arguments, reason = "one call site; each is a part of the two halves being joined")]
 pub(crate) fn container_main(
     pod: &PodPlan,
     container: &ContainerPlan,
