@@ -86,7 +86,8 @@ impl NodeProcess {
                 return Self { child, processes };
             }
         }
-        panic!("the node's process ended before it worked");
+        let status = child.wait();
+        panic!("the node's process ended before it worked: {status:?}");
     }
 
     fn kill(mut self) {

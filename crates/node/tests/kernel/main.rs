@@ -3,12 +3,7 @@
 //! Tests of `lifecycle` and `escape` run as root and, through `rootless`, again as an ordinary user. The others need root;
 //! each says so and passes without doing anything where it is missing.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a failed step of a test is a failed test"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed step of a test is a failed test")]
 
 mod crash;
 mod escape;
