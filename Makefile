@@ -56,12 +56,12 @@ generate: ## Everything that is generated and committed
 	@scripts/generate
 
 .PHONY: manifests
-manifests: ## Render the CRDs into deploy/crds
+manifests: ## Render the CRDs, the chart's copy of them and the plain manifests into deploy/
 	@scripts/manifests
 
 .PHONY: deploy
-deploy: manifests ## Apply the CRDs to the cluster of the current kubeconfig
-	kubectl apply -f deploy/crds
+deploy: ## Install or upgrade with the chart, on the cluster of the current kubeconfig
+	$$(scripts/control-plane helm) upgrade --install agent-sandbox deploy/helm/agent-sandbox --set controller.extensions=true
 
 .PHONY: docs
 docs: ## Build the documentation site into target/site
@@ -74,6 +74,11 @@ control-plane: setup ## Start a real Kubernetes control plane with fake nodes on
 .PHONY: control-plane-down
 control-plane-down: ## Stop it
 	@scripts/control-plane down
+
 .PHONY: release
 release: setup ## Build what a release ships into dist/
 	@scripts/release
+
+.PHONY: images
+images: ## Build the container images (needs docker)
+	@scripts/images

@@ -1,7 +1,9 @@
-//! Runs a cluster for tests until it is told to stop: `test-cluster real|embedded FOLDER [--audit] [APISERVER-FLAG...]`.
+//! Runs a cluster for tests until it is told to stop: `test-cluster real|embedded FOLDER [--audit] [--lifeline]
+//! [APISERVER-FLAG...]`.
 //!
 //! `real` is a Kubernetes control plane with two fake nodes; `embedded` is our own API with a simulated kubelet. Either writes
-//! FOLDER/kubeconfig, and FOLDER/ready when everything answers. With `--audit` the real one writes FOLDER/audit.log.
+//! FOLDER/kubeconfig, and FOLDER/ready when everything answers. With `--audit` the real one writes FOLDER/audit.log. With
+//! `--lifeline` it also ends when its standard input does: then it cannot outlive a test that was killed.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +12,42 @@ use agent_sandbox_testkit::{Cluster, ControlPlane, ControlPlaneConfig, FakeNodes
 use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
 
-const USAGE: &str = "usage: test-cluster real|embedded FOLDER [--audit] [APISERVER-FLAG...]";
+const USAGE: &str = "usage: test-cluster real|embedded FOLDER [--audit] [--lifeline] [APISERVER-FLAG...]";
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
     let (engine, folder) = (arguments.next().context(USAGE)?, PathBuf::from(arguments.next().context(USAGE)?));
-    let rest: Vec<String> = arguments.collect();
-    match engine.as_str() {
-        "real" => real(&folder, rest).await,
-        "embedded" => embedded(&folder).await,
-        _ => bail!(USAGE),
+    let mut rest: Vec<String> = arguments.collect();
+    let mut has = |flag: &str| {
+        let given = rest.iter().any(|argument| argument == flag);
+        rest.retain(|argument| argument != flag);
+        given
+    };
+    let (audit, lifeline) = (has("--audit"), has("--lifeline"));
+    tokio::select! {
+        outcome = async {
+            match engine.as_str() {
+                "real" => real(&folder, audit, rest).await,
+                "embedded" => embedded(&folder).await,
+                _ => bail!(USAGE),
+            }
+        } => outcome,
+        () = end_of_input(), if lifeline => Ok(()),
     }
 }
 
-async fn real(folder: &Path, mut arguments: Vec<String>) -> anyhow::Result<()> {
-    let audit = arguments.iter().any(|argument| argument == "--audit");
-    arguments.retain(|argument| argument != "--audit");
+/// A thread of its own: a read of standard input cannot be cancelled and must not hold up the end.
+async fn end_of_input() {
+    let (ended, end) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = ended.send(());
+    });
+    let _ = end.await;
+}
+
+async fn real(folder: &Path, audit: bool, arguments: Vec<String>) -> anyhow::Result<()> {
     let plane = ControlPlane::start(ControlPlaneConfig { audit, apiserver_arguments: arguments }).await?;
     plane.add_fake_nodes(FakeNodes { count: 2, tainted: false }).await?;
     if audit {

@@ -1,0 +1,25 @@
+"""One script of requests, two API servers, the same answers."""
+
+import differential
+from conftest import cluster_of
+
+
+def test_both_apis_answer_alike():
+    with cluster_of("embedded") as ours, cluster_of("real") as theirs:
+        theirs.apply_crds()
+        steps = differential.load({})
+        assert len(steps) > 300
+        embedded = differential.Run(ours.api).run(steps)
+        real = differential.Run(theirs.api).run(steps)
+    new, still_open, unneeded = differential.compare(embedded, real)
+    print(f"{len(steps)} steps alike but for {len({d[0] for d in still_open})} in open-differences.txt")
+    assert not new, f"{len(new)} new differences in {len({d[0] for d in new})} steps:\n{differential.report(new)[:20000]}"
+    assert not unneeded, f"no longer needed in differences.yaml: {unneeded}"
+
+
+def test_the_list_of_differences_is_short_and_reasoned():
+    listed = differential.accepted()
+    assert len(listed) <= 20
+    for entry in listed:
+        assert entry["reason"] and entry["clients"], entry
+        assert entry["steps"] and entry["fields"], entry
