@@ -28,6 +28,7 @@ mod walls;
 mod wire;
 
 pub use config::{HelperProgram, KernelConfig, NodeDefaults};
+pub use images::ImageAlias;
 pub use plan::Walls;
 pub use runtime::KernelRuntime;
 pub(crate) use spawner::take_over;

@@ -22,7 +22,8 @@ mod volume;
 
 pub use error::RuntimeError;
 pub use image::{
-    ImageConfig, ImageContent, ImageError, ImageService, PullPolicy, PullProgress, RegistryCredentials, ResolvedImage,
+    ImageConfig, ImageContent, ImageError, ImageService, ImageSummary, PullPolicy, PullProgress, RegistryCredentials,
+    ResolvedImage,
 };
 pub use policy::{Allow, IpBlock, PodRules, PortRange, Protocol};
 pub use session::{AttachRequest, ExecRequest, ExecSession, TerminalSize};

@@ -22,6 +22,8 @@ pub struct KernelConfig {
     /// Images used instead of others: last part of the name asked for, and the local image. Pulled and imported images of
     /// that name win.
     pub image_aliases: Vec<(String, String)>,
+    /// Where images are kept; several nodes of one user may share a folder. `None` is a part of the data folder.
+    pub image_dir: Option<PathBuf>,
     /// Registries asked instead of others: registry, and its mirror.
     pub registry_mirrors: Vec<(String, String)>,
     /// Network of Pod addresses (`10.88.0.0/16`); `None` takes the first of a short list that overlaps no route.
@@ -65,6 +67,7 @@ impl KernelConfig {
             defaults: NodeDefaults { memory_bytes: None, cpu_millis: None, pids: 1_024 },
             host_paths: Vec::new(),
             image_aliases: vec![(BUILT_IN_ALIAS.0.to_owned(), BUILT_IN_ALIAS.1.to_owned())],
+            image_dir: None,
             registry_mirrors: Vec::new(),
             pod_network: None,
             pods_end_with_node: false,

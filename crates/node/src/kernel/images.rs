@@ -12,32 +12,45 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::host_image;
-use super::supervisor::records;
 use crate::runtime::{
-    ImageConfig, ImageContent, ImageError, PullPolicy, PullProgress, RegistryCredentials, ResolvedImage,
+    ImageConfig, ImageContent, ImageError, ImageSummary, PullPolicy, PullProgress, RegistryCredentials, ResolvedImage,
 };
 
+mod aliases;
 mod import;
 mod layer;
 mod manifest;
 mod pull;
+mod shared;
 mod unpack;
+
+pub use aliases::ImageAlias;
+use shared::Cached;
 
 /// Image name that means the built-in runtime unless the operator says otherwise or has such an image.
 pub(crate) const BUILT_IN_ALIAS: (&str, &str) = ("python-runtime-sandbox", host_image::NAME);
 
-/// Images of one node.
+/// Names of the lists.
+const IMAGES: &str = "images.json";
+const ALIASES: &str = "aliases.json";
+
+/// Images of one node, in a folder that other nodes of this machine may use too.
 pub(crate) struct ImageStore {
     dir: PathBuf,
     privileged: bool,
     host: ResolvedImage,
-    /// Last part of an image's name to the image used instead.
-    aliases: Vec<(String, String)>,
     mirrors: Vec<(String, String)>,
-    known: Mutex<BTreeMap<String, StoredImage>>,
+    used: shared::Use,
+    known: Mutex<Cached<Known>>,
+    /// What the operator changed the table of aliases to; until then the node's own applies.
+    aliases: Mutex<Cached<Vec<ImageAlias>>>,
+    own_aliases: Vec<ImageAlias>,
     /// One pull of a reference at a time; the others wait and find it.
     pulls: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
+
+/// Images by whole name.
+type Known = BTreeMap<String, StoredImage>;
 
 /// An image whose layers are all here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,16 +70,27 @@ impl ImageStore {
         mirrors: Vec<(String, String)>,
         privileged: bool,
     ) -> io::Result<Self> {
+        let (used, alone) = shared::Use::begin(dir)?;
         let host = host_image::prepare(dir, host_paths, privileged)?;
-        let known = match fs::read(dir.join("images.json")) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(error),
-        };
-        remove_staging(dir);
-        remove_staging(&dir.join("layers"));
-        let (known, pulls) = (Mutex::new(known), Mutex::new(HashMap::new()));
-        Ok(Self { dir: dir.to_owned(), privileged, host, aliases, mirrors, known, pulls })
+        let mut known = Cached::new(dir.join(IMAGES));
+        known.get()?;
+        if alone {
+            // What another process is unpacking is not left over.
+            remove_staging(dir);
+            remove_staging(&dir.join("layers"));
+        }
+        let own_aliases = aliases.into_iter().map(|(pattern, image)| ImageAlias { pattern, image }).collect();
+        Ok(Self {
+            dir: dir.to_owned(),
+            privileged,
+            host,
+            mirrors,
+            used,
+            known: Mutex::new(known),
+            aliases: Mutex::new(Cached::new(dir.join(ALIASES))),
+            own_aliases,
+            pulls: Mutex::default(),
+        })
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -114,7 +138,7 @@ impl ImageStore {
     }
 
     fn find(&self, reference: &str, canonical: &str) -> Option<ResolvedImage> {
-        let stored = self.known.lock().get(canonical).cloned()?;
+        let stored = self.known.lock().get().ok()??.get(canonical).cloned()?;
         let layers =
             stored.diff_ids.iter().rev().map(|id| layer::layer_path(&self.dir, id)).collect::<Option<Vec<_>>>()?;
         // A layer removed by hand means pulling again.
@@ -128,15 +152,25 @@ impl ImageStore {
     }
 
     fn remember(&self, canonical: &str, stored: StoredImage) -> Result<(), ImageError> {
-        let mut known = self.known.lock();
-        known.insert(canonical.to_owned(), stored);
-        records::replace_durably(&self.dir.join("images.json"), &*known)
-            .map_err(|source| ImageError::Store { step: "saving the list of images".to_owned(), source })
+        let add = |known: &mut Known| drop(known.insert(canonical.to_owned(), stored));
+        self.used.change(IMAGES, Known::new, add).map(drop).map_err(step("saving the list of images"))
+    }
+
+    /// The table of aliases as it is now.
+    pub(crate) fn aliases(&self) -> Result<Vec<ImageAlias>, ImageError> {
+        let mut changed = self.aliases.lock();
+        let changed = changed.get().map_err(step("reading the table of aliases"))?;
+        Ok(changed.unwrap_or(&self.own_aliases).clone())
+    }
+
+    /// Changes the table of aliases for good.
+    pub(crate) fn change_aliases(&self, with: impl FnOnce(&mut Vec<ImageAlias>)) -> Result<(), ImageError> {
+        let changed = self.used.change(ALIASES, || self.own_aliases.clone(), with);
+        changed.map(drop).map_err(step("saving the table of aliases"))
     }
 
     fn alias(&self, reference: &str) -> Option<String> {
-        let name = base_name(reference);
-        self.aliases.iter().find(|(pattern, _)| pattern == name).map(|(_, target)| target.clone())
+        aliases::resolve(&self.aliases().ok()?, reference).map(str::to_owned)
     }
 
     fn resolve_alias(&self, reference: &str, target: &str) -> Result<ResolvedImage, ImageError> {
@@ -154,24 +188,63 @@ impl ImageStore {
         import::import(self, path, name)
     }
 
+    /// Everything that is here.
+    pub(crate) fn list(&self) -> Result<Vec<ImageSummary>, ImageError> {
+        let known = self.known.lock().get().map_err(step("reading the list of images"))?.cloned().unwrap_or_default();
+        let summary = |(name, image): (String, StoredImage)| {
+            let layers = image.diff_ids.iter().filter_map(|id| layer::layer_path(&self.dir, id));
+            let size = layers.map(|path| super::tree::usage(&path).bytes).sum();
+            ImageSummary { name, digest: image.digest, size }
+        };
+        Ok(known.into_iter().map(summary).collect())
+    }
+
+    /// Forgets an image by name, unless a sandbox needs it (`used`, by manifest digest), and removes layers no image needs.
+    pub(crate) fn remove(&self, reference: &str, used: &BTreeSet<String>) -> Result<u64, ImageError> {
+        let canonical = pull::parse(reference)?.whole();
+        let stored = self.known.lock().get().ok().flatten().and_then(|known| known.get(&canonical).cloned());
+        let stored = stored.ok_or_else(|| ImageError::Unknown(reference.to_owned()))?;
+        let known = self.list()?;
+        let other_name = known.iter().any(|image| image.name != canonical && image.digest == stored.digest);
+        if used.contains(&stored.digest) && !other_name {
+            return Err(ImageError::InUse(reference.to_owned()));
+        }
+        self.forget(|name, _| *name != canonical)
+    }
+
     /// Forgets images not in `used` (by manifest digest) and removes layers no image needs.
     pub(crate) fn prune(&self, used: &BTreeSet<String>) -> Result<u64, ImageError> {
-        let step = |source| ImageError::Store { step: "removing unused layers".to_owned(), source };
-        let mut known = self.known.lock();
-        known.retain(|_, image| used.contains(&image.digest));
-        records::replace_durably(&self.dir.join("images.json"), &*known).map_err(step)?;
-        let needed: BTreeSet<_> = known.values().flat_map(|image| &image.diff_ids).collect();
-        let mut freed = 0;
-        let Ok(entries) = fs::read_dir(self.dir.join("layers")) else { return Ok(0) };
-        for entry in entries.flatten() {
-            let id = format!("sha256:{}", entry.file_name().to_string_lossy());
-            if !needed.contains(&id) && !entry.file_name().to_string_lossy().starts_with("staging-") {
-                freed += super::tree::usage(&entry.path()).bytes;
-                super::tree::remove(&entry.path()).map_err(step)?;
-            }
-        }
-        Ok(freed)
+        self.forget(|_, image| used.contains(&image.digest))
     }
+
+    fn forget(&self, keep: impl Fn(&String, &StoredImage) -> bool) -> Result<u64, ImageError> {
+        let drop_rest = |known: &mut Known| known.retain(|name, image| keep(name, image));
+        let work = || -> io::Result<u64> {
+            let known = self.used.change(IMAGES, Known::new, drop_rest)?;
+            let needed = known.values().flat_map(|image| image.diff_ids.iter().cloned()).collect();
+            remove_layers(&self.dir.join("layers"), &needed)
+        };
+        let freed = self.used.alone(work).map_err(step("locking the image store"))?;
+        freed.ok_or(ImageError::OthersUseStore)?.map_err(step("removing unused layers"))
+    }
+}
+
+fn step(text: &'static str) -> impl Fn(io::Error) -> ImageError {
+    move |source| ImageError::Store { step: text.to_owned(), source }
+}
+
+/// Removes layers that no image needs; gives the bytes freed.
+fn remove_layers(folder: &Path, needed: &BTreeSet<String>) -> io::Result<u64> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(0) };
+    let mut freed = 0;
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !needed.contains(&format!("sha256:{name}")) && !name.starts_with("staging-") {
+            freed += super::tree::usage(&entry.path()).bytes;
+            super::tree::remove(&entry.path())?;
+        }
+    }
+    Ok(freed)
 }
 
 /// What an unpacking that was killed left behind.
@@ -180,31 +253,6 @@ fn remove_staging(layers: &Path) {
     for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("staging-")) {
         if let Err(error) = super::tree::remove(&entry.path()) {
             tracing::warn!(%error, path = %entry.path().display(), "An unfinished layer stays behind");
-        }
-    }
-}
-
-/// The last part of the name, without tag or digest.
-fn base_name(reference: &str) -> &str {
-    let name = reference.rsplit('/').next().unwrap_or(reference);
-    name.split(['@', ':']).next().unwrap_or(name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn aliases_match_the_last_part_of_the_name_only() {
-        for reference in [
-            "python-runtime-sandbox",
-            "registry.example/team/python-runtime-sandbox:v1",
-            "python-runtime-sandbox@sha256:0",
-        ] {
-            assert_eq!(base_name(reference), BUILT_IN_ALIAS.0, "{reference}");
-        }
-        for reference in ["python", "my-python-runtime-sandbox", "python-runtime-sandbox/other"] {
-            assert_ne!(base_name(reference), BUILT_IN_ALIAS.0, "{reference}");
         }
     }
 }

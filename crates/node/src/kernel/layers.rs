@@ -72,6 +72,15 @@ pub(crate) fn one_name(name: &str) -> io::Result<&str> {
     }
 }
 
+/// The images that layers lie over, by digest: those of running sandboxes and of suspended ones.
+pub(crate) fn digests(base: &Path) -> std::collections::BTreeSet<String> {
+    let folders = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    folders(base)
+        .flat_map(|owner| folders(&owner).collect::<Vec<_>>())
+        .filter_map(|layer| fs::read_to_string(layer.join(MARK)).ok())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

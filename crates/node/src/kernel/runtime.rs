@@ -17,7 +17,7 @@ use tokio::sync::{broadcast, watch};
 use super::cgroup::CgroupLayout;
 use super::config::KernelConfig;
 use super::ids::{IdBlocks, SharedTable};
-use super::images::ImageStore;
+use super::images::{ImageAlias, ImageStore};
 use super::layers;
 use super::leftovers::{self, Note, OwnNote};
 use super::net::{self, AddressPool, NodeNetwork, PodNetwork};
@@ -28,9 +28,10 @@ use super::supervisor::records::ProcessRecord;
 use super::tree;
 use super::wire::Call;
 use crate::runtime::{
-    AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, ImageError, ImageService, PodRules,
-    PodRuntime, PodSandbox, PodSandboxSpec, PodState, PullPolicy, PullProgress, RegistryCredentials, ResolvedImage,
-    RuntimeError, RuntimeEvent, StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeRequest, Weakness,
+    AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, ImageError, ImageService, ImageSummary,
+    PodRules, PodRuntime, PodSandbox, PodSandboxSpec, PodState, PullPolicy, PullProgress, RegistryCredentials,
+    ResolvedImage, RuntimeError, RuntimeEvent, StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeRequest,
+    Weakness,
 };
 
 mod create;
@@ -90,7 +91,7 @@ impl KernelRuntime {
         }
         let layout = detect_cgroups(&config, privileged);
         let layout = create::prepare_node_group(layout, &config, privileged);
-        let images_dir = config.data_dir.join("images");
+        let images_dir = config.image_dir.clone().unwrap_or_else(|| config.data_dir.join("images"));
         let (host_paths, aliases, mirrors) =
             (config.host_paths.clone(), config.image_aliases.clone(), config.registry_mirrors.clone());
         let open = move || ImageStore::open(&images_dir, &host_paths, aliases, mirrors, privileged);
@@ -506,17 +507,47 @@ impl ImageService for KernelRuntime {
 impl KernelRuntime {
     /// Brings in an image from an OCI layout (folder or archive) or a Docker archive, under its own names or `name`.
     pub async fn import_image(self: &Arc<Self>, path: &Path, name: Option<&str>) -> Result<Vec<String>, ImageError> {
-        let (this, path, name) = (Arc::clone(self), path.to_owned(), name.map(str::to_owned));
-        let work = move || this.images.import(&path, name.as_deref());
-        let lost = |error| ImageError::Store { step: "importing an image".to_owned(), source: io::Error::other(error) };
-        tokio::task::spawn_blocking(work).await.map_err(lost)?
+        let (path, name) = (path.to_owned(), name.map(str::to_owned));
+        self.with_images("importing an image", move |this| this.images.import(&path, name.as_deref())).await
+    }
+
+    /// Everything in the image store.
+    pub async fn images(self: &Arc<Self>) -> Result<Vec<ImageSummary>, ImageError> {
+        self.with_images("listing images", |this| this.images.list()).await
+    }
+
+    /// Forgets an image that no sandbox of this node needs; gives the bytes freed.
+    pub async fn remove_image(self: &Arc<Self>, reference: &str) -> Result<u64, ImageError> {
+        let reference = reference.to_owned();
+        let work = move |this: &Self| this.images.remove(&reference, &layers::digests(&this.layers_dir()));
+        self.with_images("removing an image", work).await
+    }
+
+    /// The table of image aliases.
+    pub fn image_aliases(&self) -> Result<Vec<ImageAlias>, ImageError> {
+        self.images.aliases()
+    }
+
+    /// Changes the table of image aliases, for this node and those that share its images, for good.
+    pub async fn change_image_aliases(
+        self: &Arc<Self>,
+        with: impl FnOnce(&mut Vec<ImageAlias>) + Send + 'static,
+    ) -> Result<(), ImageError> {
+        self.with_images("changing aliases", |this| this.images.change_aliases(with)).await
+    }
+
+    async fn with_images<T: Send + 'static>(
+        self: &Arc<Self>,
+        what: &'static str,
+        work: impl FnOnce(&Self) -> Result<T, ImageError> + Send + 'static,
+    ) -> Result<T, ImageError> {
+        let this = Arc::clone(self);
+        let lost = |error| ImageError::Store { step: what.to_owned(), source: io::Error::other(error) };
+        tokio::task::spawn_blocking(move || work(&this)).await.map_err(lost)?
     }
 
     /// Forgets images that no Pod in `used` (manifest digests) needs; gives the bytes freed.
     pub async fn prune_images(self: &Arc<Self>, used: Vec<String>) -> Result<u64, ImageError> {
-        let this = Arc::clone(self);
-        let work = move || this.images.prune(&used.into_iter().collect());
-        let lost = |error| ImageError::Store { step: "pruning images".to_owned(), source: io::Error::other(error) };
-        tokio::task::spawn_blocking(work).await.map_err(lost)?
+        self.with_images("pruning images", move |this| this.images.prune(&used.into_iter().collect())).await
     }
 }

@@ -52,6 +52,15 @@ impl std::fmt::Debug for RegistryCredentials {
     }
 }
 
+/// One line of the list of images.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageSummary {
+    pub name: String,
+    pub digest: String,
+    /// Bytes on disk, layers that images share counted for each.
+    pub size: u64,
+}
+
 /// An image that is here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResolvedImage {
@@ -100,6 +109,14 @@ pub enum ImageError {
     InvalidReference(String),
     #[error("image {0} is not here and its pull policy is Never")]
     NotPresent(String),
+    #[error("there is no image {0} here")]
+    Unknown(String),
+    #[error("a sandbox, running or suspended, needs image {0}; delete it first")]
+    InUse(String),
+    #[error(
+        "another process uses images now (an `agent-sandbox run`, or a second engine); try again when it has ended"
+    )]
+    OthersUseStore,
     #[error("cannot pull {reference}: {message}")]
     Pull { reference: String, message: String },
     #[error("{what} of {reference} does not match its digest {digest}")]

@@ -1,5 +1,6 @@
 //! Pulling from registries.
 
+use futures::TryStreamExt;
 use oci_client::client::{ClientConfig, ClientProtocol};
 use oci_client::manifest::OciDescriptor;
 use oci_client::secrets::RegistryAuth;
@@ -46,15 +47,25 @@ pub(super) async fn pull(
     let layers = config.layers(reference, &descriptors)?;
     let total = descriptors.iter().map(|layer| layer.size).sum();
     let mut done = 0;
-    for ((names, wanted), layer) in layers.iter().zip(&descriptors).zip(&manifest.layers) {
-        let here = layer::layer_path(&store.dir, &names.diff_id).is_some_and(|path| path.exists());
-        if !here {
-            fetch(store, reference, &client, &name, layer, names.clone()).await?;
-        }
-        done += wanted.size;
+    let report = |done| {
         if let Some(progress) = &progress {
             progress.send_replace(PullProgress { done, total });
         }
+    };
+    report(done);
+    for ((names, wanted), layer) in layers.iter().zip(&descriptors).zip(&manifest.layers) {
+        let here = layer::layer_path(&store.dir, &names.diff_id).is_some_and(|path| path.exists());
+        if !here {
+            let (before, progress) = (done, progress.clone());
+            let arrived = move |bytes| {
+                if let Some(progress) = &progress {
+                    progress.send_replace(PullProgress { done: total.min(before + bytes), total });
+                }
+            };
+            fetch(store, reference, &client, &name, layer, names.clone(), arrived).await?;
+        }
+        done += wanted.size;
+        report(done);
     }
     Ok(StoredImage { digest, diff_ids: config.diff_ids().to_vec(), config: config.image_config() })
 }
@@ -75,13 +86,19 @@ async fn fetch(
     name: &Reference,
     descriptor: &OciDescriptor,
     names: LayerNames,
+    arrived: impl Fn(u64) + Send + 'static,
 ) -> Result<(), ImageError> {
     let failed = |error: &dyn std::fmt::Display| ImageError::Pull {
         reference: reference.to_owned(),
         message: error.to_string(),
     };
     let blob = client.pull_blob_stream(name, descriptor).await.map_err(|error| failed(&error))?;
-    let reader = SyncIoBridge::new(StreamReader::new(blob.stream));
+    let mut bytes = 0;
+    let counted = blob.stream.inspect_ok(move |chunk| {
+        bytes += chunk.len() as u64;
+        arrived(bytes);
+    });
+    let reader = SyncIoBridge::new(StreamReader::new(counted));
     let (dir, owned, privileged) = (store.dir.clone(), reference.to_owned(), store.privileged);
     // Unpacking is disk and processor work: a thread of its own reads the stream.
     tokio::task::spawn_blocking(move || layer::store(&dir, &owned, &names, reader, privileged))

@@ -1,0 +1,182 @@
+//! `image`: what is in the local image store, and how it gets there. A running engine owns the store and is asked; without one the
+//! store is opened by this process.
+
+mod login;
+
+use super::progress::Progress;
+use crate::{
+    args::{GlobalArgs, ImageAliasArgs, ImageArgs, ImageCommand, ImageImportArgs, ImagePullArgs, OutputFormat},
+    data::DataDir,
+    engine::{Hosting, ImageReply, ImageRequest, ask_engine, perform},
+    output::{self, Table},
+};
+use agent_sandbox_node::{
+    kernel::ImageAlias,
+    runtime::{ImageSummary, PodRuntime as _, PullProgress},
+};
+use anyhow::{Context as _, Result, bail};
+use std::{
+    io::{self, Write as _},
+    path::Path,
+};
+use tokio::sync::watch;
+
+pub(crate) use login::find as find_login;
+
+const MEBIBYTE: f64 = 1_048_576.0;
+/// A digest's first letters, enough to tell images apart.
+const SHORT_DIGEST: usize = 19;
+
+pub(crate) async fn image(global: &GlobalArgs, args: ImageArgs) -> Result<()> {
+    let data = DataDir::locate(global.data_dir.as_deref())?;
+    match args.command {
+        ImageCommand::Pull(args) => pull(&data, args).await,
+        ImageCommand::Import(args) => import(&data, args).await,
+        ImageCommand::List(args) => {
+            let ImageReply::Images(images) = ask(&data, ImageRequest::List, None).await? else { return unexpected() };
+            let names = || images.iter().map(|image| format!("{}\n", image.name)).collect();
+            output::emit(args.output.output, &images, names, || table(&images))
+        }
+        ImageCommand::Remove(args) => {
+            for reference in args.images {
+                let request = ImageRequest::Remove { reference: reference.clone() };
+                let ImageReply::Removed { freed } = ask(&data, request, None).await? else { return unexpected() };
+                output::print(&format!("image {reference} removed, {:.1} MiB freed\n", freed as f64 / MEBIBYTE))?;
+            }
+            Ok(())
+        }
+        ImageCommand::Alias(args) => alias(&data, args).await,
+    }
+}
+
+async fn pull(data: &DataDir, args: ImagePullArgs) -> Result<()> {
+    if args.image == "host" {
+        bail!("the image `host` is this machine itself; there is nothing to fetch");
+    }
+    let credentials = match args.username {
+        Some(username) => Some(login::typed(&args.image, username)?),
+        None => login::find(&args.image)?,
+    };
+    let request = ImageRequest::Pull { reference: args.image.clone(), credentials };
+    report(args.output.output, ask(data, request, Some(&args.image)).await?)
+}
+
+async fn import(data: &DataDir, args: ImageImportArgs) -> Result<()> {
+    let spooled;
+    let path = if args.path == Path::new("-") {
+        spooled = spool()?;
+        spooled.path()
+    } else {
+        &args.path
+    };
+    let path = path.canonicalize().with_context(|| format!("cannot read {}", args.path.display()))?;
+    let reply = ask(data, ImageRequest::Import { path, name: args.name }, None).await?;
+    if let ImageReply::Here { names, .. } = &reply
+        && names.is_empty()
+    {
+        bail!("the archive gives its image no name; choose one with --name");
+    }
+    report(args.output.output, reply)
+}
+
+/// Standard input as a file: archives are read more than once.
+fn spool() -> Result<tempfile::NamedTempFile> {
+    let mut file = tempfile::NamedTempFile::new().context("cannot keep what comes from standard input")?;
+    io::copy(&mut io::stdin().lock(), &mut file).context("cannot read standard input")?;
+    file.flush()?;
+    Ok(file)
+}
+
+async fn alias(data: &DataDir, args: ImageAliasArgs) -> Result<()> {
+    let request = match (args.pattern, args.image, args.remove, args.clear) {
+        (Some(pattern), Some(image), _, _) => ImageRequest::SetAlias { pattern, image },
+        (_, _, Some(pattern), _) => {
+            let ImageReply::Aliases(lines) = ask(data, ImageRequest::Aliases, None).await? else { return unexpected() };
+            if !lines.iter().any(|line| line.pattern == pattern) {
+                bail!("no alias has the pattern `{pattern}`; `agent-sandbox image alias` shows the table");
+            }
+            ImageRequest::RemoveAlias { pattern }
+        }
+        (_, _, _, true) => ImageRequest::ClearAliases,
+        _ => ImageRequest::Aliases,
+    };
+    let ImageReply::Aliases(lines) = ask(data, request, None).await? else { return unexpected() };
+    let names = || lines.iter().map(|line| format!("{}\n", line.pattern)).collect();
+    output::emit(args.output.output, &lines, names, || alias_table(&lines))
+}
+
+/// Asks the running engine, or opens its store when none runs. `shown` is what a terminal is told is coming.
+async fn ask(data: &DataDir, request: ImageRequest, shown: Option<&str>) -> Result<ImageReply> {
+    let line = shown.map(|what| Progress::start(what.to_owned(), None));
+    let show = |progress: PullProgress| {
+        if let Some(line) = &line {
+            line.set(progress.done, progress.total);
+        }
+    };
+    let reply = match data.running() {
+        Some(_) => ask_engine(&data.control(), &request, show).await,
+        None => by_ourselves(data, request, show).await,
+    };
+    if let Some(line) = line {
+        line.finish();
+    }
+    reply
+}
+
+async fn by_ourselves(data: &DataDir, request: ImageRequest, show: impl Fn(PullProgress)) -> Result<ImageReply> {
+    data.create().with_context(|| format!("cannot make the data folder {}", data.path().display()))?;
+    let hosting = Hosting { images: Some(data.images()), ..Hosting::default() };
+    let (runtime, _) = hosting.open(&data.node()).await?;
+    // Sandboxes of an engine that was killed are still there, and need their images.
+    runtime.list().await.context("cannot find out which sandboxes run")?;
+    let (progress, mut seen) = watch::channel(PullProgress::default());
+    let work = perform(&runtime, request, progress);
+    tokio::pin!(work);
+    let outcome = loop {
+        tokio::select! {
+            outcome = &mut work => break outcome,
+            Ok(()) = seen.changed() => show(*seen.borrow_and_update()),
+        }
+    };
+    runtime.close();
+    Ok(outcome?)
+}
+
+fn report(format: OutputFormat, reply: ImageReply) -> Result<()> {
+    let ImageReply::Here { names, digest } = reply else { return unexpected() };
+    let value = serde_json::json!({"names": names, "digest": digest});
+    let lines = || names.iter().map(|name| format!("{name}\n")).collect();
+    let text = || {
+        let digest = digest.as_ref().map(|digest| format!(", {digest}")).unwrap_or_default();
+        names.iter().map(|name| format!("image {name} is here{digest}\n")).collect()
+    };
+    output::emit(format, &value, lines, text)
+}
+
+fn unexpected() -> Result<()> {
+    bail!("the running engine gave another answer than was asked for; are both of the same version?")
+}
+
+fn table(images: &[ImageSummary]) -> String {
+    if images.is_empty() {
+        return "no images; `host` needs none, others come with `agent-sandbox image pull NAME`\n".to_owned();
+    }
+    let mut table = Table::new(&["NAME", "DIGEST", "SIZE"]);
+    for image in images {
+        let size = format!("{:.1} MiB", image.size as f64 / MEBIBYTE);
+        let digest = image.digest.chars().take(SHORT_DIGEST).collect();
+        table.row(vec![image.name.clone(), digest, size]);
+    }
+    table.render()
+}
+
+fn alias_table(lines: &[ImageAlias]) -> String {
+    if lines.is_empty() {
+        return "no image stands for another\n".to_owned();
+    }
+    let mut table = Table::new(&["PATTERN", "IMAGE"]);
+    for line in lines {
+        table.row(vec![line.pattern.clone(), line.image.clone()]);
+    }
+    table.render()
+}

@@ -1,0 +1,144 @@
+//! `run`: exit codes, streams, terminals, limits, networks, and nothing left behind.
+
+use crate::fixture::{PROGRAM, can_run, eventually, is_root};
+use std::{
+    io::Write as _,
+    process::{Command, Output, Stdio},
+};
+
+fn run(words: &[&str]) -> Output {
+    Command::new(PROGRAM).arg("run").args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn run_passes_the_exit_code_and_the_streams_through() {
+    if !can_run() {
+        return;
+    }
+    let output = run(&["--", "python3", "-c", "print(1)"]);
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), b"1\n".as_slice()), "{output:?}");
+    let output = run(&["--env", "A=b", "--", "sh", "-c", "echo $A; echo no >&2; exit 9"]);
+    assert_eq!(
+        (output.status.code(), output.stdout.as_slice(), output.stderr.as_slice()),
+        (Some(9), b"b\n".as_slice(), b"no\n".as_slice())
+    );
+    let output = run(&["--timeout", "1s", "--", "sleep", "60"]);
+    assert_eq!(output.status.code(), Some(124));
+    match run(&["--", "/no/such/program"]).status.code() {
+        Some(126 | 127 | 1) => {}
+        other => panic!("a missing program is an error, not {other:?}"),
+    }
+}
+
+#[test]
+fn standard_input_reaches_the_command() {
+    if !can_run() {
+        return;
+    }
+    let mut child = Command::new(PROGRAM)
+        .args(["run", "-i", "--", "sh", "-c", "wc -c"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let much = vec![b'x'; 300_000];
+    child.stdin.take().unwrap().write_all(&much).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(text(&output.stdout).trim(), "300000");
+}
+
+#[test]
+fn a_terminal_is_a_terminal_inside_too() {
+    if !can_run() {
+        return;
+    }
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: util-linux's `script` is not here");
+        return;
+    }
+    let inside = "stty size; test -t 0 && test -t 1 && echo terminal; exit 3";
+    let whole = format!("stty rows 33 cols 77; {PROGRAM} run -it -- sh -c '{inside}'");
+    let output = Command::new("script").args(["-qec", &whole, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let said = text(&output.stdout).replace('\r', "");
+    assert!(said.contains("33 77\nterminal\n"), "{said}");
+    assert_eq!(output.status.code(), Some(3), "{said}");
+}
+
+#[test]
+fn volumes_and_the_folder_to_start_in() {
+    if !can_run() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("in.txt"), "from outside\n").unwrap();
+    let shown = format!("{}:/mnt/data:ro", folder.path().display());
+    let output = run(&["--volume", &shown, "--workdir", "/mnt/data", "--", "sh", "-c", "cat in.txt; touch x 2>/dev/null || echo closed"]);
+    // A private folder of root's stays closed to the user inside.
+    assert!(
+        ["from outside\nclosed\n", "closed\n"].contains(&text(&output.stdout).as_str()),
+        "{output:?}"
+    );
+    assert!(!folder.path().join("x").exists());
+}
+
+#[test]
+fn an_isolation_that_is_not_here_is_named_with_the_program_to_install() {
+    if !can_run() {
+        return;
+    }
+    let output = run(&["--isolation", "gvisor", "--timeout", "60s", "--", "true"]);
+    if Command::new("runsc").arg("--version").output().is_err() {
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = "error: the sandbox cannot start: runtime class handler gvisor needs the program runsc, which is not installed\n";
+        assert_eq!(text(&output.stderr), said);
+    }
+}
+
+#[test]
+fn a_closed_network_has_no_way_out() {
+    if !can_run() {
+        return;
+    }
+    let probe = "import socket\ntry:\n  socket.create_connection(('1.1.1.1', 53), 2)\n  print('open')\nexcept OSError as error:\n  print('closed')";
+    assert_eq!(text(&run(&["--", "python3", "-c", probe]).stdout), "closed\n");
+    assert_eq!(text(&run(&["--network", "none", "--", "python3", "-c", probe]).stdout), "closed\n");
+    let listing = text(&run(&["--network", "public", "--", "cat", "/proc/net/route"]).stdout);
+    if is_root() {
+        assert!(listing.lines().count() > 1, "a public network has a route: {listing}");
+    }
+}
+
+/// Processes whose command line holds this text.
+fn processes(text: &str) -> usize {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    lines.filter(|line| String::from_utf8_lossy(line).contains(text)).count()
+}
+
+#[test]
+fn interrupting_cleans_up() {
+    if !can_run() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mark = format!("sleep 98{}", std::process::id());
+    let child = Command::new(PROGRAM)
+        .args(["run", "--", "sh", "-c", &format!("{mark}; true")])
+        .env("TMPDIR", folder.path())
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    // The command itself, and the line that starts it.
+    eventually("the command runs", || processes(&mark) >= 2);
+    let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    eventually("nothing runs any more", || processes(&mark) == 0);
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}

@@ -1,0 +1,145 @@
+"""What programs written for a cluster find around them there, made for one machine: names of Services, and a Gateway with an address.
+
+Nothing of the SDK is touched: names are answered where the C library would ask a name server.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+
+ROUTER = re.compile(r"sandbox-router-svc\.([a-z0-9-]+)\.svc\.cluster\.local")
+SANDBOX = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc\.cluster\.local")
+READY = 20
+ROUTER_PORT = 8080
+# Every process has a loopback address of its own, so that tests may run beside each other on ports that clients prescribe.
+OWN_ADDRESS = f"127.66.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
+GATEWAY_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "gateways.gateway.networking.k8s.io"},
+    "spec": {
+        "group": "gateway.networking.k8s.io",
+        "names": {"kind": "Gateway", "plural": "gateways", "singular": "gateway", "listKind": "GatewayList"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+class ClusterNames:
+    """Answers for `*.svc.cluster.local`: the router through kubectl's port-forward, a sandbox by its Pod's address."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.asked = []
+        self.forwards = {}
+        self.real = socket.getaddrinfo
+
+    def __enter__(self):
+        socket.getaddrinfo = self.answer
+        return self
+
+    def __exit__(self, *_):
+        socket.getaddrinfo = self.real
+        self.stop()
+
+    def stop(self):
+        for process in self.forwards.values():
+            process.terminate()
+            process.wait(10)
+        self.forwards.clear()
+
+    def answer(self, host, port, *rest, **options):
+        name = host.decode() if isinstance(host, bytes) else host
+        if not isinstance(name, str) or not name.endswith(".svc.cluster.local"):
+            return self.real(host, port, *rest, **options)
+        self.asked.append(name)
+        router = ROUTER.fullmatch(name)
+        if router:
+            self.forward(router.group(1))
+            return self.real(OWN_ADDRESS, port, *rest, **options)
+        pod, namespace = SANDBOX.fullmatch(name).groups()
+        found = self.engine.kubectl("get", "pod", pod, "-n", namespace, "-o", "json")
+        if found.returncode != 0:
+            raise socket.gaierror(socket.EAI_NONAME, f"no sandbox {pod}: {found.stderr}")
+        return self.real(json.loads(found.stdout)["status"]["podIP"], port, *rest, **options)
+
+    def forward(self, namespace):
+        if namespace not in self.forwards:
+            command = ["kubectl", "--kubeconfig", str(self.engine.kubeconfig), "port-forward", "-n", namespace]
+            command += ["--address", OWN_ADDRESS, "svc/sandbox-router-svc", f"{ROUTER_PORT}:{ROUTER_PORT}"]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            line = process.stdout.readline()
+            assert line.startswith("Forwarding from"), f"kubectl port-forward said: {line}"
+            self.forwards[namespace] = process
+
+
+class Gateway:
+    """A Gateway object whose address leads to the router's Service: connections to it are passed on byte by byte."""
+
+    def __init__(self, engine, name):
+        self.engine, self.name, self.address = engine, name, OWN_ADDRESS
+        self.cluster = ClusterNames(engine)
+        self.connections = 0
+
+    def __enter__(self):
+        self.listener = socket.create_server((self.address, 80))
+        self.cluster.forward("default")
+        threading.Thread(target=self.accept, args=((OWN_ADDRESS, ROUTER_PORT),), daemon=True).start()
+        self.apply(GATEWAY_CRD)
+        self.apply({
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "Gateway",
+            "metadata": {"name": self.name, "namespace": "default"},
+            "spec": {"gatewayClassName": "test"},
+        })
+        status = {"status": {"addresses": [{"type": "IPAddress", "value": self.address}]}}
+        words = ["patch", "gateway", self.name, "--subresource=status", "--type=merge", "-p", json.dumps(status)]
+        patched = self.engine.kubectl(*words)
+        assert patched.returncode == 0, patched.stderr
+        return self
+
+    def __exit__(self, *_):
+        self.listener.close()
+        self.cluster.stop()
+        self.engine.kubectl("delete", "crd", GATEWAY_CRD["metadata"]["name"])
+
+    def apply(self, manifest):
+        deadline = time.monotonic() + READY
+        while True:
+            applied = self.engine.kubectl("apply", "-f", "-", input=json.dumps(manifest))
+            if applied.returncode == 0:
+                return
+            assert time.monotonic() < deadline, applied.stderr
+
+    def accept(self, service):
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            far = socket.create_connection(service)
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=pass_on, args=(source, sink), daemon=True).start()
+
+
+def pass_on(source, sink):
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
