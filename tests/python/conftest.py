@@ -1,8 +1,10 @@
 """One engine for all tests of a run: `agent-sandbox up` in a folder of its own, on ports of its own."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +36,10 @@ class Engine:
         environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
         return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
 
+    def token(self):
+        """What the router's listener and the API ask for."""
+        return re.search(r"token: \"?([^\"\s]+)", self.kubeconfig.read_text()).group(1)
+
     def kubectl(self, *words, **options):
         command = ["kubectl", "--kubeconfig", str(self.kubeconfig), *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
@@ -53,9 +59,15 @@ def start_engine(folder, *extra):
     return Engine(folder, process)
 
 
+def router_flags():
+    """Published clients before 1.0 cannot send a token to the router."""
+    version = importlib.metadata.version("k8s-agent-sandbox")
+    return ["--router-auth", "none"] if version.startswith("0.") else []
+
+
 @pytest.fixture(scope="session")
 def engine():
-    engine = start_engine(FOLDER, "--router-auth", "none")
+    engine = start_engine(FOLDER, *router_flags())
     yield engine
     engine.process.send_signal(signal.SIGINT)
     try:
@@ -66,6 +78,15 @@ def engine():
     subprocess.run([BINARY, "--data-dir", FOLDER, "down", "--purge"], check=True, timeout=60)
     shutil.rmtree(FOLDER, ignore_errors=True)
     os.unlink(f"{FOLDER}.log")
+
+
+@pytest.fixture
+def no_claims(engine):
+    """None before and none after: examples count and list what is there."""
+    delete = ("delete", "sandboxclaims", "--all", "-n", "default", "--wait=true", "--timeout=60s")
+    assert engine.kubectl(*delete).returncode == 0
+    yield
+    assert engine.kubectl(*delete).returncode == 0
 
 
 @pytest.fixture

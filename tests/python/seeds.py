@@ -1,14 +1,19 @@
-"""Python snippets of the documents that the product comes from, as they stand there.
+"""Python snippets of the documents that the product comes from.
 
 The documents lie beside the project (`../shared/seeds`) where it is developed; a plain clone has none, and tests that want them skip.
+Documents 000, 001 and 004 are used as they stand, 002 and 003 after the repairs that `repairs.py` lists.
 """
 
 import ast
 import pathlib
+import re
+
+import repairs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT.parent / "shared" / "seeds"
 FOOTER = "Last modified"
+STARTS = ("from k8s_agent_sandbox", "import asyncio")
 
 
 def document(prefix):
@@ -33,7 +38,7 @@ def looks_like_code(text):
 
 
 def snippets(text):
-    """Runs of code paragraphs; each import of the SDK starts a new one."""
+    """Runs of code paragraphs; each import of the SDK starts a new one. For pages that kept their form."""
     paragraphs = []
     for paragraph in text.split("\n\n"):
         lines = [line for line in paragraph.splitlines() if not line.startswith(FOOTER)]
@@ -53,3 +58,51 @@ def snippets(text):
         else:
             at += 1
     return found
+
+
+def examples(text):
+    """The examples of the reference page (002): (what is explained, code), one per `Example:`."""
+    lines, found, section = text.splitlines(), [], ""
+    for at, line in enumerate(lines):
+        if line.startswith("def "):
+            section = re.match(r"def (\w+)", line).group(1)
+        if line.strip() == "Example:":
+            found.append((section, repairs.break_lines(repairs.straighten_quotes(lines[at + 1]))))
+    return found
+
+
+def modes(text):
+    """The programs of the client's own page (003), one per way to connect, in the page's order."""
+    lines, found, at = text.splitlines(), [], 0
+    while at < len(lines):
+        if not lines[at].startswith(STARTS):
+            at += 1
+            continue
+        program = []
+        while at < len(lines):
+            line, ended = repairs.cut_at_prose(repairs.straighten_quotes(lines[at]))
+            program.append(line)
+            at += 1
+            if ended:
+                break
+        found.append(repairs.indent(program))
+    return found
+
+
+def manifests(text):
+    """The manifests of a page (004): runs of YAML lines that begin with `apiVersion`, documents of one run together."""
+    found, current = [], []
+    for line in [*text.splitlines(), ""]:
+        yaml = re.match(r"(apiVersion|kind|metadata|spec):|  +\S|---$|# ", line)
+        if current and not yaml:
+            found.append("\n".join(current) + "\n")
+            current = []
+        elif yaml and (current or line.startswith("apiVersion:")):
+            current.append(line)
+    return found
+
+
+def client_program(text):
+    """The Python program of the summary page (004), for the package of that name."""
+    start = text.index("from agentic_sandbox_client")
+    return text[start : text.index("\n\n", text.index("sandbox.delete()") - 1)].strip() + "\n"

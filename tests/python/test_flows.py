@@ -11,9 +11,15 @@ OLD = VERSION.startswith("0.4")
 SOURCE = "python-sandbox-template"
 
 
+def direct(engine):
+    """From 1.0 on the SDK can send the token that the router asks for."""
+    headers = {} if VERSION.startswith("0.") else {"extra_headers": {"Authorization": f"Bearer {engine.token()}"}}
+    return SandboxDirectConnectionConfig(api_url=engine.router, **headers)
+
+
 def clients(engine):
     yield "tunnel", SandboxClient()
-    yield "direct", SandboxClient(connection_config=SandboxDirectConnectionConfig(api_url=engine.router))
+    yield "direct", SandboxClient(connection_config=direct(engine))
 
 
 @pytest.mark.parametrize("mode", ["tunnel", "direct"])

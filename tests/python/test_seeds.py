@@ -1,13 +1,35 @@
 """The snippets of the product's source documents, run as they stand against a real engine, with a published SDK."""
 
 import importlib.metadata
+import os
 import re
 
 import pytest
 import seeds
+import surroundings
+from k8s_agent_sandbox.exceptions import SandboxRequestError
 
 VERSION = importlib.metadata.version("k8s-agent-sandbox")
 OLD = VERSION.startswith("0.4")
+SOURCE = "python-sandbox-template"
+PORT_TEMPLATE = """
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: node-sandbox-template, namespace: default}
+spec:
+  podTemplate:
+    spec:
+      containers:
+      - name: server
+        image: host
+        command: [python3, -m, http.server, "3000"]
+        ports: [{containerPort: 3000}]
+---
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxWarmPool
+metadata: {name: node-sandbox-template, namespace: default}
+spec: {replicas: 0, sandboxTemplateRef: {name: node-sandbox-template}}
+"""
 
 
 def adapt(code):
@@ -22,9 +44,16 @@ def text_of(prefix):
     return text
 
 
-def run(code):
-    """Runs a snippet; what it printed is the business of the test that calls this."""
-    exec(compile(adapt(code), "snippet", "exec"), {})  # noqa: S102 - the documents' own code
+def run(code, **names):
+    """Runs a snippet and gives its names; what it printed is the business of the test that calls this."""
+    exec(compile(adapt(code), "snippet", "exec"), names)  # noqa: S102 - the documents' own code
+    return names
+
+
+def apply(engine, manifest, tool="kubectl"):
+    applied = getattr(engine, tool)("apply", "-f", "-", input=manifest)
+    assert applied.returncode == 0, applied.stderr
+    return applied.stdout
 
 
 def expect_old_sdk_to_fail(request, code):
@@ -37,8 +66,7 @@ def test_the_filesystem_page_runs(engine, workplace, capsys):
     """The template of the first page is applied word for word, then its snippets run in order. D-180."""
     page = text_of("000")
     manifest = page.split("<<'EOF'\n")[1].split("\nEOF")[0]
-    applied = engine.kubectl("apply", "-n", "default", "-f", "-", input=manifest)
-    assert applied.returncode == 0, applied.stderr
+    apply(engine, manifest)
     found = seeds.snippets(page)
     assert len(found) == 1 and "terminate" in found[0]
     run(found[0])
@@ -67,3 +95,79 @@ def test_the_transfer_page_runs(engine, workplace, capsys, request, index):
     printed = capsys.readouterr().out
     expected = ["data.csv (8 bytes)", "Downloaded 18 bytes", "main.py", "Downloaded one.txt (2 bytes)", "Processed 3 rows"]
     assert expected[index] in printed
+
+
+METHODS = ["create_sandbox", "get_sandbox", "list_active_sandboxes", "list_all_sandboxes", "delete_sandbox", "delete_all"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_reference_page_runs(engine, no_claims, capsys, method):
+    """Each example of the client's reference. D-196 for `get_sandbox`."""
+    from k8s_agent_sandbox import SandboxClient
+
+    examples = dict(seeds.examples(text_of("002")))
+    assert list(examples) == METHODS, "the page has one example for each of six methods"
+    if method in ("get_sandbox", "list_all_sandboxes"):
+        made = engine.cli("claim", SOURCE, "--name", "sandbox-claim-1234abcd")
+        assert made.returncode == 0, made.stderr
+    names = run(examples[method], SandboxClient=SandboxClient)
+    printed = capsys.readouterr().out
+    left = names["client"].list_all_sandboxes()
+    if method == "list_active_sandboxes":
+        assert printed == f"{[('default', left[0])]}\n"
+    elif method == "list_all_sandboxes":
+        assert printed == "['sandbox-claim-1234abcd']\n"
+    elif method in ("delete_sandbox", "delete_all"):
+        assert left == []
+    else:
+        assert names["sandbox"].commands.run("echo again").stdout == "again\n"
+
+
+MODES = ["gateway", "tunnel", "in-cluster", "direct", "port", "async direct", "async in-cluster"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_clients_own_page_runs(engine, no_claims, capsys, mode):
+    """Each way to connect: D-205 for the gateway, D-206 in the cluster, D-180 through the tunnel."""
+    programs = dict(zip(MODES, seeds.modes(text_of("003")), strict=True))
+    if mode == "gateway":
+        if os.geteuid() != 0:
+            pytest.skip("a gateway listens on port 80, which needs root")
+        with surroundings.Gateway(engine, "external-http-gateway") as gateway:
+            run(programs[mode])
+        assert gateway.connections > 0
+    elif mode == "port":
+        apply(engine, PORT_TEMPLATE)
+        names = run(programs[mode])
+        with pytest.raises(SandboxRequestError) as refused:
+            names["sandbox"].commands.run("true")
+        # Python's own server knows no commands: the request has reached it, and not our runtime.
+        assert "501" in str(refused.value.__cause__)
+        names["sandbox"].terminate()
+        return
+    else:
+        if "in-cluster" in mode and os.geteuid() != 0:
+            pytest.skip("without root a sandbox has no address of its own")
+        with surroundings.ClusterNames(engine) as cluster:
+            run(programs[mode])
+        assert bool(cluster.asked) == ("direct" in mode) or "in-cluster" in mode
+    greeting = {"gateway": "Cloud", "tunnel": "Local", "in-cluster": "in-cluster", "direct": None}
+    expected = greeting.get(mode, "async")
+    assert expected is None or f"Hello from {expected}!" in capsys.readouterr().out
+
+
+def test_the_manifests_of_the_summary_page_are_understood(engine, no_claims):
+    """Word for word: the full form with kubectl, the short forms with our own `apply`. The image comes from this machine."""
+    found = seeds.manifests(text_of("004"))
+    assert len(found) == 5, "three Sandboxes, a template with a claim, and a pool"
+    assert engine.cli("image", "alias", "python", "host").returncode == 0
+    apply(engine, found[2])
+    short = apply(engine, found[3], "cli") + apply(engine, found[4], "cli")
+    for line in ("sandboxtemplate/python-agent created", "sandboxclaim/my-claim created", "sandboxwarmpool/python-agent created"):
+        assert line in short, short
+    for kind, name in (("sandbox", "my-sandbox"), ("sandboxclaim", "my-claim")):
+        waited = engine.kubectl("wait", "--for=condition=Ready", "--timeout=60s", f"{kind}/{name}")
+        assert waited.returncode == 0, engine.kubectl("describe", kind, name).stdout
+    # The page's placeholder is no image; it is refused, not guessed.
+    assert "<IMAGE>" in found[0] and found[0] == found[1]
+    engine.kubectl("delete", "sandbox/my-sandbox", "sandboxclaim/my-claim", "sandboxwarmpool/python-agent", "sandboxtemplate/python-agent")

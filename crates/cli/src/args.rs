@@ -1,6 +1,8 @@
 //! What the command line may say. Parsing only: each command's meaning is in `commands`.
 
 mod engine;
+mod hosting;
+mod image;
 mod objects;
 mod process;
 mod values;
@@ -10,8 +12,11 @@ use std::path::PathBuf;
 
 pub(crate) use agent_sandbox_router::RouterArgs;
 pub(crate) use engine::*;
+pub(crate) use hosting::*;
+pub(crate) use image::*;
 pub(crate) use objects::*;
 pub(crate) use process::*;
+pub(crate) use values::object_name;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,9 +40,10 @@ pub(crate) struct Cli {
 /// Flags that every command takes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GlobalArgs {
+    // A string, as the router's own flag of that name: the parser wants one type for both.
     /// Kubeconfig of the cluster to talk to
     #[arg(long, global = true, value_name = "FILE", help_heading = "Target")]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) kubeconfig: Option<String>,
     /// Context of the kubeconfig to use
     #[arg(long, global = true, value_name = "NAME", help_heading = "Target")]
     pub(crate) context: Option<String>,
@@ -94,6 +100,8 @@ pub(crate) enum Command {
     Pool(PoolArgs),
     /// Manage templates
     Template(TemplateArgs),
+    /// Manage the images on this machine
+    Image(ImageArgs),
     /// Print the local engine's kubeconfig
     Kubeconfig(KubeconfigArgs),
     /// Forward local ports to a sandbox
@@ -107,12 +115,17 @@ pub(crate) enum Command {
     },
     /// Run the router (on a cluster)
     Router(Box<RouterArgs>),
+    /// Run this machine as a node of a control plane: registers and runs its Pods
+    Node(Box<NodeArgs>),
     /// Make scoped tokens for the router
     Token(TokenArgs),
     /// Print the version
     Version(VersionArgs),
     /// Print shell completions
     Completion(CompletionArgs),
+    /// Write the command line's reference
+    #[command(hide = true)]
+    Reference(ReferenceArgs),
 }
 
 /// How objects are printed.

@@ -4,17 +4,23 @@ mod apply;
 mod copy;
 mod doctor;
 mod exec;
+mod image;
 mod kubeconfig;
 mod logs;
 mod names;
+mod node;
 mod objects;
 mod pools;
 mod portforward;
+mod progress;
+mod reference;
 mod run;
 mod services;
 mod small;
+mod streams;
 mod templates;
 mod up;
+mod why;
 
 use crate::{
     args::{Cli, Command},
@@ -28,7 +34,7 @@ pub(crate) use services::controller;
 impl Command {
     /// Whether this command stays and serves until it is stopped.
     pub(crate) fn runs_a_service(&self) -> bool {
-        matches!(self, Self::Up(_) | Self::Router(_))
+        matches!(self, Self::Up(_) | Self::Router(_) | Self::Node(_))
     }
 }
 
@@ -37,7 +43,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
     let global = cli.global;
     let done = ExitCode::SUCCESS;
     match cli.command {
-        Command::Run(args) => return run::run(args).await,
+        Command::Run(args) => return run::run(&global, args).await,
         Command::Up(args) => up::up(&global, args).await?,
         Command::Down(args) => up::down(&global, &args).await?,
         Command::Status(args) => up::status(&global, &args).await?,
@@ -57,12 +63,15 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Pool(args) => pools::pool(&Target::find(&global).await?, args).await?,
         Command::Template(args) => templates::template(&Target::find(&global).await?, args).await?,
         Command::PortForward(args) => portforward::forward(&Target::find(&global).await?, args).await?,
+        Command::Image(args) => image::image(&global, args).await?,
         Command::Kubeconfig(args) => kubeconfig::kubeconfig(&global, &args)?,
-        Command::Controller { arguments } => return Ok(controller(arguments)),
+        Command::Controller { .. } => unreachable!("the controller has a runtime of its own, started before this one"),
         Command::Router(args) => return services::router(*args).await,
+        Command::Node(args) => node::node(&global, *args).await?,
         Command::Token(args) => services::token(&args)?,
         Command::Version(args) => small::version(&args)?,
         Command::Completion(args) => small::completion(&args)?,
+        Command::Reference(args) => reference::reference(&args)?,
     }
     Ok(done)
 }

@@ -1,11 +1,15 @@
 //! The local engine's data folder: where it is, what lies where, and who holds it now.
 
+mod caller;
+
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
+
+pub(crate) use caller::Caller;
 
 /// The folder of one local engine. Everything in it is private to the user who runs the engine.
 #[derive(Clone, Debug)]
@@ -72,6 +76,16 @@ impl DataDir {
         self.0.join("kubeconfig")
     }
 
+    /// Images, shared by the engine and by every `run` of the same user.
+    pub(crate) fn images(&self) -> PathBuf {
+        self.0.join("images")
+    }
+
+    /// Where a running engine answers other commands.
+    pub(crate) fn control(&self) -> PathBuf {
+        self.0.join("control.sock")
+    }
+
     pub(crate) fn log(&self) -> PathBuf {
         self.0.join("up.log")
     }
@@ -80,7 +94,7 @@ impl DataDir {
     pub(crate) fn contents(&self) -> Vec<PathBuf> {
         let partial = |path: PathBuf| [path.with_extension("partial"), path];
         let files = [self.kubeconfig(), self.state()].into_iter().flat_map(partial);
-        files.chain([self.api(), self.node(), self.log()]).collect()
+        files.chain([self.api(), self.node(), self.images(), self.control(), self.log()]).collect()
     }
 
     fn state(&self) -> PathBuf {
@@ -103,13 +117,28 @@ impl DataDir {
             api,
             router,
         };
-        write_private(&self.state(), &serde_json::to_vec_pretty(&running)?)?;
+        let state = serde_json::to_vec_pretty(&running)?;
+        write_private(&self.state(), &state)?;
+        if let Some(caller) = Caller::of_sudo() {
+            let copied = fs::read(self.kubeconfig()).and_then(|text| {
+                caller.write("kubeconfig", &text)?;
+                caller.write("up.json", &state)
+            });
+            if let Err(error) = copied {
+                tracing::warn!(folder = %caller.folder().display(), %error, "The user behind sudo gets no copy of the kubeconfig");
+            }
+        }
         Ok(running)
     }
 
     /// Says that no engine runs here any more.
     pub(crate) fn retract(&self) {
         let _ = fs::remove_file(self.state());
+        let _ = fs::remove_file(self.control());
+        if let Some(caller) = Caller::of_sudo() {
+            caller.remove("up.json");
+            caller.remove("kubeconfig");
+        }
     }
 }
 

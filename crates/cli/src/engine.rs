@@ -1,8 +1,12 @@
 //! The engine in one process: API, controller, node and router, started in that order and stopped in the opposite one.
 
 mod backend;
+mod control;
 mod gateway;
+mod hosting;
+mod images;
 pub(crate) mod install;
+mod metrics;
 mod router_objects;
 mod sandboxd;
 
@@ -11,16 +15,22 @@ use agent_sandbox_api::{conversion, groups};
 use agent_sandbox_apiserver::{ApiServer, Config as ApiConfig, Converter, Listener, ListenerConfig};
 use agent_sandbox_controller::{Config as ControllerConfig, Controller};
 use agent_sandbox_node::{
-    Node, NodeHandle, NodeOptions, PodKey,
-    kernel::{KernelConfig, KernelRuntime},
+    Node, NodeHandle, PodKey,
+    kernel::KernelRuntime,
     runtime::{ExecRequest, ExecSession},
 };
 use anyhow::{Context as _, Result};
 use gateway::Gateway;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
+use metrics::MetricsServer;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+pub(crate) use backend::Backend;
+pub(crate) use control::ask as ask_engine;
+pub(crate) use hosting::Hosting;
+pub(crate) use images::{ImageReply, ImageRequest, Login, perform};
 
 /// Name of cluster, user and context in the kubeconfig.
 const CONTEXT: &str = "agent-sandbox";
@@ -35,15 +45,24 @@ pub(crate) enum Persistence {
     Throwaway(PathBuf),
 }
 
-/// What an engine is started with. A listener that is `None` is not opened.
+/// What an engine is started with.
 pub(crate) struct EngineConfig {
     pub(crate) persistence: Persistence,
-    pub(crate) api_listen: Option<SocketAddr>,
-    pub(crate) router_listen: Option<SocketAddr>,
+    pub(crate) doors: Doors,
+    /// How sandboxes are run.
+    pub(crate) hosting: Hosting,
+}
+
+/// Where an engine listens. A door that is `None` is not opened.
+#[derive(Default)]
+pub(crate) struct Doors {
+    pub(crate) api: Option<SocketAddr>,
+    pub(crate) router: Option<SocketAddr>,
     /// Anybody who reaches the router may use it.
     pub(crate) router_open: bool,
-    /// Host folders that Pods may show.
-    pub(crate) host_paths: Vec<PathBuf>,
+    pub(crate) metrics: Option<SocketAddr>,
+    /// The socket for other commands of the same user.
+    pub(crate) control: Option<PathBuf>,
 }
 
 /// A running engine.
@@ -54,50 +73,98 @@ pub(crate) struct Engine {
     kernel: Arc<KernelRuntime>,
     controller: Option<Controller>,
     gateway: Option<Gateway>,
+    metrics: Option<MetricsServer>,
     stop: CancellationToken,
-    _router_objects: Option<AbortOnDropHandle<()>>,
+    /// The router's objects and the control socket, kept up while the engine runs.
+    _chores: Vec<AbortOnDropHandle<()>>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Ends the controller and the router, however the engine ends.
+        self.stop.cancel();
+    }
 }
 
 impl Engine {
-    /// Starts every part; whatever fails takes the others down with it.
+    /// Starts every part; whatever fails takes the others down with it. What does not need each other starts together.
     pub(crate) async fn start(config: EngineConfig) -> Result<Self> {
-        let (api_folder, node_folder, kubeconfig) = match &config.persistence {
-            Persistence::Folder(data) => (Some(data.api()), data.node(), Some(data.kubeconfig())),
-            Persistence::Throwaway(folder) => (None, folder.clone(), None),
+        let (api_folder, node_folder) = match &config.persistence {
+            Persistence::Folder(data) => (Some(data.api()), data.node()),
+            Persistence::Throwaway(folder) => (None, folder.clone()),
         };
         let whole = api_folder.is_some();
-        let stop = CancellationToken::new();
         let api_config = ApiConfig { data_dir: api_folder, no_fsync: !whole, converter: Some(Arc::new(OwnKinds)) };
-        let api = ApiServer::open(api_config).await.context("cannot open the API's storage")?;
+        let open_api = async { ApiServer::open(api_config).await.context("cannot open the API's storage") };
+        let (api, (kernel, options)) = tokio::try_join!(open_api, config.hosting.open(&node_folder))?;
         let client = api.client();
-        let mut engine_stop = Some(stop.clone().drop_guard());
-        let (node, kernel) = start_node(client.clone(), node_folder, &config.host_paths).await?;
-        let (mut controller, mut gateway, mut router_objects, mut listener) = (None, None, None, None);
+        let start_node = async { Ok(Node::start(client.clone(), kernel.clone(), kernel.clone(), options).await?) };
+        let install = async {
+            match whole {
+                true => {
+                    tokio::try_join!(install::definitions(&client), router_objects::create_system_namespace(&client))
+                        .map(drop)
+                }
+                false => Ok(()),
+            }
+        };
+        let (node, ()) = tokio::try_join!(start_node, install)?;
+        let mut engine = Self {
+            api,
+            listener: None,
+            node,
+            kernel,
+            controller: None,
+            gateway: None,
+            metrics: None,
+            stop: CancellationToken::new(),
+            _chores: Vec::new(),
+        };
         if whole {
-            install::definitions(&client).await?;
-            controller = Some(Controller::start(client.clone(), ControllerConfig::default(), stop.child_token()));
-            if let Some(address) = config.api_listen {
-                let door =
-                    ListenerConfig { address, name: CONTEXT.to_owned(), kubeconfig, ..ListenerConfig::default() };
-                listener = Some(api.listen(door).await.context("cannot open the API to clients")?);
-            }
-            if let Some(address) = config.router_listen {
-                let token = listener.as_ref().and_then(|listener| admin_token(listener.kubeconfig()));
-                anyhow::ensure!(
-                    token.is_some() || config.router_open,
-                    "the API gave out no token for the router to ask for"
-                );
-                let token = token.filter(|_| !config.router_open);
-                gateway = Some(Gateway::open(client.clone(), node.clone(), address, token, stop.child_token()).await?);
-            }
-            router_objects::create_system_namespace(&client).await?;
-            router_objects = Some(AbortOnDropHandle::new(tokio::spawn(router_objects::keep(client.clone()))));
+            engine.open_doors(config).await?;
         }
-        api.attach_node(backend::Backend::new(node.clone(), gateway.as_ref().map(Gateway::door)));
-        if let Some(guard) = engine_stop.take() {
-            guard.disarm();
+        let door = engine.gateway.as_ref().map(Gateway::door);
+        engine.api.attach_node(Backend::new(engine.node.clone(), door));
+        Ok(engine)
+    }
+
+    /// The parts that only a lasting engine has: controller, listeners, and objects that clients look for.
+    async fn open_doors(&mut self, config: EngineConfig) -> Result<()> {
+        let (client, doors) = (self.client(), config.doors);
+        let controller = Controller::start(client.clone(), ControllerConfig::default(), self.stop.child_token());
+        let controller_metrics = controller.metrics.clone();
+        self.controller = Some(controller);
+        if let (Some(address), Persistence::Folder(data)) = (doors.api, &config.persistence) {
+            let door = ListenerConfig {
+                address,
+                name: CONTEXT.to_owned(),
+                kubeconfig: Some(data.kubeconfig()),
+                ..ListenerConfig::default()
+            };
+            self.listener = Some(self.api.listen(door).await.context("cannot open the API to clients")?);
         }
-        Ok(Self { api, listener, node, kernel, controller, gateway, stop, _router_objects: router_objects })
+        if let Some(address) = doors.router {
+            let token = self.listener.as_ref().and_then(|listener| admin_token(listener.kubeconfig()));
+            anyhow::ensure!(
+                token.is_some() || doors.router_open,
+                "the API gave out no token for the router to ask for"
+            );
+            let token = token.filter(|_| !doors.router_open);
+            let stop = self.stop.child_token();
+            self.gateway = Some(Gateway::open(client.clone(), self.node.clone(), address, token, stop).await?);
+        }
+        if let Some(address) = doors.metrics {
+            let mut pages: Vec<metrics::Page> = vec![Arc::new(move || controller_metrics.render())];
+            pages.extend(self.gateway.as_ref().map(Gateway::metrics));
+            self.metrics = Some(MetricsServer::open(address, pages).await?);
+        }
+        if let Some(path) = doors.control {
+            let socket = control::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+            let serving = tokio::spawn(control::serve(socket, self.kernel.clone()));
+            self._chores.push(AbortOnDropHandle::new(serving));
+        }
+        self._chores.push(AbortOnDropHandle::new(tokio::spawn(router_objects::keep(client))));
+        Ok(())
     }
 
     /// An in-process client with every right.
@@ -111,6 +178,15 @@ impl Engine {
 
     pub(crate) fn router_url(&self) -> String {
         self.gateway.as_ref().map(|gateway| format!("http://{}", gateway.address())).unwrap_or_default()
+    }
+
+    pub(crate) fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(MetricsServer::address)
+    }
+
+    /// What runs the sandboxes.
+    pub(crate) fn kernel(&self) -> &Arc<KernelRuntime> {
+        &self.kernel
     }
 
     /// Runs a command in the first container of a Pod.
@@ -151,24 +227,6 @@ impl Engine {
         self.shutdown().await;
         Ok(())
     }
-}
-
-async fn start_node(
-    client: Client,
-    folder: PathBuf,
-    host_paths: &[PathBuf],
-) -> Result<(NodeHandle, Arc<KernelRuntime>)> {
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let daemon = sandboxd::provide(&folder)?;
-    let runtime =
-        KernelRuntime::open(KernelConfig::new(folder.join("kernel"))).await.context("cannot isolate processes here")?;
-    let options = NodeOptions {
-        data_dir: folder,
-        sandboxd: Some(daemon),
-        allow_host_paths: host_paths.to_vec(),
-        ..NodeOptions::default()
-    };
-    Ok((Node::start(client, runtime.clone(), runtime.clone(), options).await?, runtime))
 }
 
 /// The administrator's token, as the kubeconfig gives it.

@@ -20,6 +20,12 @@ fn main() -> ExitCode {
         return commands::controller(controller);
     }
     let cli = args::Cli::parse();
+    if let args::Command::Controller { arguments } = cli.command {
+        // Flags of ours came first. The one that both have means the same.
+        let program = ["controller".to_owned()].into_iter();
+        let kubeconfig = cli.global.kubeconfig.map(|path| format!("--kubeconfig={path}"));
+        return commands::controller(program.chain(kubeconfig).chain(arguments).collect());
+    }
     start_logging(cli.global.verbose, &cli.command);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -33,17 +39,25 @@ fn main() -> ExitCode {
 
 /// Prints the chain of causes once, here and nowhere else.
 fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error}");
-    let mut said = error.to_string();
+    let mut said = words_of(error.as_ref());
+    eprintln!("error: {said}");
     for cause in error.chain().skip(1) {
-        let cause = cause.to_string();
+        let cause = words_of(cause);
         // Layers that repeat their source's words add nothing.
-        if !said.contains(&cause) {
+        if !said.contains(&cause) && !cause.starts_with(&said) {
             eprintln!("  caused by: {cause}");
         }
         said = cause;
     }
     ExitCode::FAILURE
+}
+
+/// What an error says. The API's own sentence is enough; the client would print the whole answer around it.
+fn words_of(error: &(dyn std::error::Error + 'static)) -> String {
+    match error.downcast_ref::<kube::Error>() {
+        Some(kube::Error::Api(status)) if !status.message.is_empty() => status.message.clone(),
+        _ => error.to_string(),
+    }
 }
 
 /// Our own parts at `level`. The Kubernetes client reports failed connections itself, beside returning them: once is enough.

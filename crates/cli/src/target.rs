@@ -2,7 +2,10 @@
 
 use crate::{args::GlobalArgs, data::DataDir};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 use thiserror::Error;
 
 /// Where to look for a cluster, before anything is opened.
@@ -26,6 +29,8 @@ pub(crate) enum TargetError {
         "no engine runs on this machine and no cluster is named\n  start one here:      agent-sandbox up --detach\n  or name a cluster:   --kubeconfig FILE, or KUBECONFIG"
     )]
     Nothing,
+    #[error("no control plane is named: give its kubeconfig with --kubeconfig FILE, or KUBECONFIG")]
+    NoControlPlane,
     #[error("cannot find the data folder: {0}")]
     DataDir(std::io::Error),
     #[error("cannot use the kubeconfig {path}")]
@@ -54,13 +59,11 @@ impl Target {
                 (data.kubeconfig(), None, true)
             }
         };
-        let shown = path.display().to_string();
-        let wrong = |source| TargetError::Kubeconfig { path: shown.clone(), source: Box::new(source) };
-        let file = Kubeconfig::read_from(&path).map_err(wrong)?;
-        let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
-        let name = options.context.clone().or_else(|| file.current_context.clone()).unwrap_or_else(|| shown.clone());
-        let config = kube::Config::from_custom_kubeconfig(file, &options).await.map_err(wrong)?;
-        let remote = (!local).then(|| format!("{name} ({})", config.cluster_url));
+        let (config, name) = load(&path, context).await?;
+        // A kubeconfig that leads to the engine on this machine is as local as none at all.
+        let running = DataDir::locate(global.data_dir.as_deref()).ok().and_then(|data| data.running());
+        let same = running.is_some_and(|running| config.cluster_url.to_string().trim_end_matches('/') == running.api);
+        let remote = (!local && !same).then(|| format!("{name} ({})", config.cluster_url));
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client =
             kube::Client::try_from(config).map_err(|source| TargetError::Client { name, source: Box::new(source) })?;
@@ -75,13 +78,38 @@ impl Target {
     }
 }
 
+/// The control plane that a node joins: as for every command, and inside a cluster the cluster's own. The local engine has a node.
+pub(crate) async fn control_plane(global: &GlobalArgs) -> Result<kube::Config, TargetError> {
+    match choose(global, |name| std::env::var_os(name)) {
+        Choice::File { path, context } => Ok(load(&path, context).await?.0),
+        Choice::Local => kube::Config::incluster().map_err(|_| TargetError::NoControlPlane),
+    }
+}
+
+/// The configuration for a file's context, and what to call it.
+async fn load(path: &Path, context: Option<String>) -> Result<(kube::Config, String), TargetError> {
+    let shown = path.display().to_string();
+    let wrong = |source| TargetError::Kubeconfig { path: shown.clone(), source: Box::new(source) };
+    let file = Kubeconfig::read_from(path).map_err(wrong)?;
+    let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
+    let name = options.context.clone().or_else(|| file.current_context.clone()).unwrap_or_else(|| shown.clone());
+    let config = kube::Config::from_custom_kubeconfig(file, &options).await.map_err(wrong)?;
+    Ok((config, name))
+}
+
 /// `--kubeconfig`/`--context`, else `AGENT_SANDBOX_TARGET` (`local`, or FILE[#CONTEXT]), else `KUBECONFIG`, else the local engine.
 fn choose(global: &GlobalArgs, variable: impl Fn(&str) -> Option<OsString>) -> Choice {
     let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
     let named = variable("KUBECONFIG");
     if global.kubeconfig.is_some() || global.context.is_some() {
         let home = || variable("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
-        let path = global.kubeconfig.clone().or_else(|| named.map(PathBuf::from)).or_else(home).unwrap_or_default();
+        let path = global
+            .kubeconfig
+            .as_ref()
+            .map(PathBuf::from)
+            .or_else(|| named.map(PathBuf::from))
+            .or_else(home)
+            .unwrap_or_default();
         return Choice::File { path, context: global.context.clone() };
     }
     if let Some(target) = variable("AGENT_SANDBOX_TARGET") {
@@ -104,7 +132,7 @@ mod tests {
 
     fn global(kubeconfig: Option<&str>, context: Option<&str>) -> GlobalArgs {
         GlobalArgs {
-            kubeconfig: kubeconfig.map(PathBuf::from),
+            kubeconfig: kubeconfig.map(str::to_owned),
             context: context.map(str::to_owned),
             namespace: None,
             data_dir: None,

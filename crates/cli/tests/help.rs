@@ -52,6 +52,22 @@ help_pages! {
     kubeconfig: ["kubeconfig"];
     port_forward: ["port-forward"];
     token_mint: ["token", "mint"];
+    image: ["image"];
+    image_pull: ["image", "pull"];
+    image_import: ["image", "import"];
+    image_list: ["image", "list"];
+    image_remove: ["image", "remove"];
+    image_alias: ["image", "alias"];
+    pool_list: ["pool", "list"];
+    pool_scale: ["pool", "scale"];
+    pool_delete: ["pool", "delete"];
+    template_create: ["template", "create"];
+    template_list: ["template", "list"];
+    template_delete: ["template", "delete"];
+    token: ["token"];
+    node: ["node"];
+    router: ["router"];
+    controller: ["controller"];
     version: ["version"];
     completion: ["completion"];
 }

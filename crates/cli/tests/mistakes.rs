@@ -55,6 +55,23 @@ mistakes! {
     list: [["list", "-o", "wide"], ["list", "box"], ["list"]];
     get: [["get"], ["get", "a", "b"], ["get", "a"]];
     exec: [["exec", "a"], ["exec", "--", "ls"], ["exec", "a", "--", "ls"]];
+    shell: [["shell"], ["shell", "a", "b"], ["shell", "a"]];
+    resume: [["resume"], ["resume", "A"], ["resume", "a"]];
+    image: [
+        ["image"],
+        ["image", "pull"],
+        ["image", "pull", "a", "--username", "me"],
+        ["image", "import", "/no/such/file"],
+        ["image", "list", "a"],
+        ["image", "remove"],
+        ["image", "alias", "a"],
+        ["image", "alias", "--clear", "--remove", "a"],
+    ];
+    node: [["node", "--pod-cidr", "ten"], ["node", "--allow-host-path", "usr"], ["node", "--client-ca-file", "/no/such/file"], ["node"]];
+    router: [["router", "--no-such-flag"], ["router", "--proxy-timeout", "soon"], ["router", "now"]];
+    controller: [["controller", "--no-such-flag"], ["controller", "--leader-elect=maybe"], ["controller", "now"]];
+    token: [["token"], ["token", "mint"], ["token", "mint", "a", "--secret-file", "/no/such/file"]];
+    version: [["version", "now"], ["version", "-o", "xml"], ["version", "--short"]];
     cp: [["cp", "a"], ["cp", "a", "b"], ["cp", "box:/a", "pod:/b"], ["cp", "/no/such/file", "box:/a"]];
     logs: [["logs"], ["logs", "a", "--tail", "x"], ["logs", "a"]];
     suspend: [["suspend"], ["suspend", "a", "--wait", "-1"], ["suspend", "a"]];
@@ -65,4 +82,39 @@ mistakes! {
     kubeconfig: [["kubeconfig"], ["kubeconfig", "--merge"], ["kubeconfig", "x"]];
     port_forward: [["port-forward"], ["port-forward", "a"], ["port-forward", "a", "x"]];
     completion: [["completion"], ["completion", "cmd"], ["completion", "bash", "zsh"]];
+}
+
+/// A global flag and a command's own flag of the same name must not meet as two types: the parser would end the program.
+#[test]
+fn every_command_takes_every_global_flag() {
+    let globals: [&[&str]; 5] = [
+        &["--kubeconfig", "/no/such/file"],
+        &["--context", "c"],
+        &["-n", "n"],
+        &["--data-dir", "/no/such/folder"],
+        &["-v"],
+    ];
+    let commands: [&[&str]; 12] = [
+        &["router", "--no-such-flag"],
+        &["node", "--node-name", "N"],
+        &["controller", "--no-such-flag"],
+        &["token", "mint"],
+        &["token", "mint", "a", "--secret-file", "/no/such/file"],
+        &["router", "--config", "/no/such/file"],
+        &["image", "pull"],
+        &["list"],
+        &["create", "A"],
+        &["kubeconfig", "--merge", "x"],
+        &["completion"],
+        &["doctor", "x"],
+    ];
+    for command in commands {
+        for global in globals {
+            for words in [[command, global].concat(), [global, command].concat()] {
+                let mut program = Command::new(env!("CARGO_BIN_EXE_agent-sandbox"));
+                let output = program.args(&words).env_remove("KUBECONFIG").output().unwrap();
+                assert!(matches!(output.status.code(), Some(1 | 2)), "{words:?}: {output:?}");
+            }
+        }
+    }
 }

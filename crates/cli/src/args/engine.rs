@@ -1,7 +1,7 @@
 //! Arguments of commands about the engine on this machine.
 
 use super::{
-    OutputArgs,
+    HostingArgs, OutputArgs,
     values::{duration, quantity},
 };
 use clap::{Args, ValueEnum};
@@ -73,17 +73,25 @@ pub(crate) struct UpArgs {
     #[arg(long, short)]
     pub(crate) detach: bool,
     /// Where the Kubernetes API listens
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6443")]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6443", env = "AGENT_SANDBOX_API_LISTEN")]
     pub(crate) api_listen: SocketAddr,
     /// Where the router listens; the next free port is taken when it is in use
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", env = "AGENT_SANDBOX_ROUTER_LISTEN")]
     pub(crate) router_listen: SocketAddr,
     /// Who may use the router
     #[arg(long, value_enum, default_value_t)]
     pub(crate) router_auth: RouterAuth,
+    /// Where metrics are served; nowhere by default
+    #[arg(long, value_name = "HOST:PORT", env = "AGENT_SANDBOX_METRICS_LISTEN")]
+    pub(crate) metrics_listen: Option<SocketAddr>,
     /// Number of sandboxes that the ready-made pool keeps warm
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) warm: u32,
+    #[command(flatten)]
+    pub(crate) hosting: HostingArgs,
+    /// Set by `--detach` for the process that it leaves behind
+    #[arg(long, hide = true)]
+    pub(crate) in_background: bool,
 }
 
 #[derive(Args, Debug)]
@@ -110,4 +118,7 @@ pub(crate) struct KubeconfigArgs {
     /// Add the local engine to ~/.kube/config instead of printing
     #[arg(long)]
     pub(crate) merge: bool,
+    /// Print the path of the file instead of what is in it
+    #[arg(long, conflicts_with = "merge")]
+    pub(crate) path: bool,
 }

@@ -4,6 +4,7 @@ use super::OutputArgs;
 use agent_sandbox_router::TokenMintArgs;
 use clap::{Args, Subcommand};
 use clap_complete::Shell;
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 pub(crate) struct VersionArgs {
@@ -16,6 +17,16 @@ pub(crate) struct CompletionArgs {
     /// The shell to complete for
     #[arg(value_enum)]
     pub(crate) shell: Shell,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReferenceArgs {
+    /// Folder to write into
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Only the page, no manual pages and completions
+    #[arg(long)]
+    pub(crate) page_only: bool,
 }
 
 #[derive(Args, Debug)]

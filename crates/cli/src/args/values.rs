@@ -1,6 +1,10 @@
 //! Values that users type, checked while the command line is read: a mistake is reported before anything is contacted.
 
-use std::time::Duration;
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Parses `30`, `30s`, `5m`, `2h`, `1d`, `500ms`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
@@ -49,6 +53,46 @@ pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// `NAME=VALUE` with something on both sides.
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write two names with `=` between them".to_owned()),
+    }
+}
+
+/// A network such as `10.88.0.0/16`.
+pub(crate) fn cidr(text: &str) -> Result<String, String> {
+    let wrong = || "write an address and a length, for example 10.88.0.0/16".to_owned();
+    let (address, length) = text.split_once('/').ok_or_else(wrong)?;
+    let address: IpAddr = address.parse().map_err(|_| wrong())?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    match length.parse::<u8>() {
+        Ok(length) if length <= longest => Ok(text.to_owned()),
+        _ => Err(wrong()),
+    }
+}
+
+/// An absolute path of a folder that is there.
+pub(crate) fn folder(text: &str) -> Result<PathBuf, String> {
+    let path = Path::new(text);
+    match path.is_absolute() && path.is_dir() {
+        true => Ok(path.to_owned()),
+        false => Err("name a folder that exists, from the root on".to_owned()),
+    }
+}
+
+/// `FIRST:BLOCKS` of user ids: a range that neither holds the host's own users nor runs out of numbers.
+pub(crate) fn id_range(text: &str) -> Result<(u32, u32), String> {
+    let range = text.split_once(':').and_then(|(first, blocks)| Some((first.parse().ok()?, blocks.parse().ok()?)));
+    let (first, blocks): (u32, u32) = range.ok_or("write two numbers, for example 1879048192:4095")?;
+    let end = u64::from(first) + u64::from(blocks) * 65_536;
+    if first < 65_536 || blocks == 0 || end > u64::from(u32::MAX) {
+        return Err("the range must start at 65536 or later and end before 4294967295".to_owned());
+    }
+    Ok((first, blocks))
+}
+
 /// `LOCAL:REMOTE`, `:REMOTE` for a free local port, or one number for both.
 pub(crate) fn ports(text: &str) -> Result<(u16, u16), String> {
     let (local, remote) = text.split_once(':').unwrap_or((text, text));
@@ -92,6 +136,22 @@ mod tests {
     fn variables_need_an_equals_sign() {
         assert_eq!(variable("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
         assert!(variable("A").is_err() && variable("=b").is_err());
+    }
+
+    #[test]
+    fn networks_and_ranges_are_checked_before_anything_starts() {
+        assert!(cidr("10.88.0.0/16").is_ok() && cidr("fd00::/64").is_ok());
+        for wrong in ["10.88.0.0", "10.88.0.0/33", "ten/8", "/8", ""] {
+            assert!(cidr(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(id_range("1000000:2"), Ok((1_000_000, 2)));
+        for wrong in ["1000000", "0:10", "1000000:0", "4294900000:2", "a:b", ""] {
+            assert!(id_range(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(pair("kata=/usr/bin/kata"), Ok(("kata".into(), "/usr/bin/kata".into())));
+        assert!(pair("kata").is_err() && pair("=x").is_err() && pair("x=").is_err());
+        assert!(folder("/usr").is_ok());
+        assert!(folder("usr").is_err() && folder("/no/such/folder").is_err());
     }
 
     #[test]

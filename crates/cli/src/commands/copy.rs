@@ -1,9 +1,8 @@
 //! `cp`: files and folders into and out of a sandbox.
 
 mod pack;
-mod progress;
 
-use super::objects::found;
+use super::{objects::found, progress::Progress};
 use crate::{
     args::{CpArgs, GlobalArgs},
     target::Target,
@@ -11,7 +10,6 @@ use crate::{
 use agent_sandbox_client::{self as sdk, Files, RemoteKind};
 use anyhow::{Context as _, Result, bail};
 use futures::TryStreamExt;
-use progress::Progress;
 use std::path::{Path, PathBuf};
 use tokio::io::AsyncWriteExt;
 use tokio_util::io::ReaderStream;

@@ -12,6 +12,9 @@ use std::{fs, path::Path};
 pub(crate) fn kubeconfig(global: &GlobalArgs, args: &KubeconfigArgs) -> Result<()> {
     let data = DataDir::locate(global.data_dir.as_deref())?;
     let path = data.kubeconfig();
+    if args.path {
+        return output::print(&format!("{}\n", path.display()));
+    }
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -45,14 +45,14 @@ pub(crate) async fn node(global: &GlobalArgs, args: NodeArgs) -> Result<()> {
         bail!("process {} already uses {}; choose another --data-dir", running.pid, data.path().display());
     }
     let stop = cancelled_by_signals()?;
-    let (runtime, options) = (Hosting { images: Some(data.images()), ..args.hosting.hosting() }).open(&data.node()).await?;
+    let (runtime, options) =
+        (Hosting { images: Some(data.images()), ..args.hosting.hosting() }).open(&data.node()).await?;
     let (certificate, key) = match (certificate, key) {
         (Some(certificate), Some(key)) => (certificate, key),
         _ => certificate::self_signed(&name, address)?,
     };
     let backend = Backend::default();
-    let server =
-        KubeletConfig { node_name: name.clone(), listen: args.listen, certificate, key, client_authority };
+    let server = KubeletConfig { node_name: name.clone(), listen: args.listen, certificate, key, client_authority };
     let kubelet = Kubelet::start(server, client.clone(), Box::new(backend.clone())).await?;
     let options = NodeOptions {
         node_name: name.clone(),

@@ -2,13 +2,17 @@
 
 mod show;
 
-use super::names::with_suggestion;
+use super::{names::with_suggestion, why::explained};
 use crate::{
     args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, ListArgs, NamesArgs},
     output,
     target::Target,
 };
-use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
+use agent_sandbox_api::{
+    keys,
+    template::PodTemplate,
+    v1beta1::{Sandbox, SandboxClaim},
+};
 use agent_sandbox_client::{self as sdk, ClaimOptions, ClientError, ContainerOptions, Deleted};
 use anyhow::Result;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -30,7 +34,8 @@ pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
     };
     target.announce_change();
     let api: Api<Sandbox> = Api::namespaced(target.client.clone(), &target.namespace);
-    let wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));
+    let mut wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));
+    ask_for_daemon(&mut wanted.spec.pod_template);
     let mut sandbox = match api.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
             return Err(ClientError::AlreadyExists { namespace: target.namespace.clone(), name: args.name }.into());
@@ -38,7 +43,10 @@ pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
         other => other?,
     };
     if !args.wait.wait.is_zero() {
-        sandbox = sdk::sandbox_ready(&target.client, &target.namespace, &args.name, args.wait.wait).await?;
+        sandbox = match sdk::sandbox_ready(&target.client, &target.namespace, &args.name, args.wait.wait).await {
+            Ok(sandbox) => sandbox,
+            Err(error) => return Err(explained(&target.client, &target.namespace, &args.name, error).await),
+        };
     }
     let next = format!(
         "sandbox {0} is {1}\n  run in it:  agent-sandbox exec {0} -- COMMAND\n",
@@ -121,7 +129,9 @@ pub(crate) async fn resume(target: &Target, args: NamesArgs) -> Result<()> {
             Err(error) => return Err(with_suggestion(&target.client, &target.namespace, error).await),
         };
         if !args.wait.wait.is_zero() {
-            sdk::sandbox_ready(&target.client, &target.namespace, &sandbox, args.wait.wait).await?;
+            if let Err(error) = sdk::sandbox_ready(&target.client, &target.namespace, &sandbox, args.wait.wait).await {
+                return Err(explained(&target.client, &target.namespace, &sandbox, error).await);
+            }
         }
         output::print(&format!("sandbox {sandbox} resumed\n"))?;
     }
@@ -165,6 +175,12 @@ where
         return Ok(());
     }
     Ok(sdk::gone(api, name, uid, limit).await?)
+}
+
+/// Images seldom carry our daemon; nodes of ours bring it in when asked to.
+pub(crate) fn ask_for_daemon(template: &mut PodTemplate) {
+    let annotations = template.metadata.get_or_insert_default().annotations.get_or_insert_default();
+    annotations.insert(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned());
 }
 
 /// Claims, and Sandboxes that nothing else controls.

@@ -70,7 +70,7 @@ pub(crate) fn token(args: &TokenArgs) -> Result<()> {
 }
 
 /// A token that SIGTERM or Ctrl-C cancels.
-fn cancelled_by_signals() -> Result<CancellationToken> {
+pub(crate) fn cancelled_by_signals() -> Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
     let token = CancellationToken::new();

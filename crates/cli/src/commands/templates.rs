@@ -1,5 +1,6 @@
 //! `template`: what sandboxes are made from.
 
+use super::objects::ask_for_daemon;
 use crate::{
     args::{ListArgs, TemplateArgs, TemplateCommand},
     output::{self, Table, age},
@@ -20,7 +21,9 @@ pub(crate) async fn template(target: &Target, args: TemplateArgs) -> Result<()> 
         TemplateCommand::Create { name, image } => {
             target.announce_change();
             let container = ContainerOptions { image, ..ContainerOptions::default() };
-            api.create(&PostParams::default(), &sdk::template(&name, &container)).await?;
+            let mut template = sdk::template(&name, &container);
+            ask_for_daemon(&mut template.spec.pod_template);
+            api.create(&PostParams::default(), &template).await?;
             output::print(&format!(
                 "template {name} created\n  keep some warm:  agent-sandbox pool create {name} --template {name}\n"
             ))

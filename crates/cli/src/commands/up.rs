@@ -6,7 +6,7 @@ mod show;
 use crate::{
     args::{DownArgs, GlobalArgs, RouterAuth, StatusArgs, UpArgs},
     data::{DataDir, Running, start_ticks},
-    engine::{Engine, EngineConfig, Persistence, install},
+    engine::{Doors, Engine, EngineConfig, Hosting, Persistence, install},
     output,
     target::Target,
 };
@@ -26,8 +26,8 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
     if let Some(running) = data.running() {
         bail!("the engine already runs here (process {}); stop it with `agent-sandbox down`", running.pid);
     }
-    if args.detach {
-        let running = detach::start(&data, &args).await?;
+    if args.detach && !args.in_background {
+        let running = detach::start(&data).await?;
         return output::print(&show::ready(&data, &running));
     }
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
@@ -37,15 +37,22 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
     }
     let config = EngineConfig {
         persistence: Persistence::Folder(data.clone()),
-        api_listen: Some(args.api_listen),
-        router_listen: Some(args.router_listen),
-        router_open: args.router_auth == RouterAuth::None,
-        host_paths: Vec::new(),
+        doors: Doors {
+            api: Some(args.api_listen),
+            router: Some(args.router_listen),
+            router_open: args.router_auth == RouterAuth::None,
+            metrics: args.metrics_listen,
+            control: Some(data.control()),
+        },
+        hosting: Hosting { images: Some(data.images()), ..args.hosting.hosting() },
     };
     let engine = Engine::start(config).await?;
     install::ready_made(&engine.client(), args.warm).await?;
     let running = data.announce(engine.api_url(), engine.router_url())?;
     output::print(&show::ready(&data, &running))?;
+    if let Some(address) = engine.metrics_address() {
+        output::print(&format!("  metrics:  http://{address}/metrics\n"))?;
+    }
     // Ctrl-C is the user saying that they are done; anything else may be an upgrade, and sandboxes go on.
     let stop_sandboxes = tokio::select! {
         _ = interrupt.recv() => true,
@@ -80,8 +87,12 @@ pub(crate) async fn down(global: &GlobalArgs, args: &DownArgs) -> Result<()> {
 /// Asks the running engine to stop its sandboxes and leave, and waits until it has.
 async fn stop(data: &DataDir, running: &Running) -> Result<()> {
     let pid = i32::try_from(running.pid).ok().and_then(Pid::from_raw).context("the state file holds no process id")?;
-    rustix::process::kill_process(pid, Signal::INT)
-        .with_context(|| format!("cannot signal process {}", running.pid))?;
+    match rustix::process::kill_process(pid, Signal::INT) {
+        Err(rustix::io::Errno::PERM) => {
+            bail!("the engine (process {}) was started with sudo; stop it the same way", running.pid)
+        }
+        signalled => signalled.with_context(|| format!("cannot signal process {}", running.pid))?,
+    }
     let gone = async {
         while start_ticks(running.pid) == Some(running.start_ticks) {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -95,10 +106,8 @@ async fn stop(data: &DataDir, running: &Running) -> Result<()> {
 async fn stop_leftovers(data: &DataDir) -> Result<()> {
     let config = EngineConfig {
         persistence: Persistence::Folder(data.clone()),
-        api_listen: None,
-        router_listen: None,
-        router_open: false,
-        host_paths: Vec::new(),
+        doors: Doors::default(),
+        hosting: Hosting { images: Some(data.images()), ..Hosting::default() },
     };
     let engine = Engine::start(config).await?;
     tokio::time::timeout(STOP, engine.stop_sandboxes()).await.context("sandboxes did not stop in time")??;
@@ -131,7 +140,7 @@ pub(crate) async fn status(global: &GlobalArgs, args: &StatusArgs) -> Result<()>
         return output::emit(args.output.output, &value, || "stopped\n".to_owned(), || text);
     };
     let mut local = global.clone();
-    (local.kubeconfig, local.context) = (Some(data.kubeconfig()), None);
+    (local.kubeconfig, local.context) = (Some(data.kubeconfig().display().to_string()), None);
     let target = Target::find(&local).await?;
     let everything = ListParams::default();
     let sandboxes = Api::<Sandbox>::all(target.client.clone()).list(&everything).await?;

@@ -12,24 +12,36 @@ use agent_sandbox_node::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream::BoxStream};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 
 /// Resizes that are still on their way; a terminal that is dragged sends many, only the last counts.
 const RESIZES: usize = 8;
 
-/// Answers the API's streaming requests.
+/// Answers streaming requests. Clones share one node, which may be given later than the first request comes.
+#[derive(Clone, Default)]
 pub(crate) struct Backend {
-    node: NodeHandle,
+    node: Arc<OnceLock<NodeHandle>>,
     router: Option<Door>,
 }
 
 impl Backend {
     pub(crate) fn new(node: NodeHandle, router: Option<Door>) -> Self {
-        Self { node, router }
+        Self { node: Arc::new(node.into()), router }
     }
 
-    fn stands_for_router(pod: &PodRef) -> bool {
-        pod.name == router_objects::POD
+    /// From now on requests go to this node; the first one stays.
+    pub(crate) fn serve(&self, node: NodeHandle) {
+        let _ = self.node.set(node);
+    }
+
+    fn node(&self) -> Result<&NodeHandle, NodeError> {
+        self.node.get().ok_or_else(|| NodeError::Unavailable("the node is still starting".to_owned()))
+    }
+
+    /// Only where there is a router does a Pod stand for it; elsewhere the name is anybody's.
+    fn door(&self, pod: &PodRef) -> Option<&Door> {
+        self.router.as_ref().filter(|_| pod.name == router_objects::POD)
     }
 }
 
@@ -40,7 +52,7 @@ impl NodeBackend for Backend {
         pod: &PodRef,
         options: LogOptions,
     ) -> Result<BoxStream<'static, std::io::Result<Bytes>>, NodeError> {
-        if Self::stands_for_router(pod) {
+        if self.door(pod).is_some() {
             return Err(NodeError::BadRequest(
                 "the router of a local engine writes to the engine's own log".to_owned(),
             ));
@@ -57,7 +69,8 @@ impl NodeBackend for Backend {
                 LogStreams::Stderr => logs::LogStream::Stderr,
             },
         };
-        let chunks = self.node.logs(&key(pod), &options.container, options.previous, wanted).await.map_err(refusal)?;
+        let chunks =
+            self.node()?.logs(&key(pod), &options.container, options.previous, wanted).await.map_err(refusal)?;
         Ok(chunks.boxed())
     }
 
@@ -70,24 +83,21 @@ impl NodeBackend for Backend {
             tty: request.streams.tty,
             ..runtime::ExecRequest::default()
         };
-        Ok(session(self.node.exec(&key(pod), &request.container, wanted).await.map_err(refusal)?))
+        Ok(session(self.node()?.exec(&key(pod), &request.container, wanted).await.map_err(refusal)?))
     }
 
     async fn attach(&self, pod: &PodRef, container: &str, streams: StreamSet) -> Result<ProcessSession, NodeError> {
         let wanted = runtime::AttachRequest { stdin: streams.stdin, stdout: streams.stdout, stderr: streams.stderr };
-        Ok(session(self.node.attach(&key(pod), container, wanted).await.map_err(refusal)?))
+        Ok(session(self.node()?.attach(&key(pod), container, wanted).await.map_err(refusal)?))
     }
 
     async fn port_forward(&self, pod: &PodRef, port: u16) -> Result<Box<dyn Duplex>, NodeError> {
-        if !Self::stands_for_router(pod) {
-            return Ok(Box::new(self.node.dial(&key(pod), port).await.map_err(refusal)?));
-        }
-        match &self.router {
+        match self.door(pod) {
+            None => Ok(Box::new(self.node()?.dial(&key(pod), port).await.map_err(refusal)?)),
             Some(_) if port != router_objects::PORT => {
                 Err(NodeError::Unavailable(format!("the router listens on port {}, not {port}", router_objects::PORT)))
             }
             Some(door) => Ok(door.connect()),
-            None => Err(NodeError::Unavailable("this engine runs no router".to_owned())),
         }
     }
 }

@@ -67,6 +67,12 @@ impl Gateway {
         Door(self.router.clone())
     }
 
+    /// Renders what the router counts.
+    pub(crate) fn metrics(&self) -> super::metrics::Page {
+        let router = self.router.clone();
+        Arc::new(move || router.render_metrics())
+    }
+
     /// Stops accepting and lets requests finish for a moment.
     pub(crate) async fn close(self) {
         self.stop.cancel();

@@ -13,14 +13,27 @@ use tokio::sync::watch;
 #[serde(rename_all = "camelCase", tag = "do")]
 pub(crate) enum ImageRequest {
     /// Fetches an image, also when an older one of that name is here.
-    Pull { reference: String, credentials: Option<Login> },
+    Pull {
+        reference: String,
+        credentials: Option<Login>,
+    },
     /// Brings in an OCI layout or a Docker archive.
-    Import { path: PathBuf, name: Option<String> },
+    Import {
+        path: PathBuf,
+        name: Option<String>,
+    },
     List,
-    Remove { reference: String },
+    Remove {
+        reference: String,
+    },
     Aliases,
-    SetAlias { pattern: String, image: String },
-    RemoveAlias { pattern: String },
+    SetAlias {
+        pattern: String,
+        image: String,
+    },
+    RemoveAlias {
+        pattern: String,
+    },
     ClearAliases,
 }
 

@@ -25,11 +25,15 @@ const MARKER: &str = "agent-sandbox-ready-made";
 /// Installs the CRDs of this version, over those of an older one. The embedded API serves them from that moment on.
 pub(crate) async fn definitions(client: &Client) -> Result<()> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    for definition in crd::crds() {
-        let name = definition["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        put(&api, &name, &definition).await.with_context(|| format!("cannot install {name}"))?;
-    }
-    Ok(())
+    // Together, so that they reach the disk together.
+    let installed = crd::crds().into_iter().map(|definition| {
+        let api = api.clone();
+        async move {
+            let name = definition["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            put(&api, &name, &definition).await.with_context(|| format!("cannot install {name}"))
+        }
+    });
+    futures::future::try_join_all(installed).await.map(drop)
 }
 
 async fn put(api: &Api<CustomResourceDefinition>, name: &str, definition: &Value) -> Result<()> {
@@ -56,8 +60,8 @@ pub(crate) async fn ready_made(client: &Client, warm: u32) -> Result<()> {
     template.spec.pod_template.metadata = Some(PodMetadata { annotations: Some(inject), labels: None });
     // No policy at all closes a Pod of the embedded node both ways; the default policy would open the way out.
     template.spec.network_policy_management = Some(NetworkPolicyManagement::Unmanaged);
-    create_if_absent(&templates, template).await?;
-    create_if_absent(&pools, sdk::pool(READY_MADE, READY_MADE, warm)).await?;
+    let pool = sdk::pool(READY_MADE, READY_MADE, warm);
+    tokio::try_join!(create_if_absent(&templates, template), create_if_absent(&pools, pool))?;
     let mut marker = ConfigMap::default();
     marker.metadata.name = Some(MARKER.to_owned());
     create_if_absent(&markers, marker).await

@@ -33,9 +33,11 @@ impl Image {
     pub(crate) fn save(&self, path: &Path, name: &str) {
         let manifest = json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).to_string();
         let mut archive = tar::Builder::new(fs::File::create(path).unwrap());
-        for (name, content) in
-            [("config.json", self.config.as_slice()), ("layer.tar", &self.layer), ("manifest.json", manifest.as_bytes())]
-        {
+        for (name, content) in [
+            ("config.json", self.config.as_slice()),
+            ("layer.tar", &self.layer),
+            ("manifest.json", manifest.as_bytes()),
+        ] {
             append(&mut archive, name, content, 0o644);
         }
         archive.finish().unwrap();
@@ -118,8 +120,7 @@ fn append(archive: &mut tar::Builder<impl std::io::Write>, name: &str, content: 
 }
 
 fn digest(bytes: &[u8]) -> String {
-    let mut child =
-        Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(bytes).unwrap();
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();

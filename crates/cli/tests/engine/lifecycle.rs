@@ -94,7 +94,11 @@ fn terminating_the_engine_leaves_sandboxes_to_the_next_one() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     eventually("it ends", || engine.run(&["status", "-o", "name"]).stdout == b"stopped\n");
     engine.up();
-    assert_eq!(engine.ok(&["exec", "box", "--", "stat", "-c", "%Y", "/proc/1"]), started, "the same process still runs");
+    assert_eq!(
+        engine.ok(&["exec", "box", "--", "stat", "-c", "%Y", "/proc/1"]),
+        started,
+        "the same process still runs"
+    );
 }
 
 #[test]
@@ -109,7 +113,9 @@ fn a_kubeconfig_of_the_local_engine_counts_as_local() {
 
 #[test]
 fn flags_of_up_reach_the_engine_in_the_background() {
-    let Some(engine) = Engine::start_with(&["--metrics-listen", "127.0.0.1:0", "--pod-pids-limit", "33", "--warm", "1"]) else {
+    let Some(engine) =
+        Engine::start_with(&["--metrics-listen", "127.0.0.1:0", "--pod-pids-limit", "33", "--warm", "1"])
+    else {
         return;
     };
     let log = engine.log();

@@ -21,7 +21,9 @@ fn shown(engine: &Engine, words: &[&str]) -> String {
 fn prune(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            for key in ["managedFields", "resourceVersion", "uid", "creationTimestamp", "lastTransitionTime", "generation"] {
+            for key in
+                ["managedFields", "resourceVersion", "uid", "creationTimestamp", "lastTransitionTime", "generation"]
+            {
                 map.remove(key);
             }
             map.values_mut().for_each(prune);
@@ -61,25 +63,135 @@ fn every_output_is_as_it_was() {
     let Some(engine) = Engine::start() else { return };
     eventually("the ready-made pool is warm", || engine.ok(&["pool", "list"]).contains("2"));
     eventually("it says so", || engine.ok(&["status"]).contains("2 of 2 warm"));
-    check(&engine, "status", &[&["status"], &["status", "-o", "json"], &["status", "-o", "name"], &["kubeconfig", "--path"]]);
-    check(&engine, "create", &[&["create", "box"], &["create", "box"], &["create", "other", "-o", "name"], &["create", "third", "--wait", "0s", "-o", "name"]]);
+    check(
+        &engine,
+        "status",
+        &[&["status"], &["status", "-o", "json"], &["status", "-o", "name"], &["kubeconfig", "--path"]],
+    );
+    check(
+        &engine,
+        "create",
+        &[
+            &["create", "box"],
+            &["create", "box"],
+            &["create", "other", "-o", "name"],
+            &["create", "third", "--wait", "0s", "-o", "name"],
+        ],
+    );
     eventually("the third is ready too", || engine.ok(&["get", "third"]).contains("State:       Ready"));
-    check(&engine, "list", &[
-        &["list", "-l", "!agents.x-k8s.io/warm-pool-sandbox"],
-        &["list", "-A", "-l", "!agents.x-k8s.io/warm-pool-sandbox"],
-        &["list", "-o", "name", "-l", "!agents.x-k8s.io/warm-pool-sandbox"],
-        &["list", "-n", "kube-system"],
-        &["list", "-l", "not a selector!"],
-    ]);
-    check(&engine, "get", &[&["get", "box"], &["get", "box", "-o", "json"], &["get", "box", "-o", "name"], &["get", "bxo"], &["get", "nothing-like-it"]]);
-    check(&engine, "exec", &[&["exec", "box", "--", "echo", "hello"], &["exec", "box", "--", "false"], &["exec", "box", "--", "no-such-program"], &["exec", "bxo", "--", "true"], &["exec", "box", "-c", "none", "--", "true"], &["shell", "bxo"]]);
-    check(&engine, "copy", &[&["cp", "box:/no/such/file", "."], &["cp", "bxo:/etc/hostname", "."], &["cp", "/etc/hostname", "box:/no/such/folder/file"]]);
-    check(&engine, "suspend", &[&["suspend", "box"], &["exec", "box", "--", "true"], &["logs", "box"], &["port-forward", "box", "8888"], &["resume", "box"], &["resume", "bxo"], &["suspend", "bxo"]]);
+    check(
+        &engine,
+        "list",
+        &[
+            &["list", "-l", "!agents.x-k8s.io/warm-pool-sandbox"],
+            &["list", "-A", "-l", "!agents.x-k8s.io/warm-pool-sandbox"],
+            &["list", "-o", "name", "-l", "!agents.x-k8s.io/warm-pool-sandbox"],
+            &["list", "-n", "kube-system"],
+            &["list", "-l", "not a selector!"],
+        ],
+    );
+    check(
+        &engine,
+        "get",
+        &[
+            &["get", "box"],
+            &["get", "box", "-o", "json"],
+            &["get", "box", "-o", "name"],
+            &["get", "bxo"],
+            &["get", "nothing-like-it"],
+        ],
+    );
+    check(
+        &engine,
+        "exec",
+        &[
+            &["exec", "box", "--", "echo", "hello"],
+            &["exec", "box", "--", "false"],
+            &["exec", "box", "--", "no-such-program"],
+            &["exec", "bxo", "--", "true"],
+            &["exec", "box", "-c", "none", "--", "true"],
+            &["shell", "bxo"],
+        ],
+    );
+    check(
+        &engine,
+        "copy",
+        &[
+            &["cp", "box:/no/such/file", "."],
+            &["cp", "bxo:/etc/hostname", "."],
+            &["cp", "/etc/hostname", "box:/no/such/folder/file"],
+        ],
+    );
+    check(
+        &engine,
+        "suspend",
+        &[
+            &["suspend", "box"],
+            &["exec", "box", "--", "true"],
+            &["logs", "box"],
+            &["port-forward", "box", "8888"],
+            &["resume", "box"],
+            &["resume", "bxo"],
+            &["suspend", "bxo"],
+        ],
+    );
     check(&engine, "logs", &[&["logs", "bxo"], &["logs", "box", "--tail", "0"], &["logs", "box", "--tail", "-1"]]);
-    check(&engine, "template", &[&["template", "create", "extra"], &["template", "list"], &["template", "list", "-o", "name"], &["template", "create", "extra"], &["template", "delete", "no-such"]]);
-    check(&engine, "pool", &[&["pool", "create", "warm", "--template", "extra", "--replicas", "0"], &["pool", "list"], &["pool", "list", "-o", "name"], &["pool", "scale", "warm", "1"], &["pool", "scale", "no-such", "1"], &["pool", "delete", "warm"], &["pool", "delete", "warm"], &["template", "delete", "extra"]]);
-    check(&engine, "claim", &[&["claim", "python-sandbox-template", "--name", "mine"], &["claim", "python-sandbox-template", "--name", "mine"], &["get", "mine", "-o", "name"], &["claim", "no-such-pool", "--name", "never", "--wait", "2s"], &["claim", "python-sandbox-template", "--name", "quick", "-o", "name"]]);
-    check(&engine, "image", &[&["image", "list"], &["image", "alias"], &["image", "remove", "none"], &["image", "pull", "host"], &["image", "pull", "NOT A NAME"], &["image", "import", "/etc/hostname"]]);
-    check(&engine, "delete", &[&["delete", "box", "mine"], &["delete", "box"], &["delete", "--all"], &["delete", "--all"]]);
-    check(&engine, "down", &[&["up"], &["down"], &["status"], &["status", "-o", "json"], &["list"], &["down", "--purge"]]);
+    check(
+        &engine,
+        "template",
+        &[
+            &["template", "create", "extra"],
+            &["template", "list"],
+            &["template", "list", "-o", "name"],
+            &["template", "create", "extra"],
+            &["template", "delete", "no-such"],
+        ],
+    );
+    check(
+        &engine,
+        "pool",
+        &[
+            &["pool", "create", "warm", "--template", "extra", "--replicas", "0"],
+            &["pool", "list"],
+            &["pool", "list", "-o", "name"],
+            &["pool", "scale", "warm", "1"],
+            &["pool", "scale", "no-such", "1"],
+            &["pool", "delete", "warm"],
+            &["pool", "delete", "warm"],
+            &["template", "delete", "extra"],
+        ],
+    );
+    check(
+        &engine,
+        "claim",
+        &[
+            &["claim", "python-sandbox-template", "--name", "mine"],
+            &["claim", "python-sandbox-template", "--name", "mine"],
+            &["get", "mine", "-o", "name"],
+            &["claim", "no-such-pool", "--name", "never", "--wait", "2s"],
+            &["claim", "python-sandbox-template", "--name", "quick", "-o", "name"],
+        ],
+    );
+    check(
+        &engine,
+        "image",
+        &[
+            &["image", "list"],
+            &["image", "alias"],
+            &["image", "remove", "none"],
+            &["image", "pull", "host"],
+            &["image", "pull", "NOT A NAME"],
+            &["image", "import", "/etc/hostname"],
+        ],
+    );
+    check(
+        &engine,
+        "delete",
+        &[&["delete", "box", "mine"], &["delete", "box"], &["delete", "--all"], &["delete", "--all"]],
+    );
+    check(
+        &engine,
+        "down",
+        &[&["up"], &["down"], &["status"], &["status", "-o", "json"], &["list"], &["down", "--purge"]],
+    );
 }

@@ -76,12 +76,18 @@ fn volumes_and_the_folder_to_start_in() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("in.txt"), "from outside\n").unwrap();
     let shown = format!("{}:/mnt/data:ro", folder.path().display());
-    let output = run(&["--volume", &shown, "--workdir", "/mnt/data", "--", "sh", "-c", "cat in.txt; touch x 2>/dev/null || echo closed"]);
+    let output = run(&[
+        "--volume",
+        &shown,
+        "--workdir",
+        "/mnt/data",
+        "--",
+        "sh",
+        "-c",
+        "cat in.txt; touch x 2>/dev/null || echo closed",
+    ]);
     // A private folder of root's stays closed to the user inside.
-    assert!(
-        ["from outside\nclosed\n", "closed\n"].contains(&text(&output.stdout).as_str()),
-        "{output:?}"
-    );
+    assert!(["from outside\nclosed\n", "closed\n"].contains(&text(&output.stdout).as_str()), "{output:?}");
     assert!(!folder.path().join("x").exists());
 }
 

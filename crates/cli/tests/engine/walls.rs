@@ -23,7 +23,7 @@ for path in sys.argv[3].split(","):
     except OSError:
         pass
 for folder, _, files in os.walk("/"):
-    if folder.startswith(("/proc", "/sys", "/usr", "/lib", "/bin", "/sbin")):
+    if folder.startswith(("/proc", "/sys", "/dev", "/usr", "/lib", "/bin", "/sbin")):
         continue
     for name in files:
         try:
@@ -63,7 +63,8 @@ fn nothing_of_the_engine_can_be_reached_from_inside() {
     assert!(paths.iter().all(|path| path.exists()), "{paths:?}");
     let paths = paths.map(|path| path.display().to_string()).join(",");
     // Where the sandbox might think the host is: itself, its gateway, and every address of this machine.
-    let gateway = engine.ok(&["exec", "box", "--", "sh", "-c", "ip route 2>/dev/null | awk '/default/{print $3}'; true"]);
+    let gateway =
+        engine.ok(&["exec", "box", "--", "sh", "-c", "ip route 2>/dev/null | awk '/default/{print $3}'; true"]);
     let own = std::process::Command::new("hostname").arg("-I").output().map(|out| out.stdout).unwrap_or_default();
     let mut addresses = vec!["127.0.0.1".to_owned(), "localhost".to_owned(), "192.0.2.1".to_owned()];
     addresses.extend(gateway.split_whitespace().map(str::to_owned));

@@ -91,7 +91,8 @@ mod tests {
     #[test]
     fn logins_are_found_under_the_names_that_docker_uses() {
         let auth = BASE64_STANDARD.encode("me:pass:word");
-        let file = json!({"auths": {"registry.example": {"auth": auth}, "https://index.docker.io/v1/": {"auth": auth}}});
+        let file =
+            json!({"auths": {"registry.example": {"auth": auth}, "https://index.docker.io/v1/": {"auth": auth}}});
         let login = entry(&file, "registry.example").unwrap();
         assert_eq!((login.username.as_str(), login.password.as_str()), ("me", "pass:word"));
         assert!(entry(&file, "docker.io").is_some());

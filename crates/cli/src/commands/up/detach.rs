@@ -1,9 +1,6 @@
 //! `up --detach`: the same program in a session of its own, with its output in a file.
 
-use crate::{
-    args::{RouterAuth, UpArgs},
-    data::{DataDir, Running},
-};
+use crate::data::{DataDir, Running};
 use anyhow::{Context as _, Result, bail};
 use std::{
     fs,
@@ -16,22 +13,19 @@ use std::{
 const READY: Duration = Duration::from_secs(60);
 
 /// Starts the engine in the background and returns once it is ready.
-pub(crate) async fn start(data: &DataDir, args: &UpArgs) -> Result<Running> {
+pub(crate) async fn start(data: &DataDir) -> Result<Running> {
     let path = data.log();
     let log = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
     let log = log.with_context(|| format!("cannot write {}", path.display()))?;
     let from = log.metadata()?.len();
     let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
     command
-        .args(["--data-dir".as_ref(), data.path().as_os_str(), "up".as_ref()])
-        .args(["--api-listen", &args.api_listen.to_string(), "--router-listen", &args.router_listen.to_string()])
-        .args(["--warm", &args.warm.to_string()])
+        // The same words again, so that no flag can be forgotten here.
+        .args(std::env::args_os().skip(1))
+        .arg("--in-background")
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
-    if args.router_auth == RouterAuth::None {
-        command.args(["--router-auth", "none"]);
-    }
     // Ctrl-C in this terminal must not reach the engine.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command.spawn().context("cannot start the engine")?;

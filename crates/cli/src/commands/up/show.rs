@@ -1,12 +1,12 @@
 //! What `up` and `status` tell people.
 
 use crate::{
-    data::{DataDir, Running},
+    data::{Caller, DataDir, Running},
     engine::install::READY_MADE,
 };
 use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxWarmPool};
 use serde_json::{Value, json};
-use std::fmt::Write as _;
+use std::{fmt::Write as _, path::PathBuf};
 
 /// The ready line, and what to do next.
 pub(crate) fn ready(data: &DataDir, running: &Running) -> String {
@@ -14,8 +14,14 @@ pub(crate) fn ready(data: &DataDir, running: &Running) -> String {
         "ready: API {}, router {}\n  kubectl:  export KUBECONFIG={}\n  Python:   SandboxClient().create_sandbox(\"{READY_MADE}\")\n  CLI:      agent-sandbox create my-sandbox && agent-sandbox shell my-sandbox\n",
         running.api,
         running.router,
-        data.kubeconfig().display(),
+        own_kubeconfig(data).display(),
     )
+}
+
+/// The file that the person at the terminal can read: under sudo their own copy.
+fn own_kubeconfig(data: &DataDir) -> PathBuf {
+    let copy = Caller::of_sudo().map(|caller| caller.folder().join("kubeconfig"));
+    copy.filter(|path| path.exists()).unwrap_or_else(|| data.kubeconfig())
 }
 
 /// How many Sandboxes are in each state.
