@@ -128,10 +128,10 @@ pub(crate) async fn resume(target: &Target, args: NamesArgs) -> Result<()> {
             Ok(sandbox) => sandbox.name_any(),
             Err(error) => return Err(with_suggestion(&target.client, &target.namespace, error).await),
         };
-        if !args.wait.wait.is_zero() {
-            if let Err(error) = sdk::sandbox_ready(&target.client, &target.namespace, &sandbox, args.wait.wait).await {
-                return Err(explained(&target.client, &target.namespace, &sandbox, error).await);
-            }
+        if !args.wait.wait.is_zero()
+            && let Err(error) = sdk::sandbox_ready(&target.client, &target.namespace, &sandbox, args.wait.wait).await
+        {
+            return Err(explained(&target.client, &target.namespace, &sandbox, error).await);
         }
         output::print(&format!("sandbox {sandbox} resumed\n"))?;
     }

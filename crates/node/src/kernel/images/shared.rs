@@ -161,7 +161,9 @@ mod tests {
                 scope.spawn(move || {
                     let (used, _) = Use::begin(folder).unwrap();
                     for number in 0..5 {
-                        let add = |list: &mut List| drop(list.insert(format!("{writer}-{number}"), number));
+                        let add = |list: &mut List| {
+                            list.insert(format!("{writer}-{number}"), number);
+                        };
                         used.change("list.json", List::new, add).unwrap();
                     }
                 });
@@ -177,7 +179,10 @@ mod tests {
         let mut cached = Cached::<List>::new(folder.path().join("list.json"));
         assert!(cached.get().unwrap().is_none());
         let (used, _) = Use::begin(folder.path()).unwrap();
-        used.change("list.json", List::new, |list| drop(list.insert("a".into(), 1))).unwrap();
+        let add = |list: &mut List| {
+            list.insert("a".into(), 1);
+        };
+        used.change("list.json", List::new, add).unwrap();
         assert_eq!(cached.get().unwrap().unwrap().len(), 1);
         used.change("list.json", List::new, List::clear).unwrap();
         assert!(cached.get().unwrap().unwrap().is_empty());
