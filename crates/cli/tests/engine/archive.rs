@@ -18,7 +18,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// A shell, `cat` and a file that only this image has.
+    /// A shell, `cat`, `sleep` and a file that only this image has.
     pub(crate) fn with_shell() -> Self {
         let layer = layer();
         let config = json!({
@@ -97,7 +97,7 @@ impl Image {
 }
 
 fn layer() -> Vec<u8> {
-    let programs = ["/bin/sh", "/bin/cat"];
+    let programs = ["/bin/sh", "/bin/cat", "/bin/sleep"];
     let listing = Command::new("ldd").args(programs).output().unwrap();
     let text = String::from_utf8(listing.stdout).unwrap();
     let libraries = text.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));

@@ -17,7 +17,7 @@ fn an_imported_image_is_listed_run_kept_while_needed_and_removed() {
     let listed: serde_json::Value = serde_json::from_str(&engine.ok(&["image", "list", "-o", "json"])).unwrap();
     assert!(listed[0]["size"].as_u64().unwrap() > 100_000, "{listed}");
 
-    engine.ok(&["create", "box", "--image", "tiny:v1", "--", "/bin/sh", "-c", "while :; do read x; done"]);
+    engine.ok(&["create", "box", "--image", "tiny:v1", "--", "/bin/sleep", "1000"]);
     assert_eq!(engine.ok(&["exec", "box", "--", "cat", "/data/here"]), "in the image\n");
     let (_, _, said) = engine.fails(&["image", "remove", "tiny:v1"]);
     assert!(said.contains("a sandbox, running or suspended, needs image tiny:v1"), "{said}");
