@@ -57,6 +57,7 @@ impl HostingArgs {
             mirrors: self.registry_mirror,
             ids: self.uid_range,
             images: None,
+            throwaway: false,
         }
     }
 }

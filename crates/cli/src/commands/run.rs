@@ -54,6 +54,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> 
         hosting: Hosting {
             host_paths: volumes.iter().map(|(source, _, _)| source.into()).collect(),
             images: image_folder(global, &args.image)?,
+            throwaway: true,
             ..Hosting::default()
         },
     };

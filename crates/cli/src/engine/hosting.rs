@@ -28,6 +28,8 @@ pub(crate) struct Hosting {
     /// Runtime classes and the programs that run their Pods.
     pub(crate) runtimes: BTreeMap<String, String>,
     pub(crate) mirrors: Vec<(String, String)>,
+    /// Sandboxes end with this process, however it ends.
+    pub(crate) throwaway: bool,
     /// Where images are kept, when not with the rest.
     pub(crate) images: Option<PathBuf>,
     /// First host user id of sandboxes, and the number of blocks.
@@ -56,6 +58,7 @@ impl Hosting {
         config.host_paths.clone_from(&self.shown_paths);
         config.registry_mirrors.clone_from(&self.mirrors);
         config.strict_limits = self.strict_limits;
+        config.pods_end_with_node = self.throwaway;
         config.defaults.pids = self.pids.unwrap_or(config.defaults.pids);
         if let Some(text) = &self.memory {
             config.defaults.memory_bytes = Some(quantity::parse(text)?.units_u64());
