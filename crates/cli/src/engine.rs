@@ -76,7 +76,7 @@ pub(crate) struct Engine {
     metrics: Option<MetricsServer>,
     stop: CancellationToken,
     /// The router's objects and the control socket, kept up while the engine runs.
-    _chores: Vec<AbortOnDropHandle<()>>,
+    chores: Vec<AbortOnDropHandle<()>>,
 }
 
 impl Drop for Engine {
@@ -118,7 +118,7 @@ impl Engine {
             gateway: None,
             metrics: None,
             stop: CancellationToken::new(),
-            _chores: Vec::new(),
+            chores: Vec::new(),
         };
         if whole {
             engine.open_doors(config).await?;
@@ -161,9 +161,9 @@ impl Engine {
         if let Some(path) = doors.control {
             let socket = control::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
             let serving = tokio::spawn(control::serve(socket, self.kernel.clone()));
-            self._chores.push(AbortOnDropHandle::new(serving));
+            self.chores.push(AbortOnDropHandle::new(serving));
         }
-        self._chores.push(AbortOnDropHandle::new(tokio::spawn(router_objects::keep(client))));
+        self.chores.push(AbortOnDropHandle::new(tokio::spawn(router_objects::keep(client))));
         Ok(())
     }
 
@@ -204,6 +204,8 @@ impl Engine {
 
     /// Ends the engine and leaves running sandboxes to the next one.
     pub(crate) async fn shutdown(mut self) {
+        // First, so that none of them finds the API closing.
+        self.chores.clear();
         self.api.close_streams().await;
         if let Some(gateway) = self.gateway.take() {
             gateway.close().await;

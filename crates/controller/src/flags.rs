@@ -32,7 +32,9 @@ const LABEL_DOMAINS: &str = "/etc/sandbox-config/allowed-label-domains";
 #[command(
     name = "agent-sandbox-controller",
     about = "Run the controller on a Kubernetes cluster",
-    disable_version_flag = true
+    disable_version_flag = true,
+    next_line_help = true,
+    max_term_width = 100
 )]
 pub struct Flags {
     /// Print the version and exit.
