@@ -215,7 +215,11 @@ impl Identity {
         }
         let live = index.by_name(&claims.namespace, &claims.name);
         let uid_agrees = |uid: &str| live.as_ref().is_some_and(|live| *live.sandbox_uid == *uid);
-        let ip_agrees = |ip| live.as_ref().map_or(verified, |live| live.has_ip(ip));
+        let ip_agrees = |ip| {
+            live.as_ref().map_or(verified, |live| {
+                live.has_ip(ip) || verified && index.was_address_of(&claims.namespace, &claims.name, ip)
+            })
+        };
         let agrees = request.uid_str().is_none_or(uid_agrees) && request.pod_ip.is_none_or(ip_agrees);
         if agrees { Ok(()) } else { Err(RouterError::Forbidden) }
     }

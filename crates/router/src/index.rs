@@ -1,5 +1,6 @@
 //! Which live Pod serves which Sandbox: fed by a watch, read on every request.
 
+mod former;
 pub(crate) mod pod;
 mod tables;
 pub(crate) mod watch;
@@ -127,6 +128,12 @@ impl PodIndex {
     /// Whether any live Pod, in whatever namespace, names this Sandbox UID.
     pub(crate) fn knows_uid(&self, uid: &str) -> bool {
         self.tables.read().knows_uid(uid)
+    }
+
+    /// Whether this was an address of the Sandbox's Pods once and belongs to no live Pod now: a client that still sends it
+    /// learnt it before the Pod was replaced.
+    pub(crate) fn was_address_of(&self, namespace: &str, sandbox: &str, ip: IpAddr) -> bool {
+        self.tables.read().was_address_of(namespace, sandbox, ip)
     }
 
     /// The namespace's shared name if any live Pod is in it: bounds metric labels by what exists.

@@ -80,6 +80,8 @@ fn decide_by_address(
         }
         // The client's knowledge may be older than the Pod: without any live Pod it has to wait like everyone else.
         None => Decision::Absent,
+        // Learnt before the Pod was replaced, and nobody else's now: the client means this Sandbox.
+        Some(pod) if index.was_address_of(&pod.namespace, &pod.sandbox, ip) => dial(pod, request.port, verification),
         Some(_) => Decision::Forbidden,
     }
 }

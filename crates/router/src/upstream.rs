@@ -114,11 +114,7 @@ async fn attempt(
             continue;
         }
         if tries >= retries.max {
-            // A client that names an address, or another Sandbox's UID, and has no live Pod to show for it is refused,
-            // not unlucky.
-            let claims =
-                wanted.pod_ip.is_some() || wanted.uid_str().is_some_and(|uid| worker.shared.index.knows_uid(uid));
-            let refused = matches!(dialled, DialError::NoPod) && claims;
+            let refused = matches!(dialled, DialError::NoPod) && claims_to_know(&worker, wanted);
             return Err(if refused {
                 RouterError::Forbidden
             } else {
@@ -130,6 +126,15 @@ async fn attempt(
         pause(&worker, wanted, &dialled, delay).await;
         delay = (delay * 2).min(retries.max_delay);
     }
+}
+
+/// A client that names an address that was never this Sandbox's, or another Sandbox's UID, and has no live Pod to show for
+/// it is refused, not unlucky.
+fn claims_to_know(worker: &Worker, wanted: &SandboxRequest) -> bool {
+    let index = &worker.shared.index;
+    let (namespace, id) = (wanted.namespace.as_str(), wanted.id.as_str());
+    wanted.pod_ip.is_some_and(|ip| !index.was_address_of(namespace, id, ip))
+        || wanted.uid_str().is_some_and(|uid| index.knows_uid(uid))
 }
 
 /// Where the sandbox is right now; the inner error is one that waiting may cure.

@@ -5,9 +5,12 @@
 //! live: it waits until the earlier Pod is gone.
 
 use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::LivePod;
+use super::former::Former;
 
 /// Claims in the order in which they were seen; the first one counts. Never empty.
 type Claimants = Vec<Arc<LivePod>>;
@@ -17,6 +20,9 @@ pub(super) struct Tables {
     namespaces: HashMap<Arc<str>, Namespace>,
     /// How many live Pods name a Sandbox UID, in any namespace: tells somebody else's UID from one that nobody has.
     uids: HashMap<Arc<str>, usize>,
+    /// How many live Pods have an address.
+    addresses: HashMap<IpAddr, usize>,
+    former: Former,
 }
 
 #[derive(Default)]
@@ -44,6 +50,11 @@ impl Tables {
         self.uids.contains_key(uid)
     }
 
+    /// Whether the Sandbox's Pods had this address once and nobody has it now.
+    pub(super) fn was_address_of(&self, namespace: &str, sandbox: &str, ip: IpAddr) -> bool {
+        !self.addresses.contains_key(&ip) && self.former.has(namespace, sandbox, ip)
+    }
+
     /// The namespace's shared name, if any live Pod is in it.
     pub(super) fn namespace(&self, namespace: &str) -> Option<&Arc<str>> {
         self.namespaces.get_key_value(namespace).map(|(name, _)| name)
@@ -69,6 +80,7 @@ impl Tables {
             self.remove(&known.namespace, &known.pod);
         }
         *self.uids.entry(Arc::clone(&pod.sandbox_uid)).or_default() += 1;
+        self.occupy(&pod);
         let namespace = self.namespaces.entry(Arc::clone(&pod.namespace)).or_default();
         namespace.by_pod.insert(Arc::clone(&pod.pod), Arc::clone(&pod));
         namespace.by_uid.entry(Arc::clone(&pod.sandbox_uid)).or_default().push(Arc::clone(&pod));
@@ -76,6 +88,8 @@ impl Tables {
     }
 
     fn replace(&mut self, known: &Arc<LivePod>, pod: Arc<LivePod>) {
+        self.vacate(known);
+        self.occupy(&pod);
         let Some(namespace) = self.namespaces.get_mut(&pod.namespace) else { return };
         let claims = [namespace.by_uid.get_mut(&pod.sandbox_uid), namespace.by_name.get_mut(&pod.sandbox)];
         for place in claims.into_iter().flatten().flatten().filter(|claimant| Arc::ptr_eq(claimant, known)) {
@@ -93,13 +107,32 @@ impl Tables {
         if claims.by_pod.is_empty() {
             self.namespaces.remove(namespace);
         }
-        if let Some(count) = self.uids.get_mut(&gone.sandbox_uid) {
-            *count -= 1;
-            if *count == 0 {
-                self.uids.remove(&gone.sandbox_uid);
-            }
-        }
+        take_one(&mut self.uids, &gone.sandbox_uid);
+        self.vacate(&gone);
         true
+    }
+
+    fn occupy(&mut self, pod: &LivePod) {
+        for ip in &pod.ips {
+            *self.addresses.entry(*ip).or_default() += 1;
+        }
+    }
+
+    fn vacate(&mut self, pod: &LivePod) {
+        for ip in &pod.ips {
+            take_one(&mut self.addresses, ip);
+        }
+        self.former.remember(pod);
+    }
+}
+
+/// Counts down; a count of nothing is no entry.
+fn take_one<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
     }
 }
 

@@ -220,3 +220,30 @@ fn a_live_sandboxs_name_and_uid_stay_with_its_pod() {
         assert!(index.is_empty() && index.known_namespace("team-a").is_none());
     }
 }
+
+/// A client that learnt an address before a suspension is not stuck with it; an address that is somebody else's stays
+/// somebody else's.
+#[test]
+fn former_addresses_are_remembered_while_nobody_has_them() {
+    let index = index_with(&[object(|_| {})]);
+    let old = "10.0.0.7".parse().unwrap();
+    assert!(!index.was_address_of("team-a", "box", old), "it is the present one");
+    index.remove("team-a", "box-pod");
+    assert!(index.was_address_of("team-a", "box", old));
+    assert!(!index.was_address_of("team-a", "other", old) && !index.was_address_of("evil", "box", old));
+    index.apply(
+        facts(&object(|pod| {
+            pod["metadata"]["uid"] = json!("pod-2");
+            pod["status"] = json!({"podIP": "10.0.0.8", "conditions": [{"type": "Ready", "status": "True"}]});
+        }))
+        .unwrap(),
+    );
+    assert!(index.was_address_of("team-a", "box", old));
+    index.apply(PodFacts { ips: vec![old], ..claiming("team-a", "else", "u7") });
+    assert!(!index.was_address_of("team-a", "box", old), "another Pod has it now");
+    for last in 20..40 {
+        index.apply(facts(&object(|pod| pod["status"]["podIP"] = json!(format!("10.0.0.{last}")))).unwrap());
+    }
+    assert!(index.was_address_of("team-a", "box", "10.0.0.38".parse().unwrap()));
+    assert!(!index.was_address_of("team-a", "box", "10.0.0.20".parse().unwrap()), "not for ever");
+}

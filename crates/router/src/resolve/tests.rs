@@ -133,3 +133,23 @@ fn dns_answers_are_judged_like_any_other_claim() {
     }
     assert_eq!(judge("nobody", &[], LOOSE), "refused");
 }
+
+/// The published SDKs keep sending the address they learnt; after a suspension it is an old one.
+#[test]
+fn an_old_address_of_the_sandbox_itself_leads_to_its_present_one() {
+    let index = index();
+    let was = |ip: &str| PodFacts {
+        namespace: "default".into(),
+        sandbox: "box".into(),
+        sandbox_uid: "u1".into(),
+        pod: "box-pod".into(),
+        pod_uid: "u1-pod".into(),
+        ips: vec![ip.parse().unwrap()],
+        name_routable: true,
+    };
+    index.apply(was("10.0.0.20"));
+    let decided = |ip: &str| decide(&request(&[BOX, ("x-sandbox-pod-ip", ip)]), &index, STRICT, None);
+    assert!(matches!(decided("10.0.0.7"), Decision::Dial(target) if target.addr.ip().to_string() == "10.0.0.20"));
+    assert!(matches!(decided("10.0.0.8"), Decision::Forbidden), "another Pod's");
+    assert!(matches!(decided("10.96.0.1"), Decision::Forbidden), "nobody's, ever");
+}
