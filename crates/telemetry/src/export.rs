@@ -1,5 +1,7 @@
 //! Sending spans to a collector in batches, beside whatever the process does.
 
+mod tls;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::uri::PathAndQuery;
@@ -23,9 +25,7 @@ const CALL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Why nothing can be exported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "OTLP endpoint '{endpoint}' cannot be used; write it like http://collector:4317 (TLS to a collector is not supported)"
-)]
+#[error("OTLP endpoint '{endpoint}' cannot be used; write it like http://collector:4317 or https://collector:4317")]
 pub struct EndpointError {
     pub endpoint: String,
 }
@@ -49,7 +49,15 @@ pub struct Collector(Channel);
 impl Collector {
     /// Needs a runtime, which will make the connection.
     pub fn new(endpoint: &str) -> Result<Self, EndpointError> {
-        Ok(Self(parse(endpoint)?.connect_lazy()))
+        let parsed = parse(endpoint)?;
+        if !is_tls(&parsed) {
+            return Ok(Self(parsed.connect_lazy()));
+        }
+        let tls = tls::with_system_roots().map_err(|error| {
+            tracing::warn!(%error, "no certificate of an authority was found; set SSL_CERT_FILE");
+            EndpointError { endpoint: endpoint.to_owned() }
+        })?;
+        Ok(Self(parsed.connect_with_connector_lazy(tls)))
     }
 
     /// Whether such an endpoint could be used.
@@ -76,10 +84,14 @@ impl Collector {
 
 fn parse(endpoint: &str) -> Result<Endpoint, EndpointError> {
     let wrong = || EndpointError { endpoint: endpoint.to_owned() };
-    if !endpoint.starts_with("http://") {
+    if !["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
         return Err(wrong());
     }
     Endpoint::from_shared(endpoint.to_owned()).map_err(|_| wrong())
+}
+
+fn is_tls(endpoint: &Endpoint) -> bool {
+    endpoint.uri().scheme_str() == Some("https")
 }
 
 /// Takes finished spans.

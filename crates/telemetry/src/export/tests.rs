@@ -63,7 +63,49 @@ async fn a_collector_that_is_not_there_loses_spans_and_holds_nobody_up() {
 
 #[tokio::test]
 async fn endpoints_that_cannot_work_are_refused() {
-    for bad in ["", "collector:4317", "https://collector:4317", "http://"] {
+    for bad in ["", "collector:4317", "ftp://collector:4317", "http://", "https://"] {
         assert_eq!(Spans::new(settings(bad)).unwrap_err(), EndpointError { endpoint: bad.to_owned() });
     }
+}
+
+/// Ends TLS in front of a collector and passes on what is inside.
+async fn behind_tls(collector: &str) -> (String, rustls::RootCertStore) {
+    let certified = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let certificate = certified.cert.der().clone();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.clone()], key)
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    let behind = collector.trim_start_matches("http://").to_owned();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut decrypted) = acceptor.accept(stream).await else { continue };
+            let mut plain = tokio::net::TcpStream::connect(&behind).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut decrypted, &mut plain).await });
+        }
+    });
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate).unwrap();
+    (endpoint, roots)
+}
+
+#[tokio::test]
+async fn spans_reach_a_collector_over_tls_that_is_trusted_and_no_other() {
+    let (plain, mut received) = collect::<ExportTraceRequest>().await.unwrap();
+    let (endpoint, roots) = behind_tls(&plain).await;
+    let through = |roots| Collector(parse(&endpoint).unwrap().connect_with_connector_lazy(tls::with_roots(roots)));
+    let service = settings(&endpoint).service;
+    through(rustls::RootCertStore::empty()).send(TRACE_METHOD, request(&service, vec![span("untrusted")])).await;
+    through(roots).send(TRACE_METHOD, request(&service, vec![span("trusted")])).await;
+    let request = tokio::time::timeout(PATIENCE, received.recv()).await.expect("a batch is sent").unwrap();
+    assert_eq!(names(&request), ["trusted"]);
+    assert!(received.try_recv().is_err());
 }
