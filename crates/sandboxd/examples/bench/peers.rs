@@ -83,7 +83,8 @@ impl Peer {
     pub(crate) fn python(uvicorn: &Path, base: &Path) -> io::Result<Self> {
         let port = free_port()?;
         let mut command = Command::new(uvicorn);
-        command.args(["--app-dir", "bench/sandboxd", "python_runtime:app", "--log-level", "warning"]);
+        // As the published image starts it.
+        command.args(["--app-dir", "bench/sandboxd", "python_runtime:app", "--log-level", "trace"]);
         command.args(["--port", &port.to_string()]).env("SANDBOX_BASE_DIR", base);
         Self::start("python runtime", command, port)
     }
