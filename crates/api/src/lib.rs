@@ -18,6 +18,7 @@ pub mod groups;
 pub mod keys;
 pub mod names;
 pub mod owners;
+pub mod quantity;
 pub mod template;
 pub mod v1alpha1;
 pub mod v1beta1;
