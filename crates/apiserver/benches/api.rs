@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement stops when something is wrong")]
 
 use std::{
+    io::Write as _,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -12,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_sandbox_apiserver::{ApiServer, Config, Converter, store::Moment};
+use agent_sandbox_apiserver::{ApiServer, Config, Converter, ListenerConfig, store::Moment};
 use futures::StreamExt as _;
 use kube::{
     Api,
@@ -85,13 +86,13 @@ async fn load_crds(server: &ApiServer) {
 /// Runs `work` from `clients` tasks until `count` were done; returns rate and median latency.
 async fn rate<F, R>(clients: usize, count: usize, work: F) -> (f64, Duration)
 where
-    F: Fn(usize) -> R + Send + Sync + Clone + 'static,
+    F: Fn(usize, usize) -> R + Send + Sync + Clone + 'static,
     R: Future<Output = ()> + Send,
 {
     let next = Arc::new(AtomicUsize::new(0));
     let started = Instant::now();
     let tasks: Vec<_> = (0..clients)
-        .map(|_| {
+        .map(|client| {
             let (next, work) = (next.clone(), work.clone());
             tokio::spawn(async move {
                 let mut times = Vec::new();
@@ -101,7 +102,7 @@ where
                         return times;
                     }
                     let at = Instant::now();
-                    work(n).await;
+                    work(client, n).await;
                     times.push(at.elapsed());
                 }
             })
@@ -123,34 +124,96 @@ fn resident_mib() -> f64 {
 }
 
 fn row(what: &str, value: &str) {
-    println!("| {what:<58} | {value:>28} |");
+    println!("| {what:<58} | {value:>38} |");
+}
+
+/// What the disk allows: an append of 64 KiB and an `fdatasync`, one after the other.
+fn disk(folder: &Path) {
+    let mut file = std::fs::File::create(folder.join("disk")).unwrap();
+    let block = vec![7; 64 << 10];
+    let mut times: Vec<Duration> = (0..200)
+        .map(|_| {
+            file.write_all(&block).unwrap();
+            let at = Instant::now();
+            file.sync_data().unwrap();
+            at.elapsed()
+        })
+        .collect();
+    times.sort();
+    row("the disk alone: fdatasync of 64 KiB", &format!("p50 {:.2?}, p99 {:.2?}", times[100], times[198]));
 }
 
 async fn writes(folder: &Path) {
     let server = open(&folder.join("writes")).await;
     load_crds(&server).await;
     for (clients, count) in [(1, 500), (64, 10_000)] {
-        let api: Api<DynamicObject> = Api::namespaced_with(server.client(), "default", &sandboxes());
-        let create = api.clone();
-        let (speed, p50) = rate(clients, count, move |n| {
-            let api = create.clone();
-            async move {
-                api.create(&PostParams::default(), &sandbox(&format!("s{clients}-{n}"))).await.unwrap();
-            }
-        })
-        .await;
-        row(&format!("durable Sandbox creates, {clients} in-process clients"), &format!("{speed:.0}/s, p50 {p50:.1?}"));
-        let (speed, p50) = rate(clients, count, move |n| {
-            let api = api.clone();
-            async move {
-                let patch = Patch::Merge(json!({"metadata": {"annotations": {"n": n.to_string()}}}));
-                api.patch(&format!("s{clients}-{n}"), &PatchParams::default(), &patch).await.unwrap();
-            }
-        })
-        .await;
-        row(&format!("durable Sandbox patches, {clients} in-process clients"), &format!("{speed:.0}/s, p50 {p50:.1?}"));
+        let clients_of = |_: usize| server.client();
+        measure_writes("in-process", clients, count, clients_of).await;
+    }
+    let listener = server.listen(ListenerConfig::default()).await.unwrap();
+    let config = kube::Config::from_custom_kubeconfig(
+        kube::config::Kubeconfig::from_yaml(listener.kubeconfig()).unwrap(),
+        &kube::config::KubeConfigOptions::default(),
+    )
+    .await
+    .unwrap();
+    for (clients, count) in [(1, 300), (64, 5_000)] {
+        // Each client has a connection of its own.
+        measure_writes("TLS", clients, count, |_| kube::Client::try_from(config.clone()).unwrap()).await;
     }
     server.close();
+}
+
+/// What a client reads of an answer: most want to know the new version, and get the rest from their watch.
+#[derive(serde::Deserialize)]
+struct Answer {
+    metadata: Metadata,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    resource_version: String,
+}
+
+async fn measure_writes(way: &str, clients: usize, count: usize, client: impl Fn(usize) -> kube::Client) {
+    let clients_of: Arc<[kube::Client]> = (0..clients).map(client).collect();
+    let prefix = format!("{}{clients}", way.to_lowercase());
+    // The clients' own work of making the object is not what is measured.
+    let body = serde_json::to_string(&sandbox("NAME")).unwrap();
+    let path = "/apis/agents.x-k8s.io/v1beta1/namespaces/default/sandboxes";
+    let work = |create: bool| {
+        let (clients, prefix, body) = (clients_of.clone(), prefix.clone(), body.clone());
+        move |client: usize, n: usize| {
+            let (client, name) = (clients[client].clone(), format!("{prefix}-{n}"));
+            let request = if create {
+                let body = body.replacen("NAME", &name, 1).into_bytes();
+                kube::core::Request::new(path).create(&PostParams::default(), body)
+            } else {
+                let patch = Patch::Merge(json!({"metadata": {"annotations": {"n": n.to_string()}}}));
+                kube::core::Request::new(path).patch(&name, &PatchParams::default(), &patch)
+            };
+            async move {
+                let answer: Answer = client.request(request.unwrap()).await.unwrap();
+                assert!(!answer.metadata.resource_version.is_empty());
+            }
+        }
+    };
+    for (what, create) in [("creates", true), ("patches", false)] {
+        let cpu = cpu_time();
+        let (speed, p50) = rate(clients, count, work(create)).await;
+        let each = (cpu_time() - cpu) / count as u32;
+        row(
+            &format!("durable Sandbox {what}, {clients} {way} clients"),
+            &format!("{speed:.0}/s, p50 {p50:.1?}, {each:.0?} CPU"),
+        );
+    }
+}
+
+/// Processor time of this process, clients included.
+fn cpu_time() -> Duration {
+    let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
 }
 
 /// From the commit (seen by the first observer of the store) to the watcher's hands.
@@ -181,34 +244,36 @@ async fn delivery(folder: &Path) {
     server.close();
 }
 
-async fn memory_and_start(folder: &Path) {
+async fn memory(folder: &Path) {
+    let server = open(&folder.join("many")).await;
+    load_crds(&server).await;
+    row("resident, empty", &format!("{:.0} MiB", resident_mib()));
+    for resource in [sandboxes(), kind("", "v1", "Pod", "pods")] {
+        let api: Api<DynamicObject> = Api::namespaced_with(server.client(), "default", &resource);
+        let pods = resource.kind == "Pod";
+        rate(64, 10_000, move |_, n| {
+            let api = api.clone();
+            async move {
+                let name = format!("o{n}");
+                let object = if pods { pod(&name) } else { sandbox(&name) };
+                api.create(&PostParams::default(), &object).await.unwrap();
+            }
+        })
+        .await;
+    }
+    row("resident with 10,000 Sandboxes and 10,000 Pods", &format!("{:.0} MiB", resident_mib()));
+    server.close();
+}
+
+async fn start(folder: &Path) {
     let started = Instant::now();
     let empty = open(&folder.join("empty")).await;
     row("start, empty", &format!("{:.1?}", started.elapsed()));
     empty.close();
-    let data = folder.join("many");
-    {
-        let server = open(&data).await;
-        load_crds(&server).await;
-        for resource in [sandboxes(), kind("", "v1", "Pod", "pods")] {
-            let api: Api<DynamicObject> = Api::namespaced_with(server.client(), "default", &resource);
-            let pods = resource.kind == "Pod";
-            rate(64, 10_000, move |n| {
-                let api = api.clone();
-                async move {
-                    let name = format!("o{n}");
-                    let object = if pods { pod(&name) } else { sandbox(&name) };
-                    api.create(&PostParams::default(), &object).await.unwrap();
-                }
-            })
-            .await;
-        }
-        row("resident with 10,000 Sandboxes and 10,000 Pods", &format!("{:.0} MiB", resident_mib()));
-        server.close();
-    }
     let started = Instant::now();
-    let server = open(&data).await;
+    let server = open(&folder.join("many")).await;
     row("start, 20,000 objects", &format!("{:.1?}", started.elapsed()));
+    row("resident after that start", &format!("{:.0} MiB", resident_mib()));
     server.close();
 }
 
@@ -216,16 +281,23 @@ fn main() {
     let folder = std::env::args().skip(1).find(|a| !a.starts_with('-')).map(PathBuf::from);
     let temporary = tempfile::tempdir().unwrap();
     let folder = folder.unwrap_or_else(|| temporary.path().to_owned());
-    println!("| {:<58} | {:>28} |\n|{:-<60}|{:-<30}|", "measurement", "value", "", "");
-    // Memory is measured in a process that has done nothing else.
-    if std::env::var_os("BENCH_PART").is_some() {
-        tokio::runtime::Runtime::new().unwrap().block_on(memory_and_start(&folder));
-        return;
+    // Memory and start are measured in processes that have done nothing else.
+    let part = |name: &str| {
+        let own = std::env::current_exe().unwrap();
+        std::process::Command::new(own).arg(&folder).env("BENCH_PART", name).status().unwrap();
+    };
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    match std::env::var("BENCH_PART").as_deref() {
+        Ok("memory") => return runtime().block_on(memory(&folder)),
+        Ok("start") => return runtime().block_on(start(&folder)),
+        _ => {}
     }
-    tokio::runtime::Runtime::new().unwrap().block_on(async {
+    println!("| {:<58} | {:>38} |\n|{:-<60}|{:-<40}|", "measurement", "value", "", "");
+    disk(&folder);
+    runtime().block_on(async {
         writes(&folder).await;
         delivery(&folder).await;
     });
-    let own = std::env::current_exe().unwrap();
-    std::process::Command::new(own).arg(&folder).env("BENCH_PART", "memory").status().unwrap();
+    part("memory");
+    part("start");
 }

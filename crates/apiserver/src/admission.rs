@@ -4,7 +4,10 @@ use serde_json::Value;
 
 use crate::{
     builtin,
-    patch::managed::{self, Manager},
+    patch::{
+        Text,
+        managed::{self, Manager},
+    },
     registry::{Endpoint, Resource},
     request::{FieldValidation, WriteOptions},
     schema::Schema,
@@ -13,7 +16,12 @@ use crate::{
 };
 
 /// Prepares a new object (in the request's version).
-pub(crate) fn create(context: &mut Context<'_>, mut object: Value, options: &WriteOptions) -> Result<Value, ApiError> {
+/// In its `managedFields`, numbers stand for the texts returned.
+pub(crate) fn create(
+    context: &mut Context<'_>,
+    mut object: Value,
+    options: &WriteOptions,
+) -> Result<(Value, Vec<Text>), ApiError> {
     let endpoint = context.endpoint.clone();
     let resource = endpoint.resource.clone();
     check_shape(context, &mut object, options)?;
@@ -38,17 +46,18 @@ pub(crate) fn create(context: &mut Context<'_>, mut object: Value, options: &Wri
     errors.extend(validate(&endpoint, &object, None));
     refuse(&resource, &name, &errors)?;
     context.core.front.check_escalation(context.user, &resource, None, &object)?;
-    managed::created(&mut object, &manager(context, options, "Update"), schema_of(&endpoint).as_deref());
-    Ok(object)
+    let texts = managed::created(&mut object, &manager(context, options, "Update"), schema_of(&endpoint).as_deref());
+    Ok((object, texts))
 }
 
-/// Prepares a changed object; `old` and `new` are in the request's version.
+/// Prepares a changed object; `old` and `new` are in the request's version. The flag is true when they are known to differ.
 pub(crate) fn update(
     context: &mut Context<'_>,
     old: &Value,
     mut new: Value,
     options: &WriteOptions,
-) -> Result<Value, ApiError> {
+    texts: &mut Vec<Text>,
+) -> Result<(Value, bool), ApiError> {
     let endpoint = context.endpoint.clone();
     let resource = endpoint.resource.clone();
     let name = context.request.name.clone();
@@ -77,10 +86,15 @@ pub(crate) fn update(
     }
     refuse(&resource, &name, &errors)?;
     context.core.front.check_escalation(context.user, &resource, Some(old), &new)?;
-    if !context.applied {
-        managed::updated(old, &mut new, &manager(context, options, "Update"), schema_of(&endpoint).as_deref());
-    }
-    Ok(new)
+    let differs = !context.applied
+        && managed::updated(
+            old,
+            &mut new,
+            &manager(context, options, "Update"),
+            schema_of(&endpoint).as_deref(),
+            texts,
+        );
+    Ok((new, differs))
 }
 
 /// Who writes, for `metadata.managedFields`.
@@ -131,6 +145,9 @@ fn validate(endpoint: &Endpoint, object: &Value, old: Option<&Value>) -> Vec<Fie
 /// Drops unknown fields (or complains about them) and refuses values of the wrong type.
 fn check_shape(context: &mut Context<'_>, object: &mut Value, options: &WriteOptions) -> Result<(), ApiError> {
     let endpoint = &context.endpoint;
+    if !within(object, MAX_DEPTH) {
+        return Err(ApiError::bad_request(format!("the object is nested more than {MAX_DEPTH} levels deep")));
+    }
     if let Some(meta) = object.get_mut("metadata") {
         strip_nulls(meta);
     }
@@ -171,6 +188,18 @@ fn check_shape(context: &mut Context<'_>, object: &mut Value, options: &WriteOpt
     }
 }
 
+/// Objects are read back inside lists and events, by readers that go 128 levels deep.
+const MAX_DEPTH: usize = 120;
+
+/// True when a value has at most so many levels.
+fn within(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Object(members) => levels > 0 && members.values().all(|v| within(v, levels - 1)),
+        Value::Array(items) => levels > 0 && items.iter().all(|v| within(v, levels - 1)),
+        _ => true,
+    }
+}
+
 /// Built-in kinds have no nulls: a null is an absent field.
 fn strip_nulls(value: &mut Value) {
     match value {
@@ -199,18 +228,24 @@ fn copy_member(from: &Value, to: &mut Value, key: &str) {
 
 /// A status write changes the status; of the metadata, built-in kinds let labels, annotations and finalizers through.
 fn keep_all_but_status(resource: &Resource, old: &Value, new: &mut Value) {
-    let status = new.get("status").cloned();
-    let metadata = new.get("metadata").cloned().unwrap_or_default();
-    *new = old.clone();
-    if let Some(members) = new.as_object_mut() {
-        match status {
-            Some(status) => members.insert("status".into(), status),
-            None => members.remove("status"),
-        };
+    let (Some(before), Some(members)) = (old.as_object(), new.as_object_mut()) else { return };
+    members.retain(|name, _| name == "status" || name == "metadata" || before.contains_key(name));
+    for (name, value) in before.iter().filter(|(name, _)| *name != "status" && *name != "metadata") {
+        if members.get(name) != Some(value) {
+            members.insert(name.clone(), value.clone());
+        }
     }
-    if !resource.is_custom() {
-        for key in ["labels", "annotations", "finalizers"] {
-            copy_member(&metadata, &mut new["metadata"], key);
+    let kept: &[&str] = if resource.is_custom() { &[] } else { &["labels", "annotations", "finalizers"] };
+    keep_metadata(&old["metadata"], &mut new["metadata"], kept);
+}
+
+/// Puts back all metadata but the members named.
+fn keep_metadata(old: &Value, new: &mut Value, but: &[&str]) {
+    let (Some(before), Some(members)) = (old.as_object(), new.as_object_mut()) else { return };
+    members.retain(|name, _| but.contains(&name.as_str()) || before.contains_key(name));
+    for (name, value) in before.iter().filter(|(name, _)| !but.contains(&name.as_str())) {
+        if members.get(name) != Some(value) {
+            members.insert(name.clone(), value.clone());
         }
     }
 }

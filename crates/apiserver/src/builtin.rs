@@ -21,8 +21,9 @@ pub mod names;
 mod network;
 mod pod;
 mod pod_defaults;
-pub mod quantity;
 mod storage;
+
+pub(crate) use network::cluster_ip;
 
 /// Shapes of all built-in kinds, by their full name in Kubernetes.
 static DEFINITIONS: &str = include_str!("../data/kubernetes-schemas.json");

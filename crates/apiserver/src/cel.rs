@@ -14,7 +14,10 @@ use crate::{
 };
 
 mod analyse;
+mod selection;
 mod values;
+
+use selection::Selection;
 
 /// One compiled rule.
 pub(crate) struct Rule {
@@ -28,6 +31,8 @@ pub(crate) struct Rule {
     transition: bool,
     /// Asked about creations too; `oldSelf` is an optional then.
     optional_old_self: bool,
+    /// What of `self` and `oldSelf` it looks at.
+    reads: Selection,
 }
 
 impl Rule {
@@ -40,11 +45,17 @@ impl Rule {
         }
         let program = compile(&source).map_err(|why| invalid_rule(&field, &source, &why))?;
         analyse::check(&program, schema).map_err(|why| invalid_rule(&field, &source, &why))?;
+        let mut reads = Selection::default();
+        reads.add(program.expression());
         let message_program = match raw["messageExpression"].as_str().filter(|s| !s.trim().is_empty()) {
             None => None,
             Some(text) => {
                 let field = path.child("messageExpression");
-                Some(compile(text).map_err(|why| invalid_rule(&field, text, &why))?)
+                let compiled = compile(text)
+                    .and_then(|compiled| analyse::check(&compiled, schema).map(|()| compiled))
+                    .map_err(|why| invalid_rule(&field, text, &why))?;
+                reads.add(compiled.expression());
+                Some(compiled)
             }
         };
         let transition = program.references().has_variable("oldSelf");
@@ -57,6 +68,7 @@ impl Rule {
             source,
             program,
             transition,
+            reads,
         })
     }
 }
@@ -141,21 +153,16 @@ fn evaluate_all(
     path: &Path<'_>,
     errors: &mut Vec<FieldError>,
 ) {
-    // On a creation, rules about changes have nothing to say: most schemas have no others.
-    if old.is_none() && schema.rules().iter().all(|r| r.transition && !r.optional_old_self) {
-        return;
-    }
-    let this = values::to_cel(schema, value);
-    let before = old.map(|old| if old == value { this.clone() } else { values::to_cel(schema, old) });
     for rule in schema.rules() {
-        let old_self = match (&before, rule.transition, rule.optional_old_self) {
-            (Some(before), true, false) => Some(before.clone()),
+        let before = || old.map(|old| values::to_cel(schema, old, &rule.reads));
+        let old_self = match (old, rule.transition, rule.optional_old_self) {
+            (Some(_), true, false) => before(),
             (None, true, false) => continue,
-            (before, true, true) => Some(values::optional(before.clone())),
+            (_, true, true) => Some(values::optional(before())),
             (_, false, _) => None,
         };
         let mut context = functions.new_inner_scope();
-        context.add_variable_from_value("self", this.clone());
+        context.add_variable_from_value("self", values::to_cel(schema, value, &rule.reads));
         if let Some(old_self) = old_self {
             context.add_variable_from_value("oldSelf", old_self);
         }

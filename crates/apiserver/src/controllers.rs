@@ -4,7 +4,7 @@
 //! The store's events put things to look at into an inbox, each once; one task looks at them.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::HashSet,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -22,17 +22,20 @@ use crate::{
 
 mod accounts;
 mod crds;
+mod expiry;
 mod namespaces;
 mod slices;
+
+use expiry::Expiry;
+pub(crate) use slices::own_address;
 
 /// Things looked at side by side: most of the time is spent waiting for the disk.
 const CONCURRENCY: usize = 64;
 /// How long a failed look waits for the next try.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long events live, as in Kubernetes.
-const EVENT_LIFE: Duration = Duration::from_secs(3600);
 
 pub(crate) const NAMESPACES: &str = "/namespaces";
+pub(crate) const SERVICES: &str = "/services";
 const EVENTS: &str = "/events";
 
 /// Something to look at.
@@ -58,10 +61,15 @@ pub(crate) struct Controllers {
     wake: Notify,
     terminating: Mutex<HashSet<Box<str>>>,
     services: slices::Services,
-    events: Mutex<VecDeque<(Instant, ObjectKey, u64)>>,
+    events: Mutex<Expiry>,
 }
 
 impl Controllers {
+    /// The service that has this address.
+    pub(crate) fn address_holder(&self, address: &str) -> Option<ObjectKey> {
+        self.services.holder(address)
+    }
+
     pub(crate) fn push(&self, task: Task) {
         if self.inbox.lock().insert(task) {
             self.wake.notify_one();
@@ -78,12 +86,13 @@ impl Controllers {
         let object = &event.object;
         match event.kind {
             EventKind::Deleted => self.gone(storage, object),
-            EventKind::Added | EventKind::Modified => self.present(storage, object),
+            EventKind::Added | EventKind::Modified => self.present(storage, object, event.previous.as_deref()),
         }
         match &**storage {
             NAMESPACES => self.push(Task::Namespace(object.key.name.clone())),
-            EVENTS if event.kind != EventKind::Deleted => self.remember_event(object),
-            "/services" => self.services.follow(event).into_iter().for_each(|key| self.push(Task::Slices(key))),
+            EVENTS if event.kind == EventKind::Deleted => self.events.lock().forget(&object.key),
+            EVENTS => self.events.lock().happened(&object.key, Instant::now()),
+            SERVICES => self.services.follow(event).into_iter().for_each(|key| self.push(Task::Slices(key))),
             "/pods" => self.services.concerned(event).into_iter().for_each(|key| self.push(Task::Slices(key))),
             _ => {}
         }
@@ -118,13 +127,15 @@ impl Controllers {
         }
     }
 
-    fn present(&self, storage: &Arc<str>, object: &Stored) {
+    fn present(&self, storage: &Arc<str>, object: &Stored, previous: Option<&Stored>) {
         if &**storage == NAMESPACES && object.facts.deleting {
             self.terminating.lock().insert(object.key.name.clone());
         }
         self.concerns_namespace(object);
         let item = || (storage.clone(), object.key.clone());
-        if !object.facts.owners.is_empty() {
+        // Other changes of a dependent say nothing about its owners.
+        let owners = &object.facts.owners;
+        if !owners.is_empty() && previous.is_none_or(|p| p.facts.owners != *owners) {
             self.push(Task::Check(item()));
         }
         if object.facts.deleting && object.facts.collector_finalizer.is_some() {
@@ -135,25 +146,43 @@ impl Controllers {
         }
     }
 
-    fn remember_event(&self, object: &Stored) {
-        self.events.lock().push_back((Instant::now(), object.key.clone(), object.version));
+    /// Events of before a restart have lived for a while.
+    fn load_events(&self, events: Vec<Arc<Stored>>) {
+        let (now, wall) = (Instant::now(), jiff::Timestamp::now());
+        let mut known = self.events.lock();
+        for event in events {
+            let age = event_age(&event.parse(), wall).min(expiry::LIFE);
+            known.happened(&event.key, now.checked_sub(age).unwrap_or(now));
+        }
     }
 
     /// Takes in what was stored before this process began.
     pub(crate) fn load(&self, core: &Core) {
         for (storage, collection) in core.store.collections() {
+            if &*storage == EVENTS {
+                self.load_events(collection.list(""));
+            }
             for object in collection.list("") {
                 self.graph.load(&storage, &object);
-                self.present(&storage, &object);
+                self.present(&storage, &object, None);
                 match &*storage {
                     NAMESPACES => self.push(Task::Namespace(object.key.name.clone())),
-                    EVENTS => self.remember_event(&object),
-                    "/services" => self.push(Task::Slices(self.services.load(&object))),
+                    SERVICES => self.push(Task::Slices(self.services.load(&object))),
                     _ => {}
                 }
             }
         }
     }
+}
+
+/// How long ago an event last happened, as far as it says.
+fn event_age(event: &serde_json::Value, now: jiff::Timestamp) -> Duration {
+    let said = [&event["series"]["lastObservedTime"], &event["lastTimestamp"], &event["eventTime"]];
+    said.into_iter()
+        .chain([&event["metadata"]["creationTimestamp"]])
+        .find_map(|time| time.as_str()?.parse::<jiff::Timestamp>().ok())
+        .and_then(|time| Duration::try_from(now.duration_since(time)).ok())
+        .unwrap_or_default()
 }
 
 /// The collection an owner reference points into. Custom kinds are resolved when the task is looked at, so the kind's
@@ -174,7 +203,7 @@ pub(crate) async fn run(core: Weak<Core>) {
             let waiting = controllers.wake.notified();
             tokio::select! {
                 () = waiting => {}
-                () = tokio::time::sleep_until(next) => expire_events(&core).await,
+                () = tokio::time::sleep_until(next) => expire_events(&core, Instant::now()).await,
             }
             continue;
         }
@@ -224,30 +253,87 @@ fn resolve(core: &Core, item: &Item) -> Option<Item> {
 }
 
 fn next_expiry(controllers: &Controllers) -> Instant {
-    let idle = Instant::now() + EVENT_LIFE;
-    controllers.events.lock().front().map_or(idle, |(at, _, _)| *at + EVENT_LIFE)
+    controllers.events.lock().next().unwrap_or_else(|| Instant::now() + expiry::LIFE)
 }
 
 /// Removes events that nobody touched for an hour.
-async fn expire_events(core: &Weak<Core>) {
+async fn expire_events(core: &Weak<Core>, now: Instant) {
     let Some(core) = core.upgrade() else { return };
     let registry = core.registry.snapshot();
     let Some(resource) = registry.resource("", "events").cloned() else { return };
-    let now = Instant::now();
     loop {
-        let due = {
-            let mut events = core.controllers.events.lock();
-            match events.front() {
-                Some((at, _, _)) if *at + EVENT_LIFE <= now => events.pop_front(),
-                _ => None,
+        let due = core.controllers.events.lock().due(now);
+        let Some(key) = due else { return };
+        match crate::verbs::delete_object(&core, &resource, &key, &Default::default()).await {
+            Ok(_) => {}
+            Err(error) if error.code == http::StatusCode::NOT_FOUND => {}
+            Err(error) => {
+                tracing::debug!(%error, "An expired event stays a little longer");
+                core.controllers.events.lock().happened(&key, Instant::now());
             }
-        };
-        let Some((_, key, version)) = due else { return };
-        if core.store.latest(&resource.storage, &key).is_none_or(|o| o.version != version) {
-            continue;
         }
-        if let Err(error) = crate::verbs::delete_object(&core, &resource, &key, &Default::default()).await {
-            tracing::debug!(%error, "An expired event stays a little longer");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Event as Happening;
+    use kube::api::{Api, Patch, PatchParams, PostParams};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{ApiServer, Config};
+
+    fn happening(name: &str, last: Option<&str>) -> Happening {
+        let mut event =
+            json!({"metadata": {"name": name}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"}});
+        if let Some(last) = last {
+            event["lastTimestamp"] = last.into();
         }
+        serde_json::from_value(event).unwrap()
+    }
+
+    #[tokio::test]
+    async fn events_go_an_hour_after_they_last_happened() {
+        let server = ApiServer::open(Config::default()).await.unwrap();
+        let api: Api<Happening> = Api::namespaced(server.client(), "default");
+        for name in ["once", "again"] {
+            api.create(&PostParams::default(), &happening(name, None)).await.unwrap();
+        }
+        let core = Arc::downgrade(server.core());
+        let first = server.core().controllers.events.lock().next().unwrap();
+        expire_events(&core, first - Duration::from_secs(1)).await;
+        assert_eq!(api.list(&Default::default()).await.unwrap().items.len(), 2);
+        for name in ["once", "again"] {
+            let more = Patch::Merge(json!({"count": 2}));
+            api.patch(name, &PatchParams::default(), &more).await.unwrap();
+        }
+        let renewed = server.core().controllers.events.lock().next().unwrap();
+        assert!(renewed > first, "what happens again stays longer");
+        expire_events(&core, renewed).await;
+        let left: Vec<_> = api.list(&Default::default()).await.unwrap().items;
+        assert_eq!(left.iter().filter_map(|e| e.metadata.name.as_deref()).collect::<Vec<_>>(), ["again"]);
+        expire_events(&core, Instant::now() + expiry::LIFE).await;
+        assert!(api.list(&Default::default()).await.unwrap().items.is_empty());
+        assert!(server.core().controllers.events.lock().next().is_none(), "nothing is remembered about them");
+    }
+
+    #[tokio::test]
+    async fn a_restart_does_not_make_events_younger() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = || Config { data_dir: Some(folder.path().to_owned()), ..Config::default() };
+        let server = ApiServer::open(config()).await.unwrap();
+        let api: Api<Happening> = Api::namespaced(server.client(), "default");
+        api.create(&PostParams::default(), &happening("old", Some("2020-01-01T00:00:00Z"))).await.unwrap();
+        api.create(&PostParams::default(), &happening("new", None)).await.unwrap();
+        server.close();
+        let server = ApiServer::open(config()).await.unwrap();
+        let api: Api<Happening> = Api::namespaced(server.client(), "default");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while api.get_opt("old").await.unwrap().is_some() {
+            assert!(Instant::now() < deadline, "the event stays");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(api.get_opt("new").await.unwrap().is_some());
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::{
+    patch::{Text, inflate},
     registry::{Conversion, Endpoint, Origin, Resource},
     status::ApiError,
-    store::Stored,
+    store::{Draft, Stored},
 };
 
 mod events;
@@ -36,10 +37,29 @@ impl View {
         }
     }
 
+    /// Appends the JSON text of the object.
+    pub fn write_json(&self, out: &mut bytes::BytesMut) {
+        match self {
+            Self::Stored(object) => object.write_json(out),
+            Self::Value(value) => {
+                use bytes::BufMut as _;
+                serde_json::to_writer(out.writer(), &**value).expect("JSON values serialise into memory");
+            }
+        }
+    }
+
+    /// Length of the JSON text, if it is known without writing it.
+    pub fn json_len(&self) -> usize {
+        match self {
+            Self::Stored(object) => object.json_len(),
+            Self::Value(_) => 0,
+        }
+    }
+
     /// JSON text of the object.
     pub fn to_json(&self) -> bytes::Bytes {
         match self {
-            Self::Stored(object) => object.json().clone(),
+            Self::Stored(object) => object.json(),
             Self::Value(value) => serde_json::to_vec(&**value).expect("JSON values serialise into memory").into(),
         }
     }
@@ -57,11 +77,42 @@ impl Conversions {
     }
 
     pub async fn view(&self, endpoint: &Endpoint, object: &Arc<Stored>) -> Result<View, ApiError> {
-        if object.api_version() == endpoint.api_version() {
+        let updated = up_to_date(&endpoint.resource, object);
+        if updated.is_none() && object.api_version() == endpoint.api_version() {
             return Ok(View::Stored(object.clone()));
         }
-        let value = self.convert(&endpoint.resource, object.parse(), endpoint.api_version()).await?;
+        let value = updated.unwrap_or_else(|| object.parse());
+        let value = self.convert(&endpoint.resource, value, endpoint.api_version()).await?;
         Ok(View::Value(Arc::new(value)))
+    }
+
+    /// The object to be edited, in the endpoint's version, and the texts that numbers in its `managedFields` stand for. There are such
+    /// numbers only if `lean`: whoever asks for it must not look at, copy or replace that record.
+    pub(crate) async fn editable(
+        &self,
+        endpoint: &Endpoint,
+        object: &Arc<Stored>,
+        lean: bool,
+    ) -> Result<(Value, Vec<Text>), ApiError> {
+        match self.view(endpoint, object).await? {
+            View::Stored(object) if lean => Ok(object.parse_lean()),
+            view => Ok((view.to_value(), Vec::new())),
+        }
+    }
+
+    /// An edited object, ready to be stored.
+    pub(crate) async fn draft(
+        &self,
+        resource: &Resource,
+        mut object: Value,
+        texts: &[Text],
+    ) -> Result<Draft, ApiError> {
+        if object["apiVersion"] == resource.storage_version {
+            return Ok(Draft::with_texts(resource, &object, texts));
+        }
+        inflate(&mut object, texts);
+        let stored = self.convert(resource, object, &resource.storage_version).await?;
+        Ok(Draft::new(resource, &stored))
     }
 
     pub async fn convert(&self, resource: &Resource, object: Value, desired: &str) -> Result<Value, ApiError> {
@@ -98,6 +149,16 @@ impl Conversions {
             }
         }
     }
+}
+
+/// An object that was stored under an older schema, pruned and defaulted by the present one; `None` when that changes nothing.
+fn up_to_date(resource: &Resource, object: &Stored) -> Option<Value> {
+    let schema = resource.newer_schema(object.api_version(), object.version)?;
+    let stored = object.parse();
+    let mut value = stored.clone();
+    schema.prune(&mut value);
+    schema.apply_defaults(&mut value);
+    (value != stored).then_some(value)
 }
 
 fn failed(resource: &Resource, why: &str) -> ApiError {

@@ -1,17 +1,24 @@
 //! The four kinds of patch, as pure functions from an object to an object.
 
 mod apply;
+mod diff;
 mod fields;
 mod json;
 pub mod managed;
 mod merge;
+mod record;
 mod strategic;
+mod texts;
 
 pub use apply::apply;
 pub use fields::FieldSet;
 pub use json::JsonPatch;
 pub use merge::merge;
 pub use strategic::strategic;
+pub(crate) use texts::{Text, inflate};
+
+#[cfg(test)]
+mod properties;
 
 #[cfg(test)]
 mod tests {
@@ -31,6 +38,38 @@ mod tests {
                 proptest::collection::btree_map("[a-d~/]{1,2}", inner, 0..4)
                     .prop_map(|m| Value::Object(m.into_iter().collect::<Map<_, _>>())),
             ]
+        })
+    }
+
+    /// An object whose members look like metadata and like lists with keys now and then.
+    pub(super) fn object_of() -> impl Strategy<Value = Value> {
+        let item = || {
+            proptest::collection::btree_map("[a-d]", any_value(), 0..4)
+                .prop_map(|m| Value::Object(m.into_iter().collect::<Map<_, _>>()))
+        };
+        let named = ("[xyz]", item()).prop_map(|(name, mut item)| {
+            item["a"] = name.into();
+            item
+        });
+        let list = proptest::collection::vec(prop_oneof![8 => named, 1 => item()], 0..4).prop_map(Value::Array);
+        let spec = (item(), proptest::option::of(list)).prop_map(|(mut spec, list)| {
+            if let Some(list) = list {
+                spec["a"] = list;
+            }
+            spec
+        });
+        let text = |key| proptest::collection::btree_map(key, "[pq]".prop_map(Value::from), 0..3);
+        let meta =
+            (text("[lm]"), proptest::collection::vec("[fg]".prop_map(Value::from), 0..2)).prop_map(|(labels, f)| {
+                let labels: Map<String, Value> = labels.into_iter().collect();
+                serde_json::json!({"name": "n", "labels": labels, "finalizers": f})
+            });
+        (spec, item(), item(), proptest::option::of(meta)).prop_map(|(a, b, c, meta)| {
+            let mut object = serde_json::json!({"apiVersion": "v1", "kind": "K", "a": a, "b": b, "c": [c]});
+            if let Some(meta) = meta {
+                object["metadata"] = meta;
+            }
+            object
         })
     }
 

@@ -111,9 +111,12 @@ impl Registry {
     }
 
     /// Serves what a CRD defines, replacing what the CRD of that name defined before.
-    pub fn put(&self, crd_name: &str, resource: Arc<Resource>) {
+    pub fn put(&self, crd_name: &str, mut resource: Resource) {
         let mut custom = self.custom.lock();
-        custom.insert(crd_name.to_owned(), resource);
+        if let Some(earlier) = custom.get(crd_name) {
+            resource.succeed(earlier);
+        }
+        custom.insert(crd_name.to_owned(), Arc::new(resource));
         self.snapshot.store(Arc::new(Snapshot::build(&self.builtins, &custom)));
     }
 

@@ -8,6 +8,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody}
 use serde_json::Value;
 
 use crate::{
+    convert::View,
     registry::Endpoint,
     status::ApiError,
     table::{Form, IncludeObject},
@@ -55,7 +56,7 @@ pub fn reply_response(endpoint: &Endpoint, reply: Reply, form: Form, include: In
     let mut response = match (form, reply.payload) {
         (_, Payload::Value(value)) => value_response(reply.code, &value),
         (Form::Json, Payload::Object(view)) => json_response(reply.code, view.to_json()),
-        (Form::Json, Payload::List(list)) => json_response(reply.code, list_json(endpoint, &list)),
+        (Form::Json, Payload::List(list)) => list_response(reply.code, endpoint, list),
         (Form::Json, Payload::Watch(events)) => watch_response(events, |event| event_line(&event)),
         (Form::Table, payload) => tables::respond(endpoint, reply.code, payload, include),
         (Form::Metadata, payload) => tables::respond_metadata(reply.code, payload),
@@ -87,36 +88,66 @@ fn list_metadata(list: &List) -> Value {
     metadata
 }
 
-fn list_json(endpoint: &Endpoint, list: &List) -> Bytes {
+/// Bytes of a list that are made at a time: a list of everything is never in memory as text as a whole.
+const LIST_PIECE: usize = 256 << 10;
+
+fn list_response(code: StatusCode, endpoint: &Endpoint, list: List) -> Response<Body> {
     let head = serde_json::json!({
         "kind": endpoint.resource.list_kind,
         "apiVersion": endpoint.api_version(),
-        "metadata": list_metadata(list),
+        "metadata": list_metadata(&list),
     })
     .to_string();
-    let parts: Vec<Bytes> = list.items.iter().map(crate::convert::View::to_json).collect();
-    let size = head.len() + 16 + parts.iter().map(|p| p.len() + 1).sum::<usize>();
-    let mut out = BytesMut::with_capacity(size);
+    let mut out = BytesMut::new();
     out.put_slice(&head.as_bytes()[..head.len() - 1]);
     out.put_slice(b",\"items\":[");
-    for (i, part) in parts.iter().enumerate() {
-        if i > 0 {
-            out.put_u8(b',');
-        }
-        out.put_slice(part);
+    let mut pieces = ListPieces { items: list.items.into_iter(), first: true, ended: false };
+    let first = pieces.next_piece(out).unwrap_or_default();
+    if pieces.ended {
+        return json_response(code, first);
     }
-    out.put_slice(b"]}");
-    out.freeze()
+    let rest = std::iter::from_fn(move || pieces.next_piece(BytesMut::new()));
+    let mut response = Response::new(stream(stream::iter(std::iter::once(first).chain(rest).map(Ok::<_, BoxError>))));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+struct ListPieces {
+    items: std::vec::IntoIter<View>,
+    first: bool,
+    ended: bool,
+}
+
+impl ListPieces {
+    /// The next part of the list, after what `out` holds already; `None` after the end.
+    fn next_piece(&mut self, mut out: BytesMut) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        while out.len() < LIST_PIECE {
+            let Some(item) = self.items.next() else {
+                out.put_slice(b"]}");
+                self.ended = true;
+                break;
+            };
+            if !std::mem::take(&mut self.first) {
+                out.put_u8(b',');
+            }
+            out.reserve(item.json_len() + 3);
+            item.write_json(&mut out);
+        }
+        Some(out.freeze())
+    }
 }
 
 /// One line of a JSON watch.
 pub fn event_line(event: &WatchEvent) -> Bytes {
-    let object = event.object.to_json();
-    let mut out = BytesMut::with_capacity(object.len() + 32);
+    let mut out = BytesMut::with_capacity(event.object.json_len() + 32);
     out.put_slice(b"{\"type\":\"");
     out.put_slice(event.kind.as_bytes());
     out.put_slice(b"\",\"object\":");
-    out.put_slice(&object);
+    event.object.write_json(&mut out);
     out.put_slice(b"}\n");
     out.freeze()
 }

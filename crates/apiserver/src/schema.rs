@@ -1,7 +1,13 @@
 //! Structural schemas of custom resources: parsed once from a CRD, then used to prune, default and validate every
 //! object of that version.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use regex::Regex;
 use serde_json::Value;
@@ -57,6 +63,8 @@ pub enum ListType {
 /// One node of a schema.
 #[derive(Default)]
 pub struct Schema {
+    /// Tells whole schemas apart; zero further down.
+    pub(crate) id: u64,
     pub kind: Type,
     pub properties: BTreeMap<String, Schema>,
     /// Schema of the members of a map. `Some` with a default schema means "anything".
@@ -73,7 +81,8 @@ pub struct Schema {
     pub merge_key: Option<String>,
     pub patch_strategy: String,
     required: Vec<String>,
-    checks: Checks,
+    /// Most nodes have none.
+    checks: Option<Box<Checks>>,
     rules: Vec<Rule>,
     /// Some node at or below this one has a rule / a default: subtrees without are skipped.
     rules_below: bool,
@@ -102,15 +111,40 @@ struct Checks {
     not: Option<Box<Schema>>,
 }
 
+impl Checks {
+    /// `None` when there is nothing to check.
+    fn boxed(self) -> Option<Box<Self>> {
+        let numbers = self.minimum.is_some() || self.maximum.is_some() || self.multiple_of.is_some();
+        let texts = self.min_length.is_some()
+            || self.max_length.is_some()
+            || self.pattern.is_some()
+            || self.format.is_some()
+            || self.one_of_values.is_some();
+        let sizes = self.min_items.is_some()
+            || self.max_items.is_some()
+            || self.unique_items
+            || self.min_properties.is_some()
+            || self.max_properties.is_some();
+        let branches = self.all_of.len() + self.any_of.len() + self.one_of.len() > 0 || self.not.is_some();
+        (numbers || texts || sizes || branches).then(|| Box::new(self))
+    }
+}
+
 impl Schema {
     /// Parses and checks a schema. Rules are compiled here, so a CRD with a rule that does not compile is refused.
     pub fn compile(raw: &Value, path: &Path<'_>) -> Result<Self, Vec<FieldError>> {
-        compile::root(raw, path)
+        compile::root(raw, path).map(Self::numbered)
     }
 
     /// The schema of a built-in kind, from Kubernetes' own definitions: shapes only, no defaults and no rules.
     pub(crate) fn of_builtin(definitions: &Value, name: &str) -> Option<Self> {
-        compile::builtin(definitions, name)
+        compile::builtin(definitions, name).map(Self::numbered)
+    }
+
+    fn numbered(mut self) -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        self.id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        self
     }
 
     /// The schema of a member of an object: declared, or of the map's values.
@@ -143,6 +177,11 @@ impl Schema {
         errors
     }
 
+    fn checks(&self) -> &Checks {
+        static NONE: LazyLock<Checks> = LazyLock::new(Checks::default);
+        self.checks.as_deref().unwrap_or(&NONE)
+    }
+
     pub(crate) fn rules(&self) -> &[Rule] {
         &self.rules
     }
@@ -152,11 +191,11 @@ impl Schema {
     }
 
     pub(crate) fn format(&self) -> Option<&str> {
-        self.checks.format.as_deref()
+        self.checks().format.as_deref()
     }
 
     pub(crate) fn max_items(&self) -> Option<usize> {
-        self.checks.max_items.or(self.checks.max_properties)
+        self.checks().max_items.or(self.checks().max_properties)
     }
 }
 

@@ -13,7 +13,7 @@ pub mod kubeconfig;
 pub mod listener;
 pub mod private_file;
 
-pub use credentials::Credentials;
+pub use credentials::{Credentials, Unsaved};
 pub use listener::{Listener, ListenerConfig};
 
 /// Why the front door did not open.

@@ -22,7 +22,7 @@ use crate::{
     registry::{Registry, Resource, compile_crd},
     render::{self, Body, BoxError},
     request::{Target, query_value},
-    serve::{Credentials, Listener, ListenerConfig, ServeError},
+    serve::{Credentials, Listener, ListenerConfig, ServeError, Unsaved},
     status::ApiError,
     store::{CommitError, FileError, Store, Stored},
     table::{Form, IncludeObject},
@@ -68,7 +68,7 @@ impl Core {
         if &*resource.storage == CRDS {
             let defined = compile_crd(&object.parse())
                 .map_err(|e| ApiError::invalid(&resource.group, &resource.kind, &object.key.name, &e))?;
-            self.registry.put(&object.key.name, Arc::new(defined));
+            self.registry.put(&object.key.name, defined);
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Core {
     }
 }
 
-const CRDS: &str = "apiextensions.k8s.io/customresourcedefinitions";
+pub(crate) const CRDS: &str = "apiextensions.k8s.io/customresourcedefinitions";
 
 /// A running API. Cheap to clone; the store closes when the last clone goes.
 #[derive(Clone)]
@@ -141,11 +141,12 @@ impl ApiServer {
             None => Store::in_memory().map_err(OpenError::Writer)?,
             Some(folder) => open_folder(folder, !config.no_fsync, &registry)?,
         };
+        let (credentials, unsaved) = credentials(config.data_dir.as_deref())?;
         let core = Arc::new(Core {
             store: store.clone(),
             registry,
             conversions: Conversions::new(config.converter),
-            front: Front::new(credentials(config.data_dir.as_deref())?, &store),
+            front: Front::new(credentials, &store),
             controllers: Arc::default(),
         });
         core.controllers.load(&core);
@@ -153,7 +154,10 @@ impl ApiServer {
         store.observe(move |storage, event, moment| controllers.observe(storage, event, moment));
         let housekeeping = tokio::spawn(crate::controllers::run(Arc::downgrade(&core)));
         let server = Self { core, closer: Arc::new(Closer { store, housekeeping }) };
+        // Both wait for the disk.
+        let saved = tokio::task::spawn_blocking(|| unsaved.map_or(Ok(()), Unsaved::save));
         crate::bootstrap::run(&server.core).await?;
+        saved.await.map_err(|e| OpenError::Writer(e.into()))??;
         Ok(server)
     }
 
@@ -195,6 +199,11 @@ impl ApiServer {
     /// Ends exec, attach and port-forward sessions; for the end of the process.
     pub async fn close_streams(&self) {
         self.core.front.close_streams().await;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
     }
 
     pub(crate) fn front(&self) -> &Front {
@@ -252,7 +261,7 @@ fn open_folder(folder: &std::path::Path, fsync: bool, registry: &Registry) -> Re
             let why = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
             format!("the CustomResourceDefinition {name} is not valid: {why}")
         })?;
-        registry.put(&name, Arc::new(resource));
+        registry.put(&name, resource);
         Ok(())
     };
     let known = |storage: &str| registry.snapshot().by_storage(storage).cloned();
@@ -260,13 +269,16 @@ fn open_folder(folder: &std::path::Path, fsync: bool, registry: &Registry) -> Re
 }
 
 /// Certificates and tokens live beside the objects, or nowhere when these do.
-fn credentials(data_dir: Option<&std::path::Path>) -> Result<Credentials, ServeError> {
+fn credentials(data_dir: Option<&std::path::Path>) -> Result<(Credentials, Option<Unsaved>), ServeError> {
     let now = jiff::Timestamp::now();
     match data_dir {
-        Some(folder) => Credentials::load_or_create(&folder.join("credentials.json"), "embedded", now),
-        None => Credentials::generate("embedded", now),
+        Some(folder) => Credentials::load_or_generate(&folder.join("credentials.json"), "embedded", now),
+        None => Ok((Credentials::generate("embedded", now)?, None)),
     }
 }
+
+/// How long a request body may take to arrive, as in Kubernetes.
+const BODY_LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Reads a request body, up to the size Kubernetes accepts.
 pub async fn collect<B>(body: B) -> Result<Bytes, ApiError>
@@ -274,10 +286,11 @@ where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<BoxError>,
 {
-    match Limited::new(body, MAX_BODY).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
-        Err(error) => Err(ApiError::bad_request(format!("cannot read the request body: {error}"))),
+    match tokio::time::timeout(BODY_LIMIT, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
+        Ok(Err(error)) => Err(ApiError::bad_request(format!("cannot read the request body: {error}"))),
+        Err(_) => Err(ApiError::bad_request(format!("the request body did not arrive within {BODY_LIMIT:?}"))),
     }
 }
 

@@ -15,19 +15,24 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
+mod codec;
 mod collection;
 mod file;
 mod object;
+mod peek;
 mod sequencer;
+mod shared;
 mod writer;
 
 pub use collection::{Collection, Event, EventKind, Expired};
 pub use file::FileError;
-pub use object::{Draft, ObjectKey, OwnerRef, Stored};
+pub use object::{Draft, Facts, ObjectKey, OwnerRef, Stored};
 pub use sequencer::{Change, CommitError, Expect, LatestView, Write};
 
 use crate::registry::Resource;
+use peek::Wanted;
 use sequencer::Sequencer;
+pub(crate) use shared::share as share_text;
 
 /// Called with the collection's name and the event.
 type Observer = Box<dyn Fn(&Arc<str>, &Event, Moment) + Send + Sync>;
@@ -71,7 +76,8 @@ impl Store {
         let path = folder.join("objects.db");
         let corrupt = |why| FileError::Corrupt { file: path.clone(), why };
         for row in loaded.rows.iter().filter(|r| r.storage == first) {
-            learn(&row.data).map_err(corrupt)?;
+            let json = codec::unpack(&row.data).map_err(|why| corrupt(format!("row {}: {why}", row.id)))?;
+            learn(&json).map_err(corrupt)?;
         }
         let next_row = loaded.rows.iter().map(|r| r.id).max().unwrap_or(0) + 1;
         let objects = restore(loaded.rows, &resource).map_err(corrupt)?;
@@ -198,17 +204,26 @@ fn restore(
     for (i, row) in rows.into_iter().enumerate() {
         shares[i % workers].push(row);
     }
-    let one = |row: file::Row| {
-        // Objects of a resource nobody serves any longer cannot exist: their CRD waits for them.
-        let resource = resource(&row.storage)
-            .ok_or_else(|| format!("row {} belongs to {}, which is not defined", row.id, row.storage))?;
-        Ok((resource.storage.clone(), Stored::restore(&resource, row.id, row.version, row.data)?))
+    let share = |rows: Vec<file::Row>| {
+        let mut known: HashMap<String, (Arc<Resource>, Wanted)> = HashMap::new();
+        let mut out = Vec::with_capacity(rows.len());
+        for row in rows {
+            if !known.contains_key(&row.storage) {
+                // Objects of a resource nobody serves any longer cannot exist: their CRD waits for them.
+                let found = resource(&row.storage)
+                    .ok_or_else(|| format!("row {} belongs to {}, which is not defined", row.id, row.storage))?;
+                let wanted = Wanted::for_facts(&found);
+                known.insert(row.storage.clone(), (found, wanted));
+            }
+            let (resource, wanted) = &known[&row.storage];
+            let json = codec::unpack(&row.data).map_err(|why| format!("row {}: {why}", row.id))?;
+            let object = Stored::restore(resource, wanted, row.id, row.version, &json)?;
+            out.push((resource.storage.clone(), object));
+        }
+        Ok::<_, String>(out)
     };
     std::thread::scope(|scope| {
-        let handles: Vec<_> = shares
-            .into_iter()
-            .map(|share| scope.spawn(|| share.into_iter().map(one).collect::<Result<Vec<_>, String>>()))
-            .collect();
+        let handles: Vec<_> = shares.into_iter().map(|rows| scope.spawn(|| share(rows))).collect();
         let mut all = Vec::new();
         for handle in handles {
             all.extend(handle.join().map_err(|_| "a row could not be read".to_owned())??);

@@ -23,6 +23,7 @@ mod delete;
 mod metadata;
 mod patch;
 mod read;
+mod services;
 mod subresources;
 mod update;
 

@@ -1,4 +1,5 @@
 //! What survives: restarts, `kill -9`, full disks; and what is said when the data cannot be used.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops when something is wrong")]
 
 use std::{
     collections::HashMap,
@@ -7,6 +8,8 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
+
+mod power;
 
 use agent_sandbox_apiserver::{ApiServer, Config, OpenError, UserInfo};
 use futures::StreamExt as _;
@@ -128,7 +131,7 @@ async fn damaged_foreign_and_newer_files_are_named_and_left_alone() {
     let error = text_of(&open(folder.path()).await.err().expect("newer"));
     assert!(error.contains("format 99") && error.contains("newer program"), "{error}");
 
-    edit("PRAGMA user_version=1; UPDATE objects SET data = CAST('broken' AS BLOB) WHERE storage = '/configmaps'");
+    edit("PRAGMA user_version=2; UPDATE objects SET data = CAST('broken' AS BLOB) WHERE storage = '/configmaps'");
     let error = text_of(&open(folder.path()).await.err().expect("a broken row"));
     assert!(error.contains("is damaged (row"), "{error}");
 
@@ -175,42 +178,105 @@ fn say(line: &str) {
     let _ = out.flush();
 }
 
+fn rounds() -> u64 {
+    if std::env::var_os("AGENT_SANDBOX_SOAK").is_some() { 50 } else { 8 }
+}
+
+/// What a child was told, per object: the newest version of each.
+#[derive(Default)]
+struct Told {
+    acked: HashMap<String, u64>,
+    seen: HashMap<String, u64>,
+}
+
 #[test]
 fn acknowledged_writes_survive_kill_and_nothing_else_was_shown() {
-    let rounds = if std::env::var_os("AGENT_SANDBOX_SOAK").is_some() { 50 } else { 8 };
     let folder = tempfile::tempdir().unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut newest = 0;
-    for round in 0..rounds {
-        let (acked, seen) = crash(folder.path(), Duration::from_millis(120 + 37 * (round % 7)));
-        assert!(!acked.is_empty() || round == 0, "round {round}: the child wrote nothing");
-        let stored: HashMap<String, u64> = runtime.block_on(async {
-            let server = open(folder.path()).await.unwrap();
-            let list = configs(&server).list(&ListParams::default()).await.unwrap();
-            let now: u64 = list.metadata.resource_version.unwrap().parse().unwrap();
-            let shown = acked.values().chain(seen.values()).copied().max().unwrap_or(0);
-            assert!(now >= shown && now >= newest, "round {round}: version {now} went back behind {shown} or {newest}");
-            newest = now;
-            server.close();
-            list.items.iter().map(|o| (o.metadata.name.clone().unwrap(), version(o))).collect()
-        });
-        for (name, version) in acked.iter().chain(&seen) {
-            let found = stored.get(name).copied().unwrap_or(0);
-            assert!(found >= *version, "round {round}: {name} was shown at {version} and is {found} after the crash");
-        }
+    for round in 0..rounds() {
+        let told = crash(folder.path(), None, Duration::from_millis(120 + 37 * (round % 7)));
+        assert!(!told.acked.is_empty() || round == 0, "round {round}: the child wrote nothing");
+        newest = check_after_crash(folder.path(), round, &told, newest);
     }
 }
 
-/// Runs the child for a while and kills it; returns the newest version it was told of, per object.
-fn crash(folder: &Path, life: Duration) -> (HashMap<String, u64>, HashMap<String, u64>) {
+#[test]
+fn acknowledged_writes_survive_a_power_cut_and_nothing_else_was_shown() {
+    let top = tempfile::tempdir().unwrap();
+    let mut folder = top.path().join("0");
+    std::fs::create_dir(&folder).unwrap();
+    let mut newest = 0;
+    for round in 0..rounds() {
+        let shadow = top.path().join(format!("shadow-{round}"));
+        power::begin(&folder, &shadow);
+        let told = crash(&folder, Some(&shadow), Duration::from_millis(120 + 37 * (round % 7)));
+        assert!(!told.acked.is_empty() || round == 0, "round {round}: the child wrote nothing");
+        let after = top.path().join(format!("{}", round + 1));
+        power::cut(&folder, &shadow, &after, power::some_survive(round));
+        newest = check_after_crash(&after, round, &told, newest);
+        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::remove_dir_all(&shadow).unwrap();
+        folder = after;
+    }
+}
+
+#[test]
+fn a_disk_that_forgets_what_was_synced_is_noticed() {
+    // The test above must be able to fail: without the log, which was synced, acknowledged writes are gone.
+    let top = tempfile::tempdir().unwrap();
+    let (folder, shadow, after) = (top.path().join("disk"), top.path().join("shadow"), top.path().join("after"));
+    std::fs::create_dir(&folder).unwrap();
+    power::begin(&folder, &shadow);
+    let told = crash(&folder, Some(&shadow), Duration::from_millis(120));
+    power::cut(&folder, &shadow, &after, || false);
+    std::fs::write(after.join("objects.db-wal"), b"").unwrap();
+    let lost = std::panic::catch_unwind(|| check_after_crash(&after, 0, &told, 0));
+    assert!(lost.is_err() && !told.acked.is_empty());
+}
+
+/// Opens the folder after a crash, and compares with what the child was told. Returns the newest version.
+fn check_after_crash(folder: &Path, round: u64, told: &Told, newest: u64) -> u64 {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let shown = told.acked.values().chain(told.seen.values()).copied().max().unwrap_or(0);
+    let (now, stored) = runtime.block_on(async {
+        let server = open(folder).await.unwrap();
+        let api = configs(&server);
+        let list = api.list(&ListParams::default()).await.unwrap();
+        let now: u64 = list.metadata.resource_version.unwrap().parse().unwrap();
+        // A watch from what was last shown goes on, or is told to list again; it never just misses something.
+        match api.watch(&WatchParams::default(), &shown.max(1).to_string()).await {
+            Err(kube::Error::Api(status)) => assert_eq!((status.code, status.reason.as_str()), (410, "Expired")),
+            Err(other) => panic!("round {round}: {other}"),
+            Ok(_) => assert_eq!(shown, now, "round {round}: nothing is known about the versions in between"),
+        }
+        let mut events = api.watch(&WatchParams::default(), &now.to_string()).await.unwrap().boxed();
+        let next = api.create(&PostParams::default(), &config(&format!("round-{round}"))).await.unwrap();
+        let event = events.next().await;
+        assert!(matches!(&event, Some(Ok(WatchEvent::Added(o))) if version(o) == version(&next)), "{event:?}");
+        server.close();
+        let stored: HashMap<String, u64> =
+            list.items.iter().map(|o| (o.metadata.name.clone().unwrap(), version(o))).collect();
+        (now, stored)
+    });
+    assert!(now >= shown && now >= newest, "round {round}: version {now} went back behind {shown} or {newest}");
+    for (name, version) in told.acked.iter().chain(&told.seen) {
+        let found = stored.get(name).copied().unwrap_or(0);
+        assert!(found >= *version, "round {round}: {name} was shown at {version} and is {found} after the crash");
+    }
+    now
+}
+
+/// Runs the child for a while and kills it; returns what it was told.
+fn crash(folder: &Path, shadow: Option<&Path>, life: Duration) -> Told {
     let mut child = Command::new(std::env::current_exe().expect("this test's own program"))
         .args(["--exact", "crash_child", "--nocapture", "--test-threads=1"])
         .env("CRASH_TEST_FOLDER", folder)
+        .envs(shadow.map(|shadow| ("POWER_TEST_SHADOW", shadow)))
         .stdout(Stdio::piped())
         .spawn()
         .expect("the child starts");
     let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let (mut acked, mut seen) = (HashMap::new(), HashMap::new());
+    let mut all = Told::default();
     let mut deadline = None;
     let give_up = Instant::now() + Duration::from_secs(60);
     for line in lines.map_while(Result::ok) {
@@ -218,7 +284,7 @@ fn crash(folder: &Path, life: Duration) -> (HashMap<String, u64>, HashMap<String
         if let [kind @ ("acked" | "seen"), name, version] = words.as_slice()
             && let Ok(version) = version.parse::<u64>()
         {
-            let told = if *kind == "acked" { &mut acked } else { &mut seen };
+            let told = if *kind == "acked" { &mut all.acked } else { &mut all.seen };
             let entry = told.entry((*name).to_owned()).or_insert(0);
             *entry = version.max(*entry);
             deadline.get_or_insert_with(|| Instant::now() + life);
@@ -230,11 +296,11 @@ fn crash(folder: &Path, life: Duration) -> (HashMap<String, u64>, HashMap<String
     }
     let _ = child.kill();
     let _ = child.wait();
-    (acked, seen)
+    all
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_writes_and_keeps_reading() {
+async fn a_full_disk_refuses_writes_keeps_reading_and_heals() {
     let folder = tempfile::tempdir().unwrap();
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "none"]).arg(folder.path()).status();
     if !mounted.is_ok_and(|s| s.success()) {
@@ -243,40 +309,61 @@ async fn a_full_disk_refuses_writes_and_keeps_reading() {
     }
     let _unmount = Unmount(folder.path().to_owned());
     let mut acked = Vec::new();
-    let failure = {
+    {
         let server = open(folder.path()).await.unwrap();
-        let mut failure = None;
-        for n in 0..200 {
-            let mut object = config(&format!("c{n}"));
-            object.data = Some([("k".to_owned(), "x".repeat(50_000))].into());
-            match configs(&server).create(&PostParams::default(), &object).await {
-                Ok(made) => acked.push(made),
-                Err(kube::Error::Api(status)) => {
-                    failure = Some(status);
-                    break;
-                }
-                Err(other) => panic!("{other}"),
-            }
-        }
-        let failure = failure.expect("two megabytes are full sooner or later");
-        assert_eq!(
-            configs(&server).list(&ListParams::default()).await.unwrap().items.len(),
-            acked.len(),
-            "reads go on"
-        );
+        let failure = fill(&server, &mut acked).await;
+        assert_eq!(failure.code, 500);
+        assert!(failure.message.contains("objects.db"), "{}", failure.message);
+        assert!(!acked.is_empty());
+        let listed = configs(&server).list(&ListParams::default()).await.unwrap().items;
+        assert_eq!(listed.len(), acked.len(), "reads go on");
+        // Room is made while the server runs: it writes again.
+        resize(folder.path(), "size=3m");
+        acked.push(configs(&server).create(&PostParams::default(), &large("healed")).await.unwrap());
+        fill(&server, &mut acked).await;
         server.close();
-        failure
-    };
-    assert_eq!(failure.code, 500);
-    assert!(failure.message.contains("objects.db"), "{}", failure.message);
-    assert!(!acked.is_empty());
-    // A start writes a little itself, so room is made first, as whoever runs this would.
-    let room = Command::new("mount").args(["-o", "remount,size=8m"]).arg(folder.path()).status().unwrap();
-    assert!(room.success());
+    }
+    // Enough room for a clean end, and then none at all.
+    resize(folder.path(), "size=8m");
+    open(folder.path()).await.unwrap().close();
+    let ballast = folder.path().join("ballast");
+    let mut file = std::fs::File::create(&ballast).unwrap();
+    while file.write_all(&[0; 1024]).is_ok() {}
+    // A start writes a little itself. As long as there is no room for that, it says so and changes nothing.
+    let error = text_of(&open(folder.path()).await.err().expect("the disk is full"));
+    assert!(error.contains(&folder.path().display().to_string()) && error.contains("no room"), "{error}");
+    std::fs::remove_file(&ballast).unwrap();
+    drop(file);
     let server = open(folder.path()).await.unwrap();
     for object in &acked {
         assert_eq!(&configs(&server).get(object.metadata.name.as_deref().unwrap()).await.unwrap(), object);
     }
+    configs(&server).create(&PostParams::default(), &large("after")).await.unwrap();
+}
+
+/// A config map that does not compress.
+fn large(name: &str) -> ConfigMap {
+    let noise: String = (0..50_000).map(|_| char::from(rand::random_range(b'a'..=b'z'))).collect();
+    let mut object = config(name);
+    object.data = Some([("k".to_owned(), noise)].into());
+    object
+}
+
+/// Writes until that fails.
+async fn fill(server: &ApiServer, acked: &mut Vec<ConfigMap>) -> kube::core::Status {
+    for _ in 0..400 {
+        match configs(server).create(&PostParams::default(), &large(&format!("c{}", acked.len()))).await {
+            Ok(made) => acked.push(made),
+            Err(kube::Error::Api(status)) => return *status,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    panic!("a few megabytes are full sooner or later");
+}
+
+fn resize(folder: &Path, size: &str) {
+    let room = Command::new("mount").args(["-o", &format!("remount,{size}")]).arg(folder).status().unwrap();
+    assert!(room.success());
 }
 
 struct Unmount(std::path::PathBuf);

@@ -282,3 +282,73 @@ async fn services_and_claims_are_checked() {
         .failed(422, "Invalid");
     assert!(message.contains("spec is immutable after creation"), "{message}");
 }
+
+#[tokio::test]
+async fn an_address_belongs_to_one_service() {
+    let api = Api::new().await;
+    let services = "/api/v1/namespaces/default/services";
+    let service = |name: &str, address: Option<&str>| {
+        let mut object = json!({"metadata": {"name": name}, "spec": {"ports": [{"port": 80}]}});
+        if let Some(address) = address {
+            object["spec"]["clusterIP"] = address.into();
+        }
+        object
+    };
+    let given = api.post(services, &service("a", None)).await.ok()["spec"]["clusterIP"].as_str().unwrap().to_owned();
+    let message = api.post(services, &service("b", Some(&given))).await.failed(422, "Invalid");
+    assert!(message.contains(&format!("failed to allocate IP {given}: provided IP is already allocated")), "{message}");
+    // Both at once: one gets it.
+    let (one, other) = (service("c", Some("10.96.0.7")), service("d", Some("10.96.0.7")));
+    let (one, other) = tokio::join!(api.post(services, &one), api.post(services, &other));
+    let mut codes = [one.code, other.code];
+    codes.sort_unstable();
+    assert_eq!(codes, [201, 422]);
+    // Whoever is gone needs none.
+    api.delete(&format!("{services}/a"), &json!({})).await.ok();
+    assert_eq!(api.post(services, &service("b", Some(&given))).await.ok()["spec"]["clusterIP"], given);
+    assert_eq!(
+        api.get(&format!("{services}?fieldSelector=spec.clusterIP%3D{given}")).await.ok()["items"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn a_crd_that_is_going_takes_no_new_objects() {
+    let api = with_things().await;
+    let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/hold"]}, "spec": {"size": 1}});
+    api.post(THINGS, &held).await.ok();
+    let definition = format!("{CRDS}/things.example.com");
+    api.delete(&definition, &json!({})).await.ok();
+    assert!(api.get(&definition).await.ok()["metadata"]["deletionTimestamp"].is_string());
+    let late = json!({"metadata": {"name": "late"}, "spec": {"size": 1}});
+    let message = api.post(THINGS, &late).await.failed(405, "MethodNotAllowed");
+    assert_eq!(message, "create not allowed while custom resource definition is terminating");
+    api.patch(&format!("{THINGS}/held"), MERGE, &json!({"metadata": {"finalizers": null}})).await.ok();
+    api.gone(&definition).await;
+}
+
+#[tokio::test]
+async fn objects_of_an_older_schema_are_read_by_the_present_one() {
+    let api = with_things().await;
+    let old = json!({"metadata": {"name": "old"}, "spec": {"size": 1, "list": ["a"]}});
+    let version = api.post(THINGS, &old).await.ok()["metadata"]["resourceVersion"].clone();
+    let spec = json!({"type": "object", "properties": {
+        "size": {"type": "integer"}, "replicas": {"type": "integer", "default": 1}, "colour": {"type": "string", "default": "blue"}}});
+    let changed = crd("things", "Thing", spec);
+    api.patch(&format!("{CRDS}/things.example.com"), MERGE, &json!({"spec": changed["spec"]})).await.ok();
+    let wanted = json!({"size": 1, "replicas": 1, "colour": "blue"});
+    let read = api.get(&format!("{THINGS}/old")).await.ok();
+    assert_eq!((&read["spec"], &read["metadata"]["resourceVersion"]), (&wanted, &version), "nothing was written");
+    assert_eq!(api.get(THINGS).await.ok()["items"][0]["spec"], wanted);
+    let watched = api.get(&format!("{THINGS}?watch=1&resourceVersion=0&timeoutSeconds=1")).await;
+    let line = watched
+        .body
+        .as_str()
+        .map_or_else(|| watched.body.clone(), |text| serde_json::from_str(text.lines().next().unwrap()).unwrap());
+    assert_eq!(line["object"]["spec"], wanted);
+    let patched = api.patch(&format!("{THINGS}/old"), MERGE, &json!({"spec": {"size": 2}})).await.ok();
+    assert_eq!(patched["spec"], json!({"size": 2, "replicas": 1, "colour": "blue"}));
+}

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use subtle::ConstantTimeEq;
 
 use super::rbac::{AccessTarget, Attributes, Policy};
-use super::tokens::{Claims, TokenError, TokenSigner};
+use super::tokens::{Claims, ISSUER, TokenError, TokenSigner};
 use crate::identity::UserInfo;
 use crate::status::ApiError;
 
@@ -43,7 +43,12 @@ impl Authenticator {
     /// Who sent the request. A request without a valid token gets no further.
     pub fn authenticate(&self, headers: &HeaderMap, now: Timestamp) -> Result<UserInfo, ApiError> {
         let token = bearer(headers).ok_or_else(ApiError::unauthorized)?;
-        self.identify(token, now).map(|(user, _)| user).map_err(|error| {
+        let identified = self.identify(token, now).and_then(|(user, audiences)| match audiences {
+            // A token for somebody else must not work here when that somebody turns out to be curious.
+            Some(audiences) if !audiences.iter().any(|a| a == ISSUER) => Err(TokenError::Audience),
+            _ => Ok(user),
+        });
+        identified.map_err(|error| {
             tracing::debug!(%error, "Refused a bearer token");
             ApiError::unauthorized()
         })
@@ -198,8 +203,23 @@ mod tests {
     fn token(uid: &str, pod: Option<Named>, now: Timestamp) -> String {
         let serviceaccount = Named { name: "bot".into(), uid: uid.into() };
         let kubernetes = KubernetesClaims { namespace: "ns".into(), serviceaccount, pod, secret: None, node: None };
-        let claims = Claims::new(kubernetes, Vec::new(), now, SignedDuration::from_hours(1));
+        let claims = Claims::new(kubernetes, vec![ISSUER.into()], now, SignedDuration::from_hours(1));
         authenticator().signer().sign(&claims)
+    }
+
+    #[test]
+    fn a_token_for_somebody_else_does_not_work_here() {
+        let now = Timestamp::now();
+        let serviceaccount = Named { name: "bot".into(), uid: "uid-1".into() };
+        let kubernetes =
+            KubernetesClaims { namespace: "ns".into(), serviceaccount, pod: None, secret: None, node: None };
+        for (audiences, works) in [(vec!["vault"], false), (vec![], false), (vec!["vault", ISSUER], true)] {
+            let audiences = audiences.into_iter().map(str::to_owned).collect();
+            let claims = Claims::new(kubernetes.clone(), audiences, now, SignedDuration::from_hours(1));
+            let token = authenticator().signer().sign(&claims);
+            assert_eq!(authenticator().authenticate(&with_token(&token), now).is_ok(), works);
+            assert!(authenticator().identify(&token, now).is_ok(), "a review may still ask about it");
+        }
     }
 
     #[test]

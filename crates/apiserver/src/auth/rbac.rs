@@ -148,7 +148,7 @@ impl Policy {
         let cluster_roles = aggregated(&objects.cluster_roles);
         let roles: HashMap<(String, String), Vec<Rule>> =
             objects.roles.iter().map(|role| ((namespace(role), name(role)), rules_of(role))).collect();
-        let mut grants = vec![everyone()];
+        let mut grants = vec![everyone(), probers()];
         for binding in &objects.cluster_role_bindings {
             if let Some(rules) = cluster_roles.get(binding["roleRef"]["name"].as_str().unwrap_or_default()) {
                 grants.push(grant(binding, None, rules.clone(), format!("ClusterRoleBinding {:?}", name(binding))));
@@ -287,6 +287,21 @@ fn everyone() -> Grant {
             },
         ],
         source: "the rules for every authenticated user".into(),
+    }
+}
+
+/// What nobody needs a token for: seeing that the server lives.
+fn probers() -> Grant {
+    let list = |items: &[&str]| items.iter().map(|item| (*item).to_owned()).collect::<Vec<_>>();
+    Grant {
+        namespace: None,
+        subjects: vec![Subject::Group("system:unauthenticated".into())],
+        rules: vec![Rule {
+            verbs: list(&["get", "head"]),
+            non_resource_urls: list(&["/healthz", "/livez", "/readyz"]),
+            ..Rule::default()
+        }],
+        source: "the rules for probes".into(),
     }
 }
 

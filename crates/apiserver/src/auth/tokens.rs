@@ -28,6 +28,8 @@ pub enum TokenError {
     NotYet,
     #[error("the token's service account or bound object is gone")]
     Gone,
+    #[error("the token is meant for another audience")]
+    Audience,
 }
 
 /// An object as tokens name it: it must still exist with this uid.

@@ -36,7 +36,7 @@ pub(super) fn service_defaults(object: &mut Value) {
     default_to(spec, "internalTrafficPolicy", "Cluster");
 }
 
-fn cluster_ip() -> String {
+pub(crate) fn cluster_ip() -> String {
     let mut random = rand::rng();
     format!("10.96.{}.{}", random.random_range(1..=254u8), random.random_range(1..=254u8))
 }

@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
+use agent_sandbox_api::quantity::Quantity;
 use serde_json::{Value, json};
 
-use super::{items, metadata, names, quantity, text};
+use super::{items, metadata, names, text};
 use crate::status::{FieldError, Path};
 
 const VOLUME_SOURCES: &[&str] = &[
@@ -279,13 +280,13 @@ pub(super) fn resources(resources: &Value, path: &Path<'_>, errors: &mut Vec<Fie
     for kind in ["limits", "requests"] {
         let at = path.child(kind);
         for (name, amount) in resources[kind].as_object().into_iter().flatten() {
-            match quantity::of(amount) {
+            match Quantity::of_json(amount) {
                 None => errors.push(FieldError::invalid(
                     at.key(name),
                     amount,
                     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
                 )),
-                Some(value) if value < 0.0 => {
+                Some(value) if value < Quantity::ZERO => {
                     errors.push(FieldError::invalid(at.key(name), amount, "must be greater than or equal to 0"));
                 }
                 Some(_) => {}
@@ -295,7 +296,7 @@ pub(super) fn resources(resources: &Value, path: &Path<'_>, errors: &mut Vec<Fie
     let requests = path.child("requests");
     for (name, amount) in resources["requests"].as_object().into_iter().flatten() {
         let Some(limit) = resources["limits"].get(name) else { continue };
-        if let (Some(request), Some(bound)) = (quantity::of(amount), quantity::of(limit))
+        if let (Some(request), Some(bound)) = (Quantity::of_json(amount), Quantity::of_json(limit))
             && request > bound
         {
             let limit = limit.as_str().map_or_else(|| limit.to_string(), str::to_owned);

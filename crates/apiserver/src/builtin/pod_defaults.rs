@@ -1,8 +1,9 @@
 //! Defaults of Pods and of Pod templates.
 
+use agent_sandbox_api::quantity::Quantity;
 use serde_json::{Value, json};
 
-use super::{default_to, items_mut, quantity, text};
+use super::{default_to, items_mut, text};
 
 /// Status of a new Pod.
 pub(super) fn begin(object: &mut Value) {
@@ -150,7 +151,8 @@ fn qos_class(spec: &Value) -> &'static str {
     let mut guaranteed = true;
     for container in super::items(spec, "containers").chain(super::items(spec, "initContainers")) {
         for name in ["cpu", "memory"] {
-            let amount = |kind: &str| quantity::of(&container["resources"][kind][name]).filter(|q| *q > 0.0);
+            let amount =
+                |kind: &str| Quantity::of_json(&container["resources"][kind][name]).filter(|q| *q > Quantity::ZERO);
             let (limit, request) = (amount("limits"), amount("requests"));
             any |= limit.is_some() || request.is_some();
             guaranteed &= limit.is_some() && limit == request;

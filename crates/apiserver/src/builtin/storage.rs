@@ -1,8 +1,9 @@
 //! Persistent volumes, claims and storage classes.
 
+use agent_sandbox_api::quantity::Quantity;
 use serde_json::{Value, json};
 
-use super::{default_to, items, quantity, text};
+use super::{default_to, items, text};
 use crate::status::{FieldError, Path};
 
 const MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
@@ -40,7 +41,7 @@ pub(super) fn validate_claim(object: &Value, errors: &mut Vec<FieldError>) {
     let requests = resources.child("requests");
     match spec["resources"]["requests"].get("storage") {
         None => errors.push(FieldError::required(requests.key("storage"), "")),
-        Some(amount) if quantity::of(amount).is_none_or(|q| q <= 0.0) => {
+        Some(amount) if Quantity::of_json(amount).is_none_or(|q| q <= Quantity::ZERO) => {
             errors.push(FieldError::invalid(requests.key("storage"), amount, "must be greater than zero"));
         }
         Some(_) => {}
@@ -72,7 +73,8 @@ pub(super) fn validate_claim_update(old: &Value, new: &Value, errors: &mut Vec<F
             "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",
         ));
     }
-    let asked = |object: &Value| quantity::of(&object["spec"]["resources"]["requests"]["storage"]).unwrap_or(0.0);
+    let asked =
+        |object: &Value| Quantity::of_json(&object["spec"]["resources"]["requests"]["storage"]).unwrap_or_default();
     if asked(new) < asked(old) {
         errors.push(FieldError::forbidden(
             "spec.resources.requests.storage",

@@ -1,17 +1,23 @@
 //! JSON values as CEL sees them: names escaped, times and durations typed by the schema.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    sync::{Arc, LazyLock},
+};
 
 use base64::Engine as _;
 use kube_cel::cel::{
-    Value as Cel,
+    Context, Program, Value as Cel,
     objects::{Key, Map, OptionalValue},
 };
 use serde_json::Value;
 
+use super::selection::Selection;
 use crate::schema::{Schema, Type};
 
-pub(super) fn to_cel(schema: &Schema, value: &Value) -> Cel {
+/// The selected part of a value.
+pub(super) fn to_cel(schema: &Schema, value: &Value, wanted: &Selection) -> Cel {
     match value {
         Value::Null => Cel::Null,
         Value::Bool(b) => Cel::Bool(*b),
@@ -19,25 +25,28 @@ pub(super) fn to_cel(schema: &Schema, value: &Value) -> Cel {
         Value::Number(n) => n.as_i64().map_or_else(|| Cel::Float(n.as_f64().unwrap_or_default()), Cel::Int),
         Value::String(text) => string(schema, text),
         Value::Array(items) => {
-            let anything = Schema::default();
-            let child = schema.items.as_deref().unwrap_or(&anything);
-            Cel::List(Arc::new(items.iter().map(|item| to_cel(child, item)).collect()))
+            let child = schema.items.as_deref().unwrap_or(&ANYTHING);
+            Cel::List(Arc::new(items.iter().map(|item| to_cel(child, item, &Selection::Everything)).collect()))
         }
         Value::Object(members) => {
-            let anything = Schema::default();
             let is_map = schema.properties.is_empty() && schema.additional.is_some();
             let map: HashMap<Key, Cel> = members
                 .iter()
-                .map(|(name, member)| {
-                    let child = schema.member(name).unwrap_or(&anything);
-                    let key = if is_map { name.clone() } else { escape(name) };
-                    (Key::String(Arc::new(key)), to_cel(child, member))
+                .filter_map(|(name, member)| {
+                    let key = if is_map { Cow::Borrowed(name.as_str()) } else { escape(name) };
+                    let wanted = wanted.member(&key)?;
+                    let child = schema.member(name).unwrap_or(&ANYTHING);
+                    let converted = if wanted.is_presence() { Cel::Null } else { to_cel(child, member, wanted) };
+                    Some((Key::String(Arc::new(key.into_owned())), converted))
                 })
                 .collect();
             Cel::Map(Map { map: Arc::new(map) })
         }
     }
 }
+
+/// The schema of what has none.
+static ANYTHING: LazyLock<Schema> = LazyLock::new(Schema::default);
 
 pub(super) fn optional(value: Option<Cel>) -> Cel {
     let optional = match value {
@@ -58,13 +67,19 @@ fn string(schema: &Schema, text: &str) -> Cel {
     }
 }
 
-/// Times and durations come from CEL's own conversions, so that they compare with the literals of a rule.
+thread_local! {
+    /// Times and durations come from CEL's own conversions, so that they compare with the literals of a rule.
+    static CONVERSIONS: (Context<'static>, Option<Program>, Option<Program>) =
+        (Context::default(), Program::compile("timestamp(text)").ok(), Program::compile("duration(text)").ok());
+}
+
 fn typed(format: &str, text: &str) -> Option<Cel> {
-    use kube_cel::cel::{Context, Program};
-    let function = if format == "date-time" { "timestamp(text)" } else { "duration(text)" };
-    let mut context = Context::default();
-    context.add_variable_from_value("text", Cel::String(Arc::new(text.to_owned())));
-    Program::compile(function).ok()?.execute(&context).ok()
+    CONVERSIONS.with(|(functions, time, duration)| {
+        let program = if format == "date-time" { time } else { duration };
+        let mut context = functions.new_inner_scope();
+        context.add_variable_from_value("text", Cel::String(Arc::new(text.to_owned())));
+        program.as_ref()?.execute(&context).ok()
+    })
 }
 
 /// Words that CEL reserves; fields of that name are written `__namespace__`.
@@ -93,12 +108,17 @@ const RESERVED: &[&str] = &[
 ];
 
 /// A field name as rules must write it.
-pub(super) fn escape(name: &str) -> String {
+pub(super) fn escape(name: &str) -> Cow<'_, str> {
     if RESERVED.contains(&name) {
-        return format!("__{name}__");
+        return format!("__{name}__").into();
     }
     if !name.contains(['.', '-', '/']) && !name.contains("__") {
-        return name.to_owned();
+        return name.into();
     }
-    name.replace("__", "__underscores__").replace('.', "__dot__").replace('-', "__dash__").replace('/', "__slash__")
+    let escaped = name
+        .replace("__", "__underscores__")
+        .replace('.', "__dot__")
+        .replace('-', "__dash__")
+        .replace('/', "__slash__");
+    escaped.into()
 }

@@ -1,67 +1,25 @@
 //! Endpoint slices of services with a selector.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{
     server::Core,
     status::ApiError,
-    store::{Change, CommitError, Draft, Event, EventKind, Expect, ObjectKey, Stored, Write},
+    store::{Change, CommitError, Draft, Expect, ObjectKey, Write},
     verbs::now,
 };
+
+mod services;
+
+pub(super) use services::Services;
+pub(crate) use services::own_address;
 
 /// Endpoints one slice may hold, as in Kubernetes.
 const MAX_ENDPOINTS: usize = 1000;
 
 type Selector = Vec<(String, String)>;
-
-/// The selectors of all services, so that a Pod's event finds its services without parsing them.
-#[derive(Default)]
-pub(super) struct Services {
-    selectors: Mutex<HashMap<ObjectKey, Selector>>,
-}
-
-impl Services {
-    /// Follows a service; returns it when its slices are to be looked at.
-    pub(super) fn follow(&self, event: &Event) -> Option<ObjectKey> {
-        let key = event.object.key.clone();
-        if event.kind == EventKind::Deleted {
-            self.selectors.lock().remove(&key);
-            return None;
-        }
-        Some(self.load(&event.object))
-    }
-
-    pub(super) fn load(&self, service: &Stored) -> ObjectKey {
-        let selector = selector_of(&service.parse());
-        let mut selectors = self.selectors.lock();
-        if selector.is_empty() {
-            selectors.remove(&service.key);
-        } else {
-            selectors.insert(service.key.clone(), selector);
-        }
-        service.key.clone()
-    }
-
-    /// The services that select a Pod, now or before.
-    pub(super) fn concerned(&self, event: &Event) -> Vec<ObjectKey> {
-        let selectors = self.selectors.lock();
-        if selectors.is_empty() {
-            return Vec::new();
-        }
-        let selects = |selector: &Selector, pod: &Stored| selector.iter().all(|(k, v)| pod.label(k) == Some(v));
-        selectors
-            .iter()
-            .filter(|(key, _)| key.namespace == event.object.key.namespace)
-            .filter(|(_, selector)| {
-                selects(selector, &event.object) || event.previous.as_ref().is_some_and(|p| selects(selector, p))
-            })
-            .map(|(key, _)| key.clone())
-            .collect()
-    }
-}
 
 fn selector_of(service: &Value) -> Selector {
     service["spec"]["selector"]
@@ -80,15 +38,16 @@ pub(super) async fn look(core: &Arc<Core>, key: &ObjectKey) -> Result<(), ApiErr
     if selector.is_empty() || service.facts.deleting {
         return Ok(());
     }
-    let mut pods: Vec<Value> = core
-        .store
-        .collection(&"/pods".into())
-        .list(&key.namespace)
+    let all = core.store.collection(&"/pods".into());
+    let pods: Vec<Value> = core
+        .controllers
+        .services
+        .pods(key, &all)
         .into_iter()
-        .filter(|pod| selector.iter().all(|(k, v)| pod.label(k) == Some(v)))
+        .filter_map(|name| all.get(&ObjectKey::new(&key.namespace, &name)))
+        .take(MAX_ENDPOINTS)
         .map(|pod| pod.parse())
         .collect();
-    pods.truncate(MAX_ENDPOINTS);
     let slice = plan(&value, &pods);
     store_slice(core, &slice).await
 }

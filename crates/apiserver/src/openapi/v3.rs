@@ -66,8 +66,8 @@ pub(super) fn add_schemas(resource: &Resource, version: &Version, schemas: &mut 
 }
 
 /// A CRD's schema with the members that every object has and the kind that it describes.
-fn custom(resource: &Resource, version: &Version, schema: &Value) -> Value {
-    let mut schema = schema.clone();
+fn custom(resource: &Resource, version: &Version, schema: &str) -> Value {
+    let mut schema: Value = serde_json::from_str(schema).unwrap_or_else(|_| json!({}));
     schema["x-kubernetes-group-version-kind"] =
         json!([{"group": resource.group, "version": version.name, "kind": resource.kind}]);
     let reference = format!("#/components/schemas/{}", builtin::object_meta());

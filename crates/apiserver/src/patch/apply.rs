@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{
-    fields::{FieldSet, item_edge},
+    fields::{FieldSet, field_edge, item_edge},
     managed::{self, Manager},
 };
 use crate::{
@@ -48,9 +48,10 @@ pub fn apply(
     for entry in entries.iter().filter(|e| !e.is(manager)) {
         others.add(&entry.fields);
     }
-    let dropped = before.minus(&wanted).minus(&others);
+    let dropped = before.without(&wanted).without(&others);
     if !dropped.is_empty() {
-        remove_object(&mut merged, &dropped, schema);
+        others.add(&wanted);
+        remove_object(&mut merged, &dropped, Some(&others), schema);
     }
     managed::entry_of(&mut entries, manager).set_fields(wanted);
     managed::write(&mut merged, entries);
@@ -159,39 +160,44 @@ fn merge_value(target: &mut Value, applied: &Value, schema: Option<&Schema>) {
     }
 }
 
-fn remove_object(target: &mut Value, dropped: &FieldSet, schema: Option<&Schema>) {
+/// Takes away what is `dropped`. A map or list that becomes empty goes too, unless somebody has it as such (`kept`).
+fn remove_object(target: &mut Value, dropped: &FieldSet, kept: Option<&FieldSet>, schema: Option<&Schema>) {
     let Some(members) = target.as_object_mut() else { return };
     let names: Vec<String> = members.keys().cloned().collect();
     for name in names {
-        let Some(gone) = dropped.child(&format!("f:{name}")) else { continue };
+        let edge = field_edge(&name);
+        let Some(gone) = dropped.child(&edge) else { continue };
         let child = if name == "metadata" { None } else { schema.and_then(|s| s.member(&name)) };
-        remove_member(members, &name, gone, child);
+        remove_member(members, &name, gone, kept.and_then(|k| k.child(&edge)), child);
     }
 }
 
-fn remove_member(members: &mut Map<String, Value>, name: &str, gone: &FieldSet, schema: Option<&Schema>) {
+fn remove_member(
+    members: &mut Map<String, Value>,
+    name: &str,
+    gone: &FieldSet,
+    kept: Option<&FieldSet>,
+    schema: Option<&Schema>,
+) {
     let Some(value) = members.get_mut(name) else { return };
     let empty = match value {
-        Value::Object(_) if !leaf(gone) => {
-            remove_object(value, gone, schema);
+        Value::Object(_) if schema.is_none_or(|s| !s.atomic_map) => {
+            remove_object(value, gone, kept, schema);
             value.as_object().is_some_and(Map::is_empty)
         }
-        Value::Array(items) if !leaf(gone) => {
-            remove_items(items, gone, schema);
+        Value::Array(items) if !gone.is_leaf() || schema.is_some_and(|s| s.list_type != ListType::Atomic) => {
+            remove_items(items, gone, kept, schema);
             items.is_empty()
         }
-        _ => true,
+        // What is no longer a map or a list has been replaced as a whole.
+        _ => gone.is_leaf(),
     };
-    if empty {
+    if empty && kept.is_none() {
         members.remove(name);
     }
 }
 
-fn leaf(set: &FieldSet) -> bool {
-    set.contains_node() && set.to_value().as_object().is_some_and(Map::is_empty)
-}
-
-fn remove_items(items: &mut Vec<Value>, gone: &FieldSet, schema: Option<&Schema>) {
+fn remove_items(items: &mut Vec<Value>, gone: &FieldSet, kept: Option<&FieldSet>, schema: Option<&Schema>) {
     let owners = ListType::Map(vec!["uid".into()]);
     let list_type = match schema {
         Some(schema) => &schema.list_type,
@@ -199,12 +205,15 @@ fn remove_items(items: &mut Vec<Value>, gone: &FieldSet, schema: Option<&Schema>
         None => &ListType::Set,
     };
     let child = schema.and_then(|s| s.items.as_deref());
-    items.retain_mut(|item| match gone.child(&item_edge(list_type, child, item)) {
-        None => true,
-        Some(set) if set.contains_node() => false,
-        Some(set) => {
-            remove_object(item, set, child);
-            true
+    items.retain_mut(|item| {
+        let edge = item_edge(list_type, child, item);
+        match gone.child(&edge) {
+            None => true,
+            Some(set) if set.contains_node() => false,
+            Some(set) => {
+                remove_object(item, set, kept.and_then(|k| k.child(&edge)), child);
+                true
+            }
         }
     });
 }
@@ -269,7 +278,7 @@ mod tests {
         let mut new = live.clone();
         new["spec"]["replicas"] = json!(5);
         new["spec"]["labels"]["b"] = json!("2");
-        managed::updated(&live, &mut new, &manager("kubectl", "Update"), Some(&schema()));
+        managed::updated(&live, &mut new, &manager("kubectl", "Update"), Some(&schema()), &mut Vec::new());
         let entries = new["metadata"]["managedFields"].as_array().unwrap();
         assert_eq!(entries[0]["fieldsV1"], json!({"f:spec": {"f:labels": {".": {}, "f:a": {}}}}));
         assert_eq!(entries[1]["fieldsV1"], json!({"f:spec": {"f:labels": {"f:b": {}}, "f:replicas": {}}}));

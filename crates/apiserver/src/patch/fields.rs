@@ -7,11 +7,106 @@ use serde_json::{Map, Value};
 
 use crate::schema::{ListType, Schema, Type};
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FieldSet {
     /// The node itself is in the set (`.`, or a leaf).
     here: bool,
     children: BTreeMap<String, FieldSet>,
+}
+
+/// What fields are listed into: a set to calculate with, or right away the JSON that is stored.
+pub(super) trait Tree: Sized {
+    fn node(here: bool, children: impl Iterator<Item = (String, Self)>) -> Self;
+
+    fn leaf() -> Self {
+        Self::node(true, std::iter::empty())
+    }
+}
+
+impl Tree for FieldSet {
+    fn node(here: bool, children: impl Iterator<Item = (String, Self)>) -> Self {
+        Self { here, children: children.collect() }
+    }
+}
+
+impl Tree for Value {
+    fn node(here: bool, children: impl Iterator<Item = (String, Self)>) -> Self {
+        let mut members: Map<String, Self> = children.collect();
+        if here && !members.is_empty() {
+            members.insert(".".into(), Self::Object(Map::new()));
+        }
+        Self::Object(members)
+    }
+}
+
+/// Every field of an object.
+pub(super) fn of_object<T: Tree>(object: &Value, schema: Option<&Schema>) -> T {
+    let fields = object.as_object().into_iter().flatten().filter_map(|(name, value)| match name.as_str() {
+        "apiVersion" | "kind" => None,
+        "metadata" => of_metadata(value).map(|meta| ("f:metadata".to_owned(), meta)),
+        _ => Some((field_edge(name), of_value(value, schema.and_then(|s| s.member(name))))),
+    });
+    T::node(false, fields)
+}
+
+/// The fields of `metadata` that somebody can own; `None` when there are none.
+pub(super) fn of_metadata<T: Tree>(meta: &Value) -> Option<T> {
+    let owned = |name: &str| !SYSTEM_METADATA.contains(&name);
+    let members = meta.as_object()?;
+    if !members.keys().any(|name| owned(name)) {
+        return None;
+    }
+    let fields = members.iter().filter(|(name, _)| owned(name)).map(|(name, value)| {
+        let child = match (name.as_str(), value) {
+            ("labels" | "annotations", Value::Object(entries)) => {
+                T::node(true, entries.keys().map(|k| (field_edge(k), T::leaf())))
+            }
+            ("finalizers", Value::Array(items)) => T::node(true, items.iter().map(|v| (format!("v:{v}"), T::leaf()))),
+            ("ownerReferences", Value::Array(items)) => {
+                T::node(true, items.iter().map(|owner| (format!("k:{{\"uid\":{}}}", owner["uid"]), T::leaf())))
+            }
+            _ => T::leaf(),
+        };
+        (field_edge(name), child)
+    });
+    Some(T::node(false, fields))
+}
+
+/// The fields of a value.
+pub(super) fn of_value<T: Tree>(value: &Value, schema: Option<&Schema>) -> T {
+    of_item(value, schema, false)
+}
+
+/// The fields of a value; as an item of a list it is a field itself.
+fn of_item<T: Tree>(value: &Value, schema: Option<&Schema>, item: bool) -> T {
+    match (value, schema) {
+        (Value::Object(members), schema) if schema.is_none_or(|s| !s.atomic_map) && !members.is_empty() => {
+            let is_map = schema.is_some_and(|s| s.additional.is_some() && s.properties.is_empty());
+            let member = |name: &str| schema.and_then(|s| s.member(name));
+            let children = members.iter().map(|(name, value)| (field_edge(name), of_value(value, member(name))));
+            T::node(is_map || item, children)
+        }
+        (Value::Array(items), Some(schema)) if schema.list_type != ListType::Atomic => {
+            let child = schema.items.as_deref();
+            let children = items.iter().map(|value| {
+                let fields = match &schema.list_type {
+                    ListType::Set => T::leaf(),
+                    _ => of_item(value, child, true),
+                };
+                (item_edge(&schema.list_type, child, value), fields)
+            });
+            T::node(items.is_empty() || item, children)
+        }
+        _ => T::leaf(),
+    }
+}
+
+/// `f:name`.
+pub(super) fn field_edge(name: &str) -> String {
+    let mut edge = String::with_capacity(name.len() + 2);
+    edge.push_str("f:");
+    edge.push_str(name);
+    edge
 }
 
 /// Metadata that nobody owns.
@@ -36,86 +131,30 @@ impl FieldSet {
 
     /// Every field of an object.
     pub fn of_object(object: &Value, schema: Option<&Schema>) -> Self {
-        let mut set = Self::default();
-        for (name, value) in object.as_object().into_iter().flatten() {
-            match name.as_str() {
-                "apiVersion" | "kind" => {}
-                "metadata" => {
-                    let meta = Self::of_metadata(value);
-                    if !meta.is_empty() {
-                        set.children.insert("f:metadata".into(), meta);
-                    }
-                }
-                _ => {
-                    let child = schema.and_then(|s| s.member(name));
-                    set.children.insert(format!("f:{name}"), Self::of_value(value, child));
-                }
-            }
-        }
-        set
-    }
-
-    fn of_metadata(meta: &Value) -> Self {
-        let mut set = Self::default();
-        for (name, value) in meta.as_object().into_iter().flatten() {
-            if SYSTEM_METADATA.contains(&name.as_str()) {
-                continue;
-            }
-            let child = match (name.as_str(), value) {
-                ("labels" | "annotations", Value::Object(members)) => {
-                    Self { here: true, children: members.keys().map(|k| (format!("f:{k}"), Self::leaf())).collect() }
-                }
-                ("finalizers", Value::Array(items)) => {
-                    Self { here: true, children: items.iter().map(|v| (format!("v:{v}"), Self::leaf())).collect() }
-                }
-                ("ownerReferences", Value::Array(items)) => Self {
-                    here: true,
-                    children: items
-                        .iter()
-                        .map(|owner| (format!("k:{{\"uid\":{}}}", owner["uid"]), Self::leaf()))
-                        .collect(),
-                },
-                _ => Self::leaf(),
-            };
-            set.children.insert(format!("f:{name}"), child);
-        }
-        set
+        of_object(object, schema)
     }
 
     fn leaf() -> Self {
         Self { here: true, children: BTreeMap::new() }
     }
 
-    fn of_value(value: &Value, schema: Option<&Schema>) -> Self {
-        match (value, schema) {
-            (Value::Object(members), Some(schema)) if !schema.atomic_map && !members.is_empty() => {
-                let is_map = schema.additional.is_some() && schema.properties.is_empty();
-                let children = members
-                    .iter()
-                    .map(|(name, member)| (format!("f:{name}"), Self::of_value(member, schema.member(name))))
-                    .collect();
-                Self { here: is_map, children }
-            }
-            (Value::Object(members), None) if !members.is_empty() => Self {
-                here: false,
-                children: members.iter().map(|(k, v)| (format!("f:{k}"), Self::of_value(v, None))).collect(),
-            },
-            (Value::Array(items), Some(schema)) if schema.list_type != ListType::Atomic => {
-                let child = schema.items.as_deref();
-                let children = items
-                    .iter()
-                    .map(|item| {
-                        let mut set = match &schema.list_type {
-                            ListType::Set => Self::leaf(),
-                            _ => Self::of_value(item, child),
-                        };
-                        set.here = true;
-                        (item_edge(&schema.list_type, child, item), set)
-                    })
-                    .collect();
-                Self { here: items.is_empty(), children }
-            }
-            _ => Self::leaf(),
+    /// A field without fields of its own.
+    pub(super) fn is_leaf(&self) -> bool {
+        self.here && self.children.is_empty()
+    }
+
+    pub(super) fn children(&self) -> impl Iterator<Item = (&String, &Self)> {
+        self.children.iter()
+    }
+
+    pub(super) fn include_node(&mut self) {
+        self.here = true;
+    }
+
+    /// Adds a child, unless it is empty.
+    pub(super) fn insert(&mut self, edge: String, child: Self) {
+        if !child.is_empty() {
+            self.children.insert(edge, child);
         }
     }
 
@@ -137,7 +176,7 @@ impl FieldSet {
         set
     }
 
-    fn changed_metadata(old: &Value, new: &Value) -> Self {
+    pub(super) fn changed_metadata(old: &Value, new: &Value) -> Self {
         let mut set = Self::default();
         for (name, value) in new.as_object().into_iter().flatten() {
             if SYSTEM_METADATA.contains(&name.as_str()) {
@@ -164,7 +203,7 @@ impl FieldSet {
         set
     }
 
-    fn changed_value(old: &Value, new: &Value, schema: Option<&Schema>) -> Self {
+    pub(super) fn changed_value(old: &Value, new: &Value, schema: Option<&Schema>) -> Self {
         if old == new {
             return Self::default();
         }
@@ -215,13 +254,23 @@ impl FieldSet {
         for (edge, child) in &self.children {
             let left = match other.children.get(edge) {
                 // A leaf that was removed or replaced as a whole takes everything below with it.
-                Some(gone) if gone.here && gone.children.is_empty() => continue,
+                Some(gone) if gone.is_leaf() => continue,
                 Some(gone) => child.minus(gone),
                 None => child.clone(),
             };
             if !left.is_empty() {
                 out.children.insert(edge.clone(), left);
             }
+        }
+        out
+    }
+
+    /// Fields of this set that are not in `other`, field by field.
+    pub fn without(&self, other: &Self) -> Self {
+        let mut out = Self { here: self.here && !other.here, children: BTreeMap::new() };
+        for (edge, child) in &self.children {
+            let left = other.children.get(edge).map_or_else(|| child.clone(), |theirs| child.without(theirs));
+            out.insert(edge.clone(), left);
         }
         out
     }
@@ -304,20 +353,29 @@ impl FieldSet {
 
 /// `k:{"name":"a"}` or `v:"a"`.
 pub(super) fn item_edge(list_type: &ListType, item_schema: Option<&Schema>, item: &Value) -> String {
-    match list_type {
-        ListType::Map(keys) => {
-            let mut sorted: Vec<&String> = keys.iter().collect();
-            sorted.sort();
-            let key: Vec<String> = sorted
-                .into_iter()
-                .map(|k| {
-                    let value = item.get(k).cloned().unwrap_or_else(|| default_of(item_schema, k));
-                    format!("{}:{value}", Value::from(k.as_str()))
-                })
-                .collect();
-            format!("k:{{{}}}", key.join(","))
+    let ListType::Map(keys) = list_type else { return format!("v:{item}") };
+    let mut sorted: Vec<&str> = keys.iter().map(String::as_str).collect();
+    sorted.sort_unstable();
+    let mut edge = "k:{".to_owned();
+    for (i, key) in sorted.into_iter().enumerate() {
+        if i > 0 {
+            edge.push(',');
         }
-        _ => format!("v:{item}"),
+        push_json(&mut edge, &key);
+        edge.push(':');
+        match item.get(key) {
+            Some(value) => push_json(&mut edge, value),
+            None => push_json(&mut edge, &default_of(item_schema, key)),
+        }
+    }
+    edge.push('}');
+    edge
+}
+
+fn push_json(out: &mut String, value: &impl serde::Serialize) {
+    // A String takes everything, and values have only text for keys.
+    if let Ok(text) = serde_json::to_string(value) {
+        out.push_str(&text);
     }
 }
 

@@ -7,6 +7,10 @@ use crate::status::ApiError;
 
 /// More operations than this are refused, as in Kubernetes.
 const MAX_OPERATIONS: usize = 10_000;
+/// Bytes that all copies together may add: each could double the object.
+const MAX_COPIED: usize = 3 << 20;
+/// Deeper objects could not be read back.
+const MAX_DEPTH: usize = 128;
 
 #[derive(Debug, Deserialize)]
 struct Operation {
@@ -44,8 +48,9 @@ impl JsonPatch {
     }
 
     pub fn apply(&self, mut object: Value) -> Result<Value, ApiError> {
+        let mut copied = 0;
         for operation in &self.operations {
-            apply(&mut object, operation).map_err(|why| {
+            apply(&mut object, operation, &mut copied).map_err(|why| {
                 ApiError::new(
                     http::StatusCode::UNPROCESSABLE_ENTITY,
                     "Invalid",
@@ -61,17 +66,27 @@ impl JsonPatch {
     }
 }
 
-fn apply(object: &mut Value, operation: &Operation) -> Result<(), String> {
+fn apply(object: &mut Value, operation: &Operation, copied: &mut usize) -> Result<(), String> {
     let path = &operation.path;
+    let depth = path.bytes().filter(|b| *b == b'/').count();
+    let fits = |value: &Value| match depth + height(value) {
+        levels if levels > MAX_DEPTH => Err(format!("{levels} levels at {path:?} are more than {MAX_DEPTH}")),
+        _ => Ok(()),
+    };
     let value =
         || operation.value.clone().ok_or_else(|| format!("{} operation on {path:?} has no value", operation.op));
     let from =
         || operation.from.as_deref().ok_or_else(|| format!("{} operation on {path:?} has no from", operation.op));
     match operation.op.as_str() {
-        "add" => add(object, path, value()?),
+        "add" => {
+            let value = value()?;
+            fits(&value)?;
+            add(object, path, value)
+        }
         "remove" => remove(object, path).map(drop),
         "replace" => {
             let value = value()?;
+            fits(&value)?;
             *find(object, path)? = value;
             Ok(())
         }
@@ -81,10 +96,17 @@ fn apply(object: &mut Value, operation: &Operation) -> Result<(), String> {
                 return Err(format!("cannot move {from:?} into itself at {path:?}"));
             }
             let value = remove(object, from)?;
+            fits(&value)?;
             add(object, path, value)
         }
         "copy" => {
-            let value = find(object, from()?)?.clone();
+            let value = find(object, from()?)?;
+            fits(value)?;
+            *copied += size(value);
+            if *copied > MAX_COPIED {
+                return Err(format!("copies add more than {MAX_COPIED} bytes"));
+            }
+            let value = value.clone();
             add(object, path, value)
         }
         "test" => {
@@ -93,6 +115,25 @@ fn apply(object: &mut Value, operation: &Operation) -> Result<(), String> {
             if *actual == wanted { Ok(()) } else { Err(format!("testing path {path:?} value failed")) }
         }
         other => Err(format!("unexpected patch operation {other:?}")),
+    }
+}
+
+/// How many levels a value has. Values are never deeper than what was read or checked before.
+fn height(value: &Value) -> usize {
+    match value {
+        Value::Object(members) => 1 + members.values().map(height).max().unwrap_or(0),
+        Value::Array(items) => 1 + items.iter().map(height).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// About how many bytes a value has as text.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Object(members) => 2 + members.iter().map(|(name, member)| name.len() + 4 + size(member)).sum::<usize>(),
+        Value::Array(items) => 2 + items.iter().map(|item| 1 + size(item)).sum::<usize>(),
+        Value::String(text) => 2 + text.len(),
+        _ => 4,
     }
 }
 
@@ -215,6 +256,23 @@ mod tests {
             assert!(error.message.contains(text), "{}", error.message);
         }
         assert_eq!(JsonPatch::parse(b"{}").unwrap_err().code, 400);
+    }
+
+    #[test]
+    fn copies_and_nesting_are_bounded() {
+        let patch = |operations: Value| JsonPatch::parse(operations.to_string().as_bytes()).unwrap();
+        let doubling: Vec<Value> =
+            (0..60).map(|n| json!({"op": "copy", "from": "", "path": format!("/c{n}")})).collect();
+        let error = patch(doubling.into()).apply(json!({"text": "x".repeat(1000)})).unwrap_err();
+        assert!(error.message.contains("copies add more than"), "{}", error.message);
+        let mut path = "/a".to_owned();
+        let mut nesting = Vec::new();
+        for _ in 0..MAX_DEPTH {
+            nesting.push(json!({"op": "add", "path": path, "value": {"a": {}}}));
+            path.push_str("/a");
+        }
+        let error = patch(nesting.into()).apply(json!({})).unwrap_err();
+        assert!(error.message.contains("levels at"), "{}", error.message);
     }
 
     proptest! {

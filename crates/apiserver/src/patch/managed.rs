@@ -1,8 +1,13 @@
 //! `metadata.managedFields`: who set which field, kept up to date by every write.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::fields::FieldSet;
+use super::{
+    diff::Diff,
+    fields::FieldSet,
+    record,
+    texts::{self, Text},
+};
 use crate::{schema::Schema, verbs::now};
 
 /// The author of a write.
@@ -26,15 +31,7 @@ pub(super) struct Entry {
 
 impl Entry {
     fn new(manager: &Manager, fields: FieldSet) -> Self {
-        let mut raw = Map::new();
-        raw.insert("manager".into(), manager.name.as_str().into());
-        raw.insert("operation".into(), manager.operation.into());
-        raw.insert("apiVersion".into(), manager.api_version.as_str().into());
-        raw.insert("fieldsType".into(), "FieldsV1".into());
-        if !manager.subresource.is_empty() {
-            raw.insert("subresource".into(), manager.subresource.as_str().into());
-        }
-        Self { raw, fields, changed: true }
+        Self { raw: header(manager), fields, changed: true }
     }
 
     fn text(&self, key: &str) -> &str {
@@ -42,11 +39,7 @@ impl Entry {
     }
 
     pub(super) fn is(&self, manager: &Manager) -> bool {
-        self.text("manager") == manager.name
-            && self.text("operation") == manager.operation
-            && self.text("subresource") == manager.subresource
-            // Updates of another version are another entry; an applier owns its fields in every version.
-            && (manager.operation == "Apply" || self.text("apiVersion") == manager.api_version)
+        matches(&self.raw, manager)
     }
 
     pub(super) fn label(&self) -> String {
@@ -115,49 +108,130 @@ pub(super) fn entry_of<'a>(entries: &'a mut Vec<Entry>, manager: &Manager) -> &'
     entry
 }
 
-/// Records that `manager` made the whole object.
-pub(crate) fn created(object: &mut Value, manager: &Manager, schema: Option<&Schema>) {
-    let fields = FieldSet::of_object(object, schema);
-    write(object, vec![Entry::new(manager, fields)]);
+/// Records that `manager` made the whole object. In the record, a number stands for the text returned.
+pub(crate) fn created(object: &mut Value, manager: &Manager, schema: Option<&Schema>) -> Vec<Text> {
+    let text = texts::created(object, schema);
+    let Some(meta) = object["metadata"].as_object_mut() else { return Vec::new() };
+    let Some(text) = text else {
+        meta.remove("managedFields");
+        return Vec::new();
+    };
+    let mut entry = header(manager);
+    entry.insert("time".into(), now().into());
+    entry.insert("fieldsV1".into(), 0.into());
+    meta.insert("managedFields".into(), Value::Array(vec![Value::Object(entry)]));
+    vec![text]
 }
 
-/// Records what `manager` changed: it owns every field it set, and nobody owns what it removed.
-pub(crate) fn updated(old: &Value, new: &mut Value, manager: &Manager, schema: Option<&Schema>) {
-    // An explicit reset by the client, as Kubernetes reads it.
-    if new["metadata"]["managedFields"] == json!([{}]) || new["metadata"]["managedFields"] == json!([]) {
+/// Records what `manager` changed: it owns every field it set, and nobody owns what it removed. False when nothing that can be owned
+/// differs. Numbers in the record stand for `texts`.
+pub(crate) fn updated(
+    old: &Value,
+    new: &mut Value,
+    manager: &Manager,
+    schema: Option<&Schema>,
+    texts: &mut Vec<Text>,
+) -> bool {
+    if is_reset(&new["metadata"]["managedFields"]) {
         if let Some(meta) = new["metadata"].as_object_mut() {
             meta.remove("managedFields");
         }
-        return;
+        return true;
     }
-    let before = FieldSet::of_object(old, schema);
-    let after = FieldSet::of_object(new, schema);
-    let removed = before.minus(&after);
-    let mut touched = FieldSet::changed(old, new, schema);
-    touched.add(&after.minus(&before));
-    let mut entries = read(old);
-    if touched.is_empty() && removed.is_empty() {
-        copy_entries(old, new);
-        return;
-    }
-    for entry in &mut entries {
-        if !entry.is(manager) {
-            let kept = entry.fields.minus(&touched).minus(&removed);
-            entry.set_fields(kept);
-        }
-    }
-    let own = entry_of(&mut entries, manager);
-    let mut fields = own.fields.minus(&removed);
-    fields.add(&touched);
-    own.set_fields(fields);
-    write(new, entries);
-}
-
-fn copy_entries(old: &Value, new: &mut Value) {
-    if let Some(meta) = new["metadata"].as_object_mut() {
-        match old["metadata"].get("managedFields") {
+    let diff = Diff::between(old, new, schema);
+    let Some(meta) = new["metadata"].as_object_mut() else { return !diff.is_empty() };
+    let before = old["metadata"].get("managedFields");
+    // Usually the client left the record alone: then it is edited where it is.
+    if meta.get("managedFields") != before {
+        match before {
             Some(list) => meta.insert("managedFields".into(), list.clone()),
             None => meta.remove("managedFields"),
         };
     }
+    if diff.is_empty() {
+        return false;
+    }
+    if !meta.get("managedFields").is_some_and(Value::is_array) {
+        meta.insert("managedFields".into(), Value::Array(Vec::new()));
+    }
+    if let Some(entries) = meta.get_mut("managedFields").and_then(Value::as_array_mut) {
+        edit(entries, &diff, manager, texts);
+        if entries.is_empty() {
+            meta.remove("managedFields");
+        }
+    }
+    true
+}
+
+/// An explicit reset by the client, as Kubernetes reads it: `[]` or `[{}]`.
+fn is_reset(list: &Value) -> bool {
+    match list.as_array().map(Vec::as_slice) {
+        Some([]) => true,
+        Some([only]) => only.as_object().is_some_and(Map::is_empty),
+        _ => false,
+    }
+}
+
+fn edit(entries: &mut Vec<Value>, diff: &Diff, manager: &Manager, texts: &mut Vec<Text>) {
+    entries.retain(Value::is_object);
+    if !entries.iter().any(|e| is_of(e, manager)) {
+        entries.push(Value::Object(header(manager)));
+    }
+    for entry in entries.iter_mut() {
+        let own = is_of(entry, manager);
+        let Some(members) = entry.as_object_mut() else { continue };
+        let fields = members.entry("fieldsV1").or_insert(Value::Null);
+        let text = fields.as_u64().and_then(|number| texts.get(number as usize)).cloned();
+        let changed = match text {
+            Some(text) => edit_text(fields, &text, diff, own, texts),
+            None => {
+                let removed = record::subtract(fields, &diff.removed);
+                let touched =
+                    if own { record::add(fields, &diff.touched) } else { record::subtract(fields, &diff.touched) };
+                removed | touched
+            }
+        };
+        if changed || !members.contains_key("time") {
+            members.insert("time".into(), now().into());
+        }
+    }
+    entries.retain(|e| !record::is_empty(&e["fieldsV1"]));
+}
+
+fn edit_text(fields: &mut Value, text: &Text, diff: &Diff, own: bool, texts: &mut Vec<Text>) -> bool {
+    match texts::edited(text, diff, own) {
+        None => *fields = Value::Null,
+        Some(same) if std::sync::Arc::ptr_eq(&same, text) => return false,
+        Some(other) => {
+            *fields = texts.len().into();
+            texts.push(other);
+        }
+    }
+    true
+}
+
+fn is_of(entry: &Value, manager: &Manager) -> bool {
+    entry.as_object().is_some_and(|members| matches(members, manager))
+}
+
+fn matches(entry: &Map<String, Value>, manager: &Manager) -> bool {
+    let text = |key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default();
+    text("manager") == manager.name
+        && text("operation") == manager.operation
+        && text("subresource") == manager.subresource
+        // Updates of another version are another entry; an applier owns its fields in every version.
+        && (manager.operation == "Apply" || text("apiVersion") == manager.api_version)
+}
+
+/// An entry without fields.
+fn header(manager: &Manager) -> Map<String, Value> {
+    let mut raw = Map::new();
+    raw.insert("manager".into(), manager.name.as_str().into());
+    raw.insert("operation".into(), manager.operation.into());
+    raw.insert("apiVersion".into(), manager.api_version.as_str().into());
+    raw.insert("fieldsType".into(), "FieldsV1".into());
+    if !manager.subresource.is_empty() {
+        raw.insert("subresource".into(), manager.subresource.as_str().into());
+    }
+    raw
 }

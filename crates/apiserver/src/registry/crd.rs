@@ -49,6 +49,8 @@ pub fn compile_crd(crd: &Value) -> Result<Resource, Vec<FieldError>> {
         origin: Origin::Custom {
             crd_name: text(&crd["metadata"]["name"]),
             crd_uid: text(&crd["metadata"]["uid"]),
+            crd_generation: crd["metadata"]["generation"].as_i64().unwrap_or(0),
+            schema_since: text(&crd["metadata"]["resourceVersion"]).parse().unwrap_or(0),
             conversion: conversion(&spec["conversion"]),
         },
         group,
@@ -62,8 +64,8 @@ pub fn compile_crd(crd: &Value) -> Result<Resource, Vec<FieldError>> {
 fn version(group: &str, kind: &str, raw: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) -> Version {
     let name = text(&raw["name"]);
     let api_version = format!("{group}/{name}");
-    let openapi = raw["schema"].get("openAPIV3Schema").cloned();
-    let schema = openapi.as_ref().and_then(|raw_schema| {
+    let openapi = raw["schema"].get("openAPIV3Schema");
+    let schema = openapi.and_then(|raw_schema| {
         let schema_path = path.child("schema");
         let schema_path = schema_path.child("openAPIV3Schema");
         match Schema::compile(raw_schema, &schema_path) {
@@ -89,7 +91,7 @@ fn version(group: &str, kind: &str, raw: &Value, path: &Path<'_>, errors: &mut V
         },
         columns: raw["additionalPrinterColumns"].as_array().into_iter().flatten().map(column).collect(),
         schema,
-        openapi: openapi.map(Arc::new),
+        openapi: openapi.map(|raw| raw.to_string().into()),
         name,
         api_version,
     }

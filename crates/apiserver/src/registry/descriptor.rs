@@ -46,6 +46,28 @@ impl Resource {
         self.versions.iter().position(|v| v.api_version == self.storage_version).unwrap_or(0)
     }
 
+    /// The schema that an object stored in `api_version` must be brought up to date with when it is read, if it may be older.
+    pub(crate) fn newer_schema(&self, api_version: &str, version: u64) -> Option<&Schema> {
+        let Origin::Custom { schema_since, .. } = &self.origin else { return None };
+        if version >= *schema_since {
+            return None;
+        }
+        self.versions.iter().find(|v| v.api_version == api_version)?.schema.as_deref()
+    }
+
+    /// Keeps what is known about an earlier state of the same CRD: its schema is as old as its spec.
+    pub(super) fn succeed(&mut self, earlier: &Self) {
+        if let (
+            Origin::Custom { crd_uid, crd_generation, schema_since, .. },
+            Origin::Custom { crd_uid: uid, crd_generation: generation, schema_since: since, .. },
+        ) = (&mut self.origin, &earlier.origin)
+            && crd_uid == uid
+            && crd_generation == generation
+        {
+            *schema_since = *since;
+        }
+    }
+
     /// True for collections that need not survive a power cut: events.
     pub fn ephemeral(&self) -> bool {
         &*self.storage == "/events"
@@ -61,6 +83,10 @@ pub enum Origin {
     Custom {
         crd_name: String,
         crd_uid: String,
+        /// Counts the changes of the CRD's spec.
+        crd_generation: i64,
+        /// Objects of an older version were stored under another schema, perhaps.
+        schema_since: u64,
         conversion: Conversion,
     },
 }
@@ -96,8 +122,8 @@ pub struct Version {
     pub columns: Vec<PrinterColumn>,
     /// Structural schema of a custom resource.
     pub schema: Option<Arc<Schema>>,
-    /// The same schema as the CRD gave it, for OpenAPI.
-    pub openapi: Option<Arc<Value>>,
+    /// The same schema as the CRD gave it, for OpenAPI: as text, because it is rarely asked for.
+    pub openapi: Option<Arc<str>>,
 }
 
 #[derive(Debug, Clone, Default)]

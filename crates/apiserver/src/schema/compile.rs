@@ -90,7 +90,7 @@ fn node(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldError>
         atomic_map: raw["x-kubernetes-map-type"] == "atomic",
         list_type: list_type(raw, path, errors),
         required: strings(&raw["required"]),
-        checks: checks(raw, path, depth, errors),
+        checks: checks(raw, path, depth, errors).boxed(),
         ..Schema::default()
     };
     children(&mut schema, raw, path, depth, errors);

@@ -57,10 +57,10 @@ fn node(schema: &Schema, value: &Value, path: &Path<'_>, errors: &mut Vec<FieldE
         errors.push(FieldError::wrong_type(path, value, wanted));
         return;
     }
-    scalar(&schema.checks, value, path, errors);
+    scalar(schema.checks(), value, path, errors);
     match value {
         Value::Object(members) => {
-            sizes_of_map(&schema.checks, members.len(), path, errors);
+            sizes_of_map(schema.checks(), members.len(), path, errors);
             if schema.embedded_resource {
                 embedded(members, path, errors);
                 resource(schema, members, path, errors);
@@ -199,7 +199,7 @@ fn sizes_of_map(checks: &Checks, count: usize, path: &Path<'_>, errors: &mut Vec
 }
 
 fn list(schema: &Schema, items: &[Value], path: &Path<'_>, errors: &mut Vec<FieldError>) {
-    let checks = &schema.checks;
+    let checks = schema.checks();
     if let Some(max) = checks.max_items.filter(|m| items.len() > *m) {
         errors.push(FieldError::too_many(path, items.len(), max));
     }
@@ -211,32 +211,41 @@ fn list(schema: &Schema, items: &[Value], path: &Path<'_>, errors: &mut Vec<Fiel
             node(child, item, &path.index(i), errors);
         }
     }
-    let mut seen = HashSet::new();
     match &schema.list_type {
         ListType::Map(keys) => {
-            for (i, item) in items.iter().enumerate() {
-                let key: Map<String, Value> =
-                    keys.iter().filter_map(|k| item.get(k).map(|v| (k.clone(), v.clone()))).collect();
-                let key = Value::Object(key);
-                if !seen.insert(key.to_string()) {
-                    errors.push(FieldError::duplicate(path.index(i), &key));
-                }
+            let key = |item: &Value| -> Value {
+                let named = keys.iter().filter_map(|k| item.get(k).map(|v| (k.clone(), v.clone())));
+                Value::Object(named.collect())
+            };
+            let same = |one: &Value, other: &Value| keys.iter().all(|k| one.get(k) == other.get(k));
+            for i in duplicates(items, same, |item| key(item).to_string()) {
+                errors.push(FieldError::duplicate(path.index(i), &key(&items[i])));
             }
         }
         ListType::Set => {
-            for (i, item) in items.iter().enumerate() {
-                if !seen.insert(item.to_string()) {
-                    errors.push(FieldError::duplicate(path.index(i), item));
-                }
+            for i in duplicates(items, Value::eq, Value::to_string) {
+                errors.push(FieldError::duplicate(path.index(i), &items[i]));
             }
         }
         ListType::Atomic if checks.unique_items => {
-            if !items.iter().all(|item| seen.insert(item.to_string())) {
+            if !duplicates(items, Value::eq, Value::to_string).is_empty() {
                 errors.push(in_body(&Value::Array(items.to_vec()), path, "shouldn't contain duplicates"));
             }
         }
         ListType::Atomic => {}
     }
+}
+
+/// Lists up to this long are compared item by item, which needs no memory.
+const SHORT: usize = 48;
+
+/// Positions of items that stand in the list before. `text` tells items apart exactly as `same` does.
+fn duplicates(items: &[Value], same: impl Fn(&Value, &Value) -> bool, text: impl Fn(&Value) -> String) -> Vec<usize> {
+    if items.len() <= SHORT {
+        return (1..items.len()).filter(|i| items[..*i].iter().any(|earlier| same(earlier, &items[*i]))).collect();
+    }
+    let mut seen = HashSet::new();
+    items.iter().enumerate().filter(|(_, item)| !seen.insert(text(item))).map(|(i, _)| i).collect()
 }
 
 fn passes(schema: &Schema, value: &Value) -> bool {
@@ -246,7 +255,7 @@ fn passes(schema: &Schema, value: &Value) -> bool {
 }
 
 fn branches(schema: &Schema, value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
-    let checks = &schema.checks;
+    let checks = schema.checks();
     for branch in &checks.all_of {
         node(branch, value, path, errors);
     }
@@ -272,7 +281,7 @@ fn branches(schema: &Schema, value: &Value, path: &Path<'_>, errors: &mut Vec<Fi
 
 /// Checks of the root object, whose members alone are passed on.
 fn combinations(schema: &Schema, members: &Map<String, Value>, path: &Path<'_>, errors: &mut Vec<FieldError>) {
-    let checks = &schema.checks;
+    let checks = schema.checks();
     if checks.all_of.is_empty() && checks.any_of.is_empty() && checks.one_of.is_empty() && checks.not.is_none() {
         return;
     }

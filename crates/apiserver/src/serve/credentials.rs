@@ -5,7 +5,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -32,6 +32,19 @@ pub struct Credentials {
     signing_key: String,
 }
 
+/// New secrets that are not in their file yet. They may be used, but not handed out, before they are saved.
+#[must_use]
+pub struct Unsaved {
+    path: PathBuf,
+    text: Vec<u8>,
+}
+
+impl Unsaved {
+    pub fn save(self) -> Result<(), ServeError> {
+        private_file::write(&self.path, &self.text)
+    }
+}
+
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("ca_name", &self.ca_name).field("secrets", &"[redacted]").finish()
@@ -56,15 +69,16 @@ impl Credentials {
         })
     }
 
-    /// Reads the file at `path`, or makes it. A CA that nears its end is replaced, the tokens are kept.
-    pub fn load_or_create(path: &Path, name: &str, now: Timestamp) -> Result<Self, ServeError> {
+    /// Reads the file at `path`, or makes new secrets, which are still to be saved. A CA that nears its end is replaced, the tokens are
+    /// kept.
+    pub fn load_or_generate(path: &Path, name: &str, now: Timestamp) -> Result<(Self, Option<Unsaved>), ServeError> {
         let stored = match fs::read(path) {
             Ok(bytes) => Some(Self::parse(path, &bytes)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(source) => return Err(ServeError::File { action: "read", path: path.to_owned(), source }),
         };
         match stored {
-            Some(credentials) if now < credentials.ca_expires - CA_RENEWAL => Ok(credentials),
+            Some(credentials) if now < credentials.ca_expires - CA_RENEWAL => Ok((credentials, None)),
             stored => {
                 let mut fresh = Self::generate(name, now)?;
                 if let Some(old) = stored {
@@ -72,8 +86,7 @@ impl Credentials {
                     fresh.signing_key = old.signing_key;
                 }
                 let text = serde_json::to_vec_pretty(&fresh).expect("strings and a time are always JSON");
-                private_file::write(path, &text)?;
-                Ok(fresh)
+                Ok((fresh, Some(Unsaved { path: path.to_owned(), text })))
             }
         }
     }
@@ -137,13 +150,19 @@ mod tests {
 
     use super::*;
 
+    fn load_or_create(path: &Path, now: Timestamp) -> Result<Credentials, ServeError> {
+        let (credentials, unsaved) = Credentials::load_or_generate(path, "test", now)?;
+        unsaved.map_or(Ok(()), Unsaved::save)?;
+        Ok(credentials)
+    }
+
     #[test]
     fn secrets_survive_a_restart_and_only_the_owner_reads_them() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pki/credentials.json");
         let now: Timestamp = "2024-01-01T00:00:00Z".parse().unwrap();
-        let first = Credentials::load_or_create(&path, "test", now).unwrap();
-        let second = Credentials::load_or_create(&path, "test", now).unwrap();
+        let first = load_or_create(&path, now).unwrap();
+        let second = load_or_create(&path, now).unwrap();
         assert_eq!(first.admin_token(), second.admin_token());
         assert_eq!(first.ca_certificate(), second.ca_certificate());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -155,9 +174,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("credentials.json");
         let now: Timestamp = "2024-01-01T00:00:00Z".parse().unwrap();
-        let first = Credentials::load_or_create(&path, "test", now).unwrap();
+        let first = load_or_create(&path, now).unwrap();
         let later = now + SignedDuration::from_hours(9 * 365 * 24 + 24);
-        let second = Credentials::load_or_create(&path, "test", later).unwrap();
+        let second = load_or_create(&path, later).unwrap();
         assert_ne!(first.ca_certificate(), second.ca_certificate());
         assert_eq!(first.admin_token(), second.admin_token());
     }
@@ -169,7 +188,7 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         for damage in ["", "{}", "not json"] {
             fs::write(&path, damage).unwrap();
-            let error = Credentials::load_or_create(&path, "test", now).unwrap_err();
+            let error = load_or_create(&path, now).unwrap_err();
             assert!(error.to_string().contains("credentials.json"), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), damage);
         }

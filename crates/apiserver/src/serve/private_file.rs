@@ -16,7 +16,10 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), ServeError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}.tmp", uuid::Uuid::new_v4().simple()));
     let temporary = Path::new(&temporary);
-    let outcome = write_new(temporary, contents).and_then(|()| fs::rename(temporary, path));
+    let outcome = write_new(temporary, contents).and_then(|()| fs::rename(temporary, path)).and_then(|()| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::File::open(folder)?.sync_all()
+    });
     if outcome.is_err() {
         // The first error is the one to report; the leftover may not even exist.
         let _ = fs::remove_file(temporary);

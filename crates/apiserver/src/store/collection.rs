@@ -55,7 +55,24 @@ pub struct Collection {
     any: watch::Sender<u64>,
     /// Watches of a single object are told directly: thousands of clients waiting for their own claim must not all wake
     /// for each other's.
-    named: Mutex<HashMap<ObjectKey, Vec<mpsc::Sender<Event>>>>,
+    named: Mutex<Named>,
+}
+
+#[derive(Default)]
+struct Named {
+    senders: HashMap<ObjectKey, Vec<mpsc::Sender<Event>>>,
+    /// Watches that ended are looked for when there are this many: each new watch must not look at all others.
+    sweep_at: usize,
+}
+
+impl Named {
+    fn sweep(&mut self) {
+        self.senders.retain(|_, senders| {
+            senders.retain(|s| !s.is_closed());
+            !senders.is_empty()
+        });
+        self.sweep_at = 64.max(2 * self.senders.len());
+    }
 }
 
 struct Inner {
@@ -172,11 +189,12 @@ impl Collection {
     pub fn subscribe_object(&self, key: &ObjectKey) -> mpsc::Receiver<Event> {
         let (sender, receiver) = mpsc::channel(NAMED_QUEUE);
         let mut named = self.named.lock();
-        named.retain(|_, senders| {
-            senders.retain(|s| !s.is_closed());
-            !senders.is_empty()
-        });
-        named.entry(key.clone()).or_default().push(sender);
+        if named.senders.len() >= named.sweep_at {
+            named.sweep();
+        }
+        let senders = named.senders.entry(key.clone()).or_default();
+        senders.retain(|s| !s.is_closed());
+        senders.push(sender);
         receiver
     }
 
@@ -198,7 +216,7 @@ impl Collection {
             inner.remember(event.clone());
         }
         self.any.send_replace(version);
-        if let Some(senders) = self.named.lock().get_mut(&key) {
+        if let Some(senders) = self.named.lock().senders.get_mut(&key) {
             senders.retain(|s| s.try_send(event.clone()).is_ok());
         }
     }
@@ -218,7 +236,7 @@ impl Inner {
 
 /// What an event keeps alive that the collection itself does not.
 fn weight(event: &Event) -> usize {
-    let previous = event.previous.as_ref().map_or(0, |p| p.json().len());
-    let gone = if event.kind == EventKind::Deleted { event.object.json().len() } else { 0 };
+    let previous = event.previous.as_ref().map_or(0, |p| p.own_len());
+    let gone = if event.kind == EventKind::Deleted { event.object.own_len() } else { 0 };
     previous + gone + 128
 }

@@ -13,6 +13,7 @@ use std::{
 use rusqlite::{Connection, ErrorCode, params};
 
 use super::{
+    codec::Packer,
     collection::EventKind,
     sequencer::Pending,
     writer::{Backing, Failure},
@@ -21,11 +22,14 @@ use super::{
 /// "asnd": files of other programs are refused.
 const APPLICATION_ID: i32 = 0x6173_6e64;
 /// The layout below. A file with a higher number was written by a newer program.
-const FORMAT: i32 = 1;
+/// 1: rows are JSON. 2: rows may be compressed.
+const FORMAT: i32 = 2;
 /// Versions set aside at a time, so that a version shown but never synced is not given twice.
 const RESERVED: u64 = 10_000;
-/// Pages of the log after which it is folded into the file: at once, or when nothing is waiting.
-const CHECKPOINT_PAGES: u32 = 8192;
+const PAGE: usize = 4096;
+/// Pages of the log after which it is folded into the file although writes wait (64 MiB), and when nothing waits (8 MiB).
+const CHECKPOINT_PAGES: u32 = 16384;
+const CHECKPOINT_PAGES_IDLE: u32 = 2048;
 
 /// How long a folder may stay locked before its holder counts as running.
 const LOCK_PATIENCE: std::time::Duration = std::time::Duration::from_millis(250);
@@ -41,6 +45,8 @@ pub enum FileError {
     Newer { file: PathBuf, found: i32 },
     #[error("{file} is not a data file of this program: choose another data folder", file = file.display())]
     Foreign { file: PathBuf },
+    #[error("there is no room to write {file}: free some space and start again; nothing was changed", file = file.display())]
+    Full { file: PathBuf },
     #[error("cannot use {path}", path = path.display())]
     Io {
         path: PathBuf,
@@ -79,6 +85,9 @@ pub(super) struct DataFile {
     reserved: u64,
     last_version: u64,
     log_pages: u32,
+    packer: Packer,
+    /// The folder, until the names of its new files are on the disk.
+    unsynced: Option<File>,
     /// Held as long as the file is open.
     _lock: File,
 }
@@ -87,30 +96,39 @@ impl DataFile {
     pub(super) fn open(folder: &Path, fsync: bool) -> Result<(Self, Loaded), FileError> {
         let lock = lock_folder(folder)?;
         let path = folder.join("objects.db");
-        let fresh = !path.exists();
+        if std::fs::metadata(&path).map_or(true, |m| m.len() == 0) {
+            create(&path, fsync)?;
+        }
         let connection = connect(&path, fsync)?;
-        check_format(&connection, &path, fresh)?;
+        check_format(&connection, &path)?;
         let loaded = load(&connection, &path)?;
         let reserved = loaded.last_version + RESERVED;
         reserve(&connection, reserved).map_err(|e| describe(&path, e))?;
-        let log_path = folder.join("objects.db-wal");
         let io = |path: &Path| {
             let path = path.to_owned();
             move |source| FileError::Io { path, source }
         };
-        let log = File::open(&log_path).map_err(io(&log_path))?;
-        if fsync {
-            log.sync_data().map_err(io(&log_path))?;
-            // The names of new files must survive too.
-            File::open(folder).and_then(|f| f.sync_all()).map_err(io(folder))?;
-        }
-        let last_version = loaded.last_version;
-        Ok((Self { path, connection, log, fsync, reserved, last_version, log_pages: 0, _lock: lock }, loaded))
+        let log_path = folder.join("objects.db-wal");
+        let file = Self {
+            log: File::open(&log_path).map_err(io(&log_path))?,
+            unsynced: Some(File::open(folder).map_err(io(folder))?),
+            last_version: loaded.last_version,
+            path,
+            connection,
+            fsync,
+            reserved,
+            log_pages: 0,
+            packer: Packer::default(),
+            _lock: lock,
+        };
+        Ok((file, loaded))
     }
 
     fn write(&mut self, batch: &[Pending]) -> rusqlite::Result<bool> {
         let last = batch.last().map_or(self.last_version, |p| p.event.version());
         let reserve = last + RESERVED / 10 > self.reserved;
+        let packer = &mut self.packer;
+        let mut pages = 0;
         let transaction = self.connection.transaction()?;
         {
             let mut put = transaction.prepare_cached(
@@ -119,10 +137,13 @@ impl DataFile {
             let mut remove = transaction.prepare_cached("DELETE FROM objects WHERE id = ?1")?;
             for pending in batch {
                 let object = &pending.event.object;
+                pages += 1;
                 if pending.event.kind == EventKind::Deleted {
                     remove.execute([object.row])?;
                 } else {
-                    put.execute(params![object.row, object.version as i64, &*pending.storage, &object.json()[..]])?;
+                    let row = packer.pack(|out| object.write_json(out));
+                    pages += (row.len() / PAGE) as u32;
+                    put.execute(params![object.row, object.version as i64, &*pending.storage, row])?;
                 }
             }
             if reserve {
@@ -132,11 +153,21 @@ impl DataFile {
             }
         }
         transaction.commit()?;
+        self.log_pages += pages + 1;
         self.last_version = last;
         if reserve {
             self.reserved = last + RESERVED;
         }
         Ok(reserve)
+    }
+
+    fn sync(&mut self) -> std::io::Result<()> {
+        self.log.sync_data()?;
+        if let Some(folder) = &self.unsynced {
+            folder.sync_all()?;
+            self.unsynced = None;
+        }
+        Ok(())
     }
 
     fn failure(&self, error: &rusqlite::Error) -> Failure {
@@ -170,18 +201,16 @@ impl DataFile {
 impl Backing for DataFile {
     fn persist(&mut self, batch: &[Pending]) -> Result<(), Failure> {
         let reserved = self.write(batch).map_err(|e| self.failure(&e))?;
-        let durable = reserved || batch.iter().any(|p| p.durable);
+        // The first batch makes what the start itself wrote durable too: the versions it set aside, and the names of new files.
+        let durable = reserved || self.unsynced.is_some() || batch.iter().any(|p| p.durable);
         if self.fsync && durable {
-            self.log
-                .sync_data()
-                .map_err(|e| Failure::Fatal(format!("cannot sync {}-wal: {e}", self.path.display()).into()))?;
+            self.sync().map_err(|e| Failure::Fatal(format!("cannot sync {}-wal: {e}", self.path.display()).into()))?;
         }
-        self.log_pages += batch.iter().map(|p| 2 + p.event.object.json().len() as u32 / 4096).sum::<u32>();
         Ok(())
     }
 
     fn idle(&mut self, nothing_waits: bool) -> Result<(), Failure> {
-        let limit = if nothing_waits { CHECKPOINT_PAGES / 4 } else { CHECKPOINT_PAGES };
+        let limit = if nothing_waits { CHECKPOINT_PAGES_IDLE } else { CHECKPOINT_PAGES };
         if self.log_pages > limit { self.checkpoint() } else { Ok(()) }
     }
 }
@@ -203,7 +232,10 @@ fn lock_folder(folder: &Path) -> Result<File, FileError> {
         io::{Read as _, Seek as _, Write as _},
         os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     };
-    let io = |path: &Path, source| FileError::Io { path: path.to_owned(), source };
+    let io = |path: &Path, source: std::io::Error| match source.kind() {
+        std::io::ErrorKind::StorageFull => FileError::Full { file: path.to_owned() },
+        _ => FileError::Io { path: path.to_owned(), source },
+    };
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| io(folder, e))?;
     let path = folder.join("lock");
     let mut file = File::options()
@@ -235,44 +267,71 @@ fn lock_folder(folder: &Path) -> Result<File, FileError> {
     Ok(file)
 }
 
+/// Makes an empty data file. It gets its name when it is complete, so that a crash leaves a whole file or none.
+fn create(path: &Path, fsync: bool) -> Result<(), FileError> {
+    let unfinished = path.with_extension("db.new");
+    let io = |source| FileError::Io { path: unfinished.clone(), source };
+    // What a start before this one did not finish.
+    for leftover in ["db.new", "db.new-wal", "db.new-shm"] {
+        match std::fs::remove_file(path.with_extension(leftover)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
+            _ => {}
+        }
+    }
+    // The log of a file that somebody moved away says nothing about this one.
+    let log = path.with_extension("db-wal");
+    if log.exists() {
+        let aside = path.with_extension("db-wal.old");
+        tracing::warn!(from = %log.display(), to = %aside.display(), "Moving a log without a data file aside");
+        std::fs::rename(&log, aside).map_err(io)?;
+    }
+    let connection = Connection::open(&unfinished).map_err(|e| describe(&unfinished, e))?;
+    connection
+        .execute_batch(&format!(
+            "PRAGMA page_size={PAGE}; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; \
+             CREATE TABLE objects (id INTEGER PRIMARY KEY, version INTEGER NOT NULL, \
+                 storage TEXT NOT NULL, data BLOB NOT NULL); \
+             CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL); \
+             INSERT INTO meta VALUES ('reserved', 1); \
+             PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; PRAGMA journal_mode=WAL;"
+        ))
+        .map_err(|e| describe(&unfinished, e))?;
+    connection.close().map_err(|(_, e)| describe(&unfinished, e))?;
+    if fsync {
+        File::open(&unfinished).and_then(|f| f.sync_all()).map_err(io)?;
+    }
+    std::fs::rename(&unfinished, path).map_err(io)
+}
+
 fn connect(path: &Path, fsync: bool) -> Result<Connection, FileError> {
     let describe = |e| describe(path, e);
     let connection = Connection::open(path).map_err(describe)?;
     let synchronous = if fsync { "NORMAL" } else { "OFF" };
     connection
         .execute_batch(&format!(
-            "PRAGMA locking_mode=EXCLUSIVE; PRAGMA page_size=8192; PRAGMA journal_mode=WAL; \
-             PRAGMA synchronous={synchronous}; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-8192; \
-             PRAGMA journal_size_limit=67108864;"
+            "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous={synchronous}; \
+             PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-4096; PRAGMA journal_size_limit=67108864;"
         ))
         .map_err(describe)?;
     Ok(connection)
 }
 
-fn check_format(connection: &Connection, path: &Path, fresh: bool) -> Result<(), FileError> {
+fn check_format(connection: &Connection, path: &Path) -> Result<(), FileError> {
     let describe = |e| describe(path, e);
     let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i32>(0));
     let application = pragma("application_id").map_err(describe)?;
     let format = pragma("user_version").map_err(describe)?;
-    if format > FORMAT && application == APPLICATION_ID {
-        return Err(FileError::Newer { file: path.to_owned(), found: format });
-    }
-    let tables: i64 =
-        connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0)).map_err(describe)?;
-    if application != APPLICATION_ID && !(fresh || tables == 0) {
+    if application != APPLICATION_ID {
         return Err(FileError::Foreign { file: path.to_owned() });
     }
-    connection
-        .execute_batch(&format!(
-            "BEGIN; \
-             CREATE TABLE IF NOT EXISTS objects (id INTEGER PRIMARY KEY, version INTEGER NOT NULL, \
-                 storage TEXT NOT NULL, data BLOB NOT NULL); \
-             CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL); \
-             INSERT OR IGNORE INTO meta VALUES ('reserved', 1); \
-             PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; \
-             COMMIT;"
-        ))
-        .map_err(describe)
+    if format > FORMAT {
+        return Err(FileError::Newer { file: path.to_owned(), found: format });
+    }
+    if format < FORMAT {
+        // Older rows stay as they are and are read as they are; what is written from now on an older program could not read.
+        connection.execute_batch(&format!("PRAGMA user_version={FORMAT}")).map_err(describe)?;
+    }
+    Ok(())
 }
 
 fn load(connection: &Connection, path: &Path) -> Result<Loaded, FileError> {
@@ -306,6 +365,9 @@ fn describe(path: &Path, error: rusqlite::Error) -> FileError {
         || matches!(error, rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::QueryReturnedNoRows);
     if damaged {
         return FileError::Corrupt { file: path.to_owned(), why: error.to_string() };
+    }
+    if code == Some(ErrorCode::DiskFull) {
+        return FileError::Full { file: path.to_owned() };
     }
     FileError::Database { file: path.to_owned(), source: error }
 }

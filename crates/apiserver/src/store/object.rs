@@ -1,11 +1,15 @@
 //! One stored object: a single serialised buffer plus the few facts that lists, watches and the collector need without
 //! parsing it.
 
-use std::sync::Arc;
+use std::{cell::RefCell, sync::Arc};
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use serde_json::{Map, Value};
 
+use super::{
+    peek::{Wanted, peek},
+    shared,
+};
 use crate::registry::Resource;
 
 /// Identity within a collection. Ordered like Kubernetes lists: namespace, then name.
@@ -55,21 +59,86 @@ pub struct Stored {
     pub key: ObjectKey,
     pub version: u64,
     pub facts: Arc<Facts>,
-    /// Complete JSON in the storage version.
+    /// JSON in the storage version, without the texts of `shared`.
     bytes: Bytes,
     /// Where the digits of `metadata.resourceVersion` begin.
     version_at: u32,
     version_len: u32,
+    shared: Box<[Piece]>,
+}
+
+/// A text that other objects have too, and how far behind the version it belongs.
+#[derive(Debug, Clone)]
+struct Piece {
+    at: u32,
+    text: Arc<[u8]>,
 }
 
 impl Stored {
     /// The whole object as JSON text, in its storage version.
-    pub fn json(&self) -> &Bytes {
-        &self.bytes
+    pub fn json(&self) -> Bytes {
+        if self.shared.is_empty() {
+            return self.bytes.clone();
+        }
+        let mut out = Vec::with_capacity(self.json_len());
+        self.write_json(&mut out);
+        out.into()
+    }
+
+    /// Appends the JSON text.
+    pub fn write_json(&self, out: &mut impl BufMut) {
+        let behind = (self.version_at + self.version_len) as usize;
+        let mut done = 0;
+        for piece in &self.shared {
+            let at = behind + piece.at as usize;
+            out.put_slice(&self.bytes[done..at]);
+            out.put_slice(&piece.text);
+            done = at;
+        }
+        out.put_slice(&self.bytes[done..]);
+    }
+
+    /// Length of the JSON text.
+    pub fn json_len(&self) -> usize {
+        self.bytes.len() + self.shared.iter().map(|p| p.text.len()).sum::<usize>()
+    }
+
+    /// Bytes of memory that this object alone needs.
+    pub(super) fn own_len(&self) -> usize {
+        self.bytes.len()
     }
 
     pub fn parse(&self) -> Value {
-        serde_json::from_slice(&self.bytes).expect("stored objects are JSON this store wrote")
+        const WRITTEN_HERE: &str = "stored objects are JSON this store wrote";
+        if self.shared.is_empty() {
+            return serde_json::from_slice(&self.bytes).expect(WRITTEN_HERE);
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.clear();
+            self.write_json(scratch);
+            serde_json::from_slice(scratch).expect(WRITTEN_HERE)
+        })
+    }
+
+    /// Like [`parse`](Self::parse), but each shared text is left out: in its place stands its number in the list returned.
+    pub fn parse_lean(&self) -> (Value, Vec<Arc<[u8]>>) {
+        if self.shared.is_empty() {
+            return (self.parse(), Vec::new());
+        }
+        let behind = (self.version_at + self.version_len) as usize;
+        let value = SCRATCH.with_borrow_mut(|scratch| {
+            scratch.clear();
+            let mut done = 0;
+            for (number, piece) in self.shared.iter().enumerate() {
+                let at = behind + piece.at as usize;
+                scratch.extend_from_slice(&self.bytes[done..at]);
+                scratch.extend_from_slice(number.to_string().as_bytes());
+                done = at;
+            }
+            scratch.extend_from_slice(&self.bytes[done..]);
+            serde_json::from_slice(scratch).expect("stored objects are JSON this store wrote")
+        });
+        (value, self.shared.iter().map(|p| p.text.clone()).collect())
     }
 
     pub fn api_version(&self) -> &str {
@@ -88,47 +157,48 @@ impl Stored {
     pub(super) fn at_version(&self, version: u64) -> Self {
         let head = &self.bytes[..self.version_at as usize];
         let tail = &self.bytes[(self.version_at + self.version_len) as usize..];
-        Self::assemble(self.row, self.key.clone(), version, self.facts.clone(), head, tail)
+        let draft = Draft {
+            key: self.key.clone(),
+            facts: self.facts.clone(),
+            buffer: with_room(&[head, tail]),
+            version_at: head.len(),
+            shared: self.shared.clone(),
+        };
+        draft.seal(self.row, version)
     }
 
     /// An object read back from disk, which must be exactly what [`Draft`] writes.
-    pub(super) fn restore(resource: &Resource, row: i64, version: u64, data: Vec<u8>) -> Result<Self, String> {
+    pub(super) fn restore(
+        resource: &Resource,
+        wanted: &Wanted,
+        row: i64,
+        version: u64,
+        data: &[u8],
+    ) -> Result<Self, String> {
         const MARK: &[u8] = b"\"metadata\":{\"resourceVersion\":\"";
-        let value: Value = serde_json::from_slice(&data).map_err(|e| format!("row {row} is not JSON: {e}"))?;
+        let peeked = peek(data, wanted).map_err(|e| format!("row {row} is not JSON: {e}"))?;
         let digits = version.to_string();
-        let at = data
+        let version_at = data
             .windows(MARK.len())
             .position(|w| w == MARK)
             .map(|at| at + MARK.len())
             .filter(|at| data[*at..].starts_with(digits.as_bytes()))
             .ok_or_else(|| format!("row {row} does not have version {version}"))?;
-        let draft = Draft::facts_of(resource, &value);
-        Ok(Self {
-            row,
-            key: draft.0,
-            version,
-            facts: draft.1,
-            version_at: at as u32,
-            version_len: digits.len() as u32,
-            bytes: data.into(),
-        })
-    }
-
-    fn assemble(row: i64, key: ObjectKey, version: u64, facts: Arc<Facts>, head: &[u8], tail: &[u8]) -> Self {
-        let digits = version.to_string();
-        let mut bytes = Vec::with_capacity(head.len() + digits.len() + tail.len());
-        bytes.extend_from_slice(head);
-        bytes.extend_from_slice(digits.as_bytes());
-        bytes.extend_from_slice(tail);
-        Self {
-            row,
-            key,
-            version,
-            facts,
-            version_at: head.len() as u32,
-            version_len: digits.len() as u32,
-            bytes: bytes.into(),
+        let (key, facts) = Draft::facts_of(resource, &peeked.object);
+        let behind = version_at + digits.len();
+        let (mut rest, mut done, mut shared) = (Vec::with_capacity(data.len()), behind, Vec::new());
+        for (from, to) in peeked.records {
+            if from < done || to - from < shared::WORTHWHILE {
+                continue;
+            }
+            rest.extend_from_slice(&data[done..from]);
+            shared.push(Piece { at: rest.len() as u32, text: shared::share(&data[from..to]) });
+            done = to;
         }
+        rest.extend_from_slice(&data[done..]);
+        let draft =
+            Draft { key, facts, buffer: with_room(&[&data[..version_at], &rest]), version_at, shared: shared.into() };
+        Ok(draft.seal(row, version))
     }
 }
 
@@ -137,19 +207,56 @@ impl Stored {
 pub struct Draft {
     pub key: ObjectKey,
     pub facts: Arc<Facts>,
+    /// The text without its version, behind room for the version.
     buffer: Vec<u8>,
+    /// Where in the text the version belongs.
     version_at: usize,
+    shared: Box<[Piece]>,
 }
+
+/// The digits of the highest version.
+const VERSION_ROOM: usize = 20;
+
+/// Text behind room for a version, in a buffer of exactly that size: it is what stays in memory.
+fn with_room(parts: &[&[u8]]) -> Vec<u8> {
+    let mut buffer = Vec::with_capacity(VERSION_ROOM + parts.iter().map(|p| p.len()).sum::<usize>());
+    buffer.extend_from_slice(&[0; VERSION_ROOM]);
+    parts.iter().for_each(|part| buffer.extend_from_slice(part));
+    buffer
+}
+
+thread_local! {
+    /// Where objects are serialised before their size is known.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+/// Larger scratch space is not kept.
+const SCRATCH_KEPT: usize = 1 << 18;
 
 impl Draft {
     /// Serialises `object`, which must be in the storage version and have a name and a uid.
     pub fn new(resource: &Resource, object: &Value) -> Self {
+        Self::with_texts(resource, object, &[])
+    }
+
+    /// Like [`new`](Self::new), for an object in whose `managedFields` numbers stand for `texts`.
+    pub fn with_texts(resource: &Resource, object: &Value, texts: &[Arc<[u8]>]) -> Self {
         let empty = Map::new();
         let root = object.as_object().unwrap_or(&empty);
         let meta = root.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
-        let (buffer, version_at) = serialise(root, meta);
+        let (buffer, version_at, shared) = SCRATCH.with_borrow_mut(|scratch| {
+            scratch.clear();
+            let (version_at, shared) = serialise(scratch, root, meta, texts);
+            let buffer = with_room(&[scratch]);
+            scratch.shrink_to(SCRATCH_KEPT);
+            (buffer, version_at, shared)
+        });
         let (key, facts) = Self::facts_of(resource, object);
-        Self { key, facts, buffer, version_at }
+        Self { key, facts, buffer, version_at, shared }
+    }
+
+    /// Bytes of the whole text.
+    pub fn size(&self) -> usize {
+        self.buffer.len() + self.shared.iter().map(|p| p.text.len()).sum::<usize>()
     }
 
     fn facts_of(resource: &Resource, object: &Value) -> (ObjectKey, Arc<Facts>) {
@@ -161,8 +268,22 @@ impl Draft {
     }
 
     pub(super) fn seal(self, row: i64, version: u64) -> Stored {
-        let (head, tail) = self.buffer.split_at(self.version_at);
-        Stored::assemble(row, self.key, version, self.facts, head, tail)
+        let Self { key, facts, mut buffer, version_at, shared } = self;
+        let digits = version.to_string();
+        // What stands before the version moves to the left to make place for it: it is much shorter than the rest.
+        let start = VERSION_ROOM - digits.len();
+        buffer.copy_within(VERSION_ROOM..VERSION_ROOM + version_at, start);
+        buffer[start + version_at..VERSION_ROOM + version_at].copy_from_slice(digits.as_bytes());
+        Stored {
+            row,
+            key,
+            version,
+            facts,
+            version_at: version_at as u32,
+            version_len: digits.len() as u32,
+            bytes: Bytes::from(buffer).slice(start..),
+            shared,
+        }
     }
 
     /// The object as it would be stored under `version`, for dry runs.
@@ -171,34 +292,91 @@ impl Draft {
     }
 }
 
-/// Writes `apiVersion`, `kind` and `metadata.resourceVersion` first, so that the version's place is known.
-fn serialise(root: &Map<String, Value>, meta: &Map<String, Value>) -> (Vec<u8>, usize) {
-    const INFALLIBLE: &str = "JSON values serialise into memory";
-    let mut out = Vec::with_capacity(1024);
+const INFALLIBLE: &str = "JSON values serialise into memory";
+
+/// Writes `apiVersion`, `kind` and `metadata.resourceVersion` first, so that the version's place is known. Returns that place, and the
+/// texts that are kept elsewhere.
+fn serialise(
+    out: &mut Vec<u8>,
+    root: &Map<String, Value>,
+    meta: &Map<String, Value>,
+    texts: &[Arc<[u8]>],
+) -> (usize, Box<[Piece]>) {
     out.push(b'{');
     for key in ["apiVersion", "kind"] {
         if let Some(value) = root.get(key) {
-            serde_json::to_writer(&mut out, key).expect(INFALLIBLE);
-            out.push(b':');
-            serde_json::to_writer(&mut out, value).expect(INFALLIBLE);
+            member(out, key, value);
             out.push(b',');
         }
     }
     out.extend_from_slice(b"\"metadata\":{\"resourceVersion\":\"");
     let version_at = out.len();
     out.push(b'"');
-    let mut members = |map: &Map<String, Value>, skip: &[&str]| {
-        for (key, value) in map.iter().filter(|(k, _)| !skip.contains(&k.as_str())) {
+    let mut shared = Vec::new();
+    for (key, value) in meta.iter().filter(|(key, _)| *key != "resourceVersion") {
+        out.push(b',');
+        match value {
+            Value::Array(entries) if key == "managedFields" => {
+                out.extend_from_slice(b"\"managedFields\":");
+                serialise_records(out, entries, version_at, texts, &mut shared);
+            }
+            _ => member(out, key, value),
+        }
+    }
+    out.push(b'}');
+    for (key, value) in root.iter().filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata")) {
+        out.push(b',');
+        member(out, key, value);
+    }
+    out.push(b'}');
+    (version_at, shared.into())
+}
+
+fn member(out: &mut Vec<u8>, key: &str, value: &Value) {
+    serde_json::to_writer(&mut *out, key).expect(INFALLIBLE);
+    out.push(b':');
+    serde_json::to_writer(&mut *out, value).expect(INFALLIBLE);
+}
+
+/// The entries of `managedFields`; long texts go to `shared`.
+fn serialise_records(
+    out: &mut Vec<u8>,
+    entries: &[Value],
+    version_at: usize,
+    texts: &[Arc<[u8]>],
+    shared: &mut Vec<Piece>,
+) {
+    out.push(b'[');
+    for (i, entry) in entries.iter().enumerate() {
+        if i > 0 {
             out.push(b',');
-            serde_json::to_writer(&mut out, key).expect(INFALLIBLE);
+        }
+        let Value::Object(members) = entry else {
+            serde_json::to_writer(&mut *out, entry).expect(INFALLIBLE);
+            continue;
+        };
+        out.push(b'{');
+        for (i, (key, value)) in members.iter().enumerate() {
+            if i > 0 {
+                out.push(b',');
+            }
+            serde_json::to_writer(&mut *out, key).expect(INFALLIBLE);
             out.push(b':');
-            serde_json::to_writer(&mut out, value).expect(INFALLIBLE);
+            let begin = out.len();
+            let text = value.as_u64().filter(|_| key == "fieldsV1").and_then(|number| texts.get(number as usize));
+            if let Some(text) = text {
+                shared.push(Piece { at: (begin - version_at) as u32, text: text.clone() });
+                continue;
+            }
+            serde_json::to_writer(&mut *out, value).expect(INFALLIBLE);
+            if key == "fieldsV1" && out.len() - begin >= shared::WORTHWHILE {
+                shared.push(Piece { at: (begin - version_at) as u32, text: shared::share(&out[begin..]) });
+                out.truncate(begin);
+            }
         }
         out.push(b'}');
-    };
-    members(meta, &["resourceVersion"]);
-    members(root, &["apiVersion", "kind", "metadata"]);
-    (out, version_at)
+    }
+    out.push(b']');
 }
 
 fn facts(resource: &Resource, object: &Value, meta: &Map<String, Value>) -> Facts {

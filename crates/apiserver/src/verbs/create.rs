@@ -6,14 +6,16 @@ use serde_json::{Value, json};
 use super::{
     Context, Payload, Reply, body,
     metadata::{generate_name, meta_mut, meta_text, now},
+    services,
 };
 use crate::{
     admission,
     convert::View,
-    patch::{self, managed::Manager},
+    patch::{self, Text, managed::Manager},
+    registry::{Origin, Resource},
     request::WriteOptions,
     status::ApiError,
-    store::{Change, CommitError, Draft, Expect, ObjectKey, Write},
+    store::{Change, CommitError, Draft, Expect, LatestView, ObjectKey, Write},
 };
 
 /// Tries to find a free generated name before giving up.
@@ -35,16 +37,18 @@ pub(super) async fn create_object(
     check_type(context, &mut object)?;
     set_namespace(context, &mut object)?;
     let prefix = begin_metadata(&mut object)?;
-    let admitted = admission::create(context, object, options)?;
+    let generated_address = services::wants_address(&context.endpoint.resource, &object);
+    let (mut admitted, texts) = admission::create(context, object, options)?;
+    if generated_address {
+        services::give_address(context.core, &mut admitted);
+    }
+    let Some(prefix) = prefix else { return store_new(context, admitted, &texts, options).await };
     for attempt in 1.. {
         let mut object = admitted.clone();
-        if let Some(prefix) = &prefix {
-            let name = generate_name(prefix);
-            meta_mut(&mut object)?.insert("name".into(), name.into());
-        }
-        let result = store_new(context, object, options).await;
+        meta_mut(&mut object)?.insert("name".into(), generate_name(&prefix).into());
+        let result = store_new(context, object, &texts, options).await;
         let taken = result.as_ref().is_err_and(|e| e.reason == "AlreadyExists");
-        if !(taken && prefix.is_some() && attempt < NAME_ATTEMPTS) {
+        if !(taken && attempt < NAME_ATTEMPTS) {
             return result;
         }
     }
@@ -63,10 +67,10 @@ pub(super) async fn create_applied(
     let applied = object.clone();
     let schema = admission::schema_of(&context.endpoint);
     begin_metadata(&mut object)?;
-    let mut admitted = admission::create(context, object, options)?;
+    let (mut admitted, _) = admission::create(context, object, options)?;
     meta_mut(&mut admitted)?.remove("managedFields");
     let owned = patch::apply(admitted, &applied, manager, true, schema.as_deref())?;
-    match store_new(context, owned, options).await {
+    match store_new(context, owned, &[], options).await {
         // Somebody created it meanwhile: the client tries again and finds it.
         Err(error) if error.reason == "AlreadyExists" => {
             let resource = &context.endpoint.resource;
@@ -76,12 +80,18 @@ pub(super) async fn create_applied(
     }
 }
 
-async fn store_new(context: &mut Context<'_>, object: Value, options: &WriteOptions) -> Result<Reply, ApiError> {
+async fn store_new(
+    context: &mut Context<'_>,
+    object: Value,
+    texts: &[Text],
+    options: &WriteOptions,
+) -> Result<Reply, ApiError> {
     let resource = context.endpoint.resource.clone();
     let core = context.core.clone();
-    let stored = core.conversions.convert(&resource, object, &resource.storage_version).await?;
-    let draft = Draft::new(&resource, &stored);
+    let draft = core.conversions.draft(&resource, object, texts).await?;
+    check_size(&draft)?;
     let key = draft.key.clone();
+    let address = services::address(&resource, &draft.facts).map(str::to_owned);
     let exists = || ApiError::already_exists(&resource.group, &resource.plural, &key.name);
     if options.dry_run {
         if core.store.get(&resource.storage, &key).is_some() {
@@ -103,6 +113,12 @@ async fn store_new(context: &mut Context<'_>, object: Value, options: &WriteOpti
     let outcome = core
         .store
         .commit_checked(write, |latest| {
+            if let Some(refusal) = definition_gone(&resource, latest) {
+                return Err(CommitError::Refused(Box::new(refusal)));
+            }
+            if let Some(address) = &address {
+                services::claim(&core, latest, &key, address).map_err(|e| CommitError::Refused(Box::new(e)))?;
+            }
             let Some(namespace) = &namespaced else { return Ok(()) };
             let refusal = match latest.get(&namespaces, namespace) {
                 None => ApiError::not_found("", "namespaces", &namespace.name),
@@ -122,6 +138,11 @@ async fn store_new(context: &mut Context<'_>, object: Value, options: &WriteOpti
     }
 }
 
+/// Single requests are bounded; what many of them make of one object is bounded here.
+pub(super) fn check_size(draft: &Draft) -> Result<(), ApiError> {
+    if draft.size() > body::MAX_BODY { Err(ApiError::too_large(body::MAX_BODY)) } else { Ok(()) }
+}
+
 /// A dry run was not stored, so it has no version.
 pub(super) fn without_version(view: View) -> View {
     let mut value = view.to_value();
@@ -129,6 +150,18 @@ pub(super) fn without_version(view: View) -> View {
         meta.remove("resourceVersion");
     }
     View::Value(std::sync::Arc::new(value))
+}
+
+/// Objects of a CRD that is going away would be deleted behind its back.
+fn definition_gone(resource: &Resource, latest: &LatestView<'_>) -> Option<ApiError> {
+    let Origin::Custom { crd_name, .. } = &resource.origin else { return None };
+    let definition = latest.get(&crate::server::CRDS.into(), &ObjectKey::new("", crd_name));
+    if definition.is_some_and(|d| !d.facts.deleting) {
+        return None;
+    }
+    let mut error = ApiError::method_not_allowed(&resource.group, &resource.plural);
+    error.message = "create not allowed while custom resource definition is terminating".into();
+    Some(error)
 }
 
 fn terminating(group: &str, resource: &str, key: &ObjectKey) -> ApiError {

@@ -22,20 +22,26 @@ pub(super) async fn patch(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
     match media.as_str() {
         "application/merge-patch+json" => {
             let patch = body::from_json(raw)?;
-            modify(context, &options, |old| ready(patch::merge(old, &patch))).await
+            modify(context, &options, leaves_record(&patch), |old| ready(patch::merge(old, &patch))).await
         }
         "application/json-patch+json" => {
             let operations = patch::JsonPatch::parse(raw)?;
-            modify(context, &options, |old| ready(operations.apply(old))).await
+            modify(context, &options, false, |old| ready(operations.apply(old))).await
         }
         "application/strategic-merge-patch+json" if !context.endpoint.resource.is_custom() => {
             let patch = body::from_json(raw)?;
             let schema = admission::schema_of(&context.endpoint);
-            modify(context, &options, |old| ready(patch::strategic(old, &patch, schema.as_deref()))).await
+            let change = |old| ready(patch::strategic(old, &patch, schema.as_deref()));
+            modify(context, &options, leaves_record(&patch), change).await
         }
         "application/apply-patch+yaml" | "application/apply-patch" => apply(context, raw, options).await,
         other => Err(ApiError::unsupported_media_type(other, ACCEPTED)),
     }
+}
+
+/// True for a patch that says nothing about `managedFields`. Merge patches cannot copy, so they leave it alone.
+fn leaves_record(patch: &Value) -> bool {
+    patch["metadata"].get("managedFields").is_none()
 }
 
 async fn ready(result: Result<Value, ApiError>) -> Result<Value, ApiError> {
@@ -85,5 +91,5 @@ async fn apply(context: &mut Context<'_>, raw: &[u8], options: WriteOptions) -> 
         return create_applied(context, applied, &manager, &options).await;
     }
     let force = options.force;
-    modify(context, &options, |old| ready(patch::apply(old, &applied, &manager, force, schema.as_deref()))).await
+    modify(context, &options, false, |old| ready(patch::apply(old, &applied, &manager, force, schema.as_deref()))).await
 }

@@ -87,7 +87,7 @@ pub(super) async fn scale(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
     let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
     let edit = ScaleEdit::read(context, raw)?;
     let paths = scale.clone();
-    let reply = modify(context, &options, move |mut object| {
+    let reply = modify(context, &options, false, move |mut object| {
         let result = edit.apply(to_scale(&paths, &object)).and_then(|edited| {
             let given = edited["metadata"]["resourceVersion"].clone();
             let replicas = edited["spec"].get("replicas").cloned().unwrap_or_else(|| 0.into());

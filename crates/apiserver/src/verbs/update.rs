@@ -6,15 +6,15 @@ use serde_json::Value;
 
 use super::{
     Context, Payload, Reply, body,
-    create::{check_type, set_namespace},
+    create::{check_size, check_type, set_namespace},
     metadata::{check_new_finalizers, finalizers, is_deleting, meta_mut, meta_text},
 };
 use crate::{
     admission,
-    patch::managed,
+    patch::{Text, managed},
     request::WriteOptions,
     status::{ApiError, FieldError},
-    store::{Change, CommitError, Draft, Expect, Stored, Write},
+    store::{Change, CommitError, Expect, Stored, Write},
 };
 
 /// Attempts of a read-modify-write before the caller is told that the object keeps changing.
@@ -41,7 +41,7 @@ pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
         let error = FieldError::invalid("metadata.resourceVersion", &Value::from(0), "must be specified for an update");
         return Err(ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error]));
     }
-    modify(context, &options, move |_| {
+    modify(context, &options, false, move |_| {
         let object = object.clone();
         async move { Ok(object) }
     })
@@ -49,10 +49,12 @@ pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
 }
 
 /// Reads the object, lets `change` make a new one of it (both in the request's version), and stores the result. Starts
-/// again when somebody else was faster, unless the change itself names a version.
+/// again when somebody else was faster, unless the change itself names a version. `lean`: the change neither reads nor writes
+/// `metadata.managedFields`.
 pub(super) async fn modify<F, R>(
     context: &mut Context<'_>,
     options: &WriteOptions,
+    lean: bool,
     mut change: F,
 ) -> Result<Reply, ApiError>
 where
@@ -66,7 +68,7 @@ where
         let Some(current) = core.store.latest(&resource.storage, &key) else {
             return Err(core.settled(context.not_found()).await);
         };
-        let old = core.conversions.view(&context.endpoint, &current).await?.to_value();
+        let (old, texts) = core.conversions.editable(&context.endpoint, &current, lean).await?;
         let new = match change(old.clone()).await {
             Ok(new) => new,
             Err(error) => return Err(core.settled(error).await),
@@ -76,7 +78,7 @@ where
             Ok(pinned) => pinned,
             Err(error) => return Err(core.settled(error).await),
         };
-        match attempt(context, options, &current, old, new).await {
+        match attempt(context, options, &current, old, new, texts).await {
             Ok(reply) => return Ok(reply),
             Err(Attempt::Failed(error)) => return Err(core.settled(error).await),
             Err(Attempt::Raced) if pinned => {
@@ -110,8 +112,8 @@ pub(super) async fn modify_object(
         }
         let manager = admission::manager(context, options, "Update");
         let schema = admission::schema_of(&context.endpoint);
-        managed::updated(&old, &mut new, &manager, schema.as_deref());
-        match store_changed(context, options, &current, new).await {
+        managed::updated(&old, &mut new, &manager, schema.as_deref(), &mut Vec::new());
+        match store_changed(context, options, &current, new, &[]).await {
             Err(Attempt::Raced) => {}
             Err(Attempt::Failed(error)) => return Err(error),
             Ok(reply) => return Ok(reply),
@@ -163,6 +165,7 @@ async fn attempt(
     current: &Arc<Stored>,
     old: Value,
     mut new: Value,
+    mut texts: Vec<Text>,
 ) -> Result<Reply, Attempt> {
     let core = context.core.clone();
     let resource = context.endpoint.resource.clone();
@@ -170,12 +173,12 @@ async fn attempt(
     if let Some(error) = check_new_finalizers(&old, &new) {
         return Err(ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error]).into());
     }
-    let new = admission::update(context, &old, new, options)?;
-    if same(&old, &new) {
+    let (new, differs) = admission::update(context, &old, new, options, &mut texts)?;
+    if !differs && old == new {
         core.store.settle().await.map_err(|e| core.storage_error(&e))?;
         return Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, current).await?)));
     }
-    store_changed(context, options, current, new).await
+    store_changed(context, options, current, new, &texts).await
 }
 
 /// Stores the new state, or removes the object when nothing holds it any longer.
@@ -184,6 +187,7 @@ async fn store_changed(
     options: &WriteOptions,
     current: &Arc<Stored>,
     new: Value,
+    texts: &[Text],
 ) -> Result<Reply, Attempt> {
     let core = context.core.clone();
     let resource = context.endpoint.resource.clone();
@@ -191,8 +195,8 @@ async fn store_changed(
         && finalizers(&new).is_empty()
         && new["spec"]["finalizers"].as_array().is_none_or(|f| f.is_empty() || &*resource.storage != "/namespaces")
         && new["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0;
-    let stored = core.conversions.convert(&resource, new, &resource.storage_version).await?;
-    let draft = Draft::new(&resource, &stored);
+    let draft = core.conversions.draft(&resource, new, texts).await?;
+    check_size(&draft)?;
     if options.dry_run {
         let preview = Arc::new(draft.preview(current.version));
         return Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, &preview).await?)));
@@ -236,14 +240,14 @@ fn keep_system_metadata(old: &Value, new: &mut Value) -> Result<(), ApiError> {
         "resourceVersion",
     ] {
         match old["metadata"].get(key) {
-            Some(value) => meta.insert(key.into(), value.clone()),
-            None => meta.remove(key),
-        };
+            Some(value) if meta.get(key) == Some(value) => {}
+            Some(value) => {
+                meta.insert(key.into(), value.clone());
+            }
+            None => {
+                meta.remove(key);
+            }
+        }
     }
     Ok(())
-}
-
-/// Equal but for who-set-what bookkeeping: such an update writes nothing.
-fn same(old: &Value, new: &Value) -> bool {
-    old == new
 }
