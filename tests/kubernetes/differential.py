@@ -251,7 +251,7 @@ def place(name, path):
 
 
 def open_places():
-    """Differences that nobody has explained or removed yet. No new one may join them."""
+    """Differences that nobody has explained or removed yet; `update-open-differences` rewrites the list. No new one may join them."""
     return set((HERE / "open-differences.txt").read_text().splitlines())
 
 

@@ -1,9 +1,9 @@
 //! Runs a cluster for tests until it is told to stop: `test-cluster real|embedded FOLDER [--audit] [--lifeline]
-//! [APISERVER-FLAG...]`.
+//! [--no-pods] [APISERVER-FLAG...]`.
 //!
 //! `real` is a Kubernetes control plane with two fake nodes; `embedded` is our own API with a simulated kubelet. Either writes
 //! FOLDER/kubeconfig, and FOLDER/ready when everything answers. With `--audit` the real one writes FOLDER/audit.log. With
-//! `--lifeline` it also ends when its standard input does: then it cannot outlive a test that was killed.
+//! `--lifeline` it also ends when its standard input does: then it cannot outlive a test that was killed. With `--no-pods` nobody brings Pods up.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use agent_sandbox_testkit::{Cluster, ControlPlane, ControlPlaneConfig, FakeNodes
 use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
 
-const USAGE: &str = "usage: test-cluster real|embedded FOLDER [--audit] [--lifeline] [APISERVER-FLAG...]";
+const USAGE: &str = "usage: test-cluster real|embedded FOLDER [--audit] [--lifeline] [--no-pods] [APISERVER-FLAG...]";
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -24,12 +24,12 @@ async fn main() -> anyhow::Result<()> {
         rest.retain(|argument| argument != flag);
         given
     };
-    let (audit, lifeline) = (has("--audit"), has("--lifeline"));
+    let (audit, lifeline, pods) = (has("--audit"), has("--lifeline"), !has("--no-pods"));
     tokio::select! {
         outcome = async {
             match engine.as_str() {
-                "real" => real(&folder, audit, rest).await,
-                "embedded" => embedded(&folder).await,
+                "real" => real(&folder, audit, pods, rest).await,
+                "embedded" => embedded(&folder, pods).await,
                 _ => bail!(USAGE),
             }
         } => outcome,
@@ -47,9 +47,11 @@ async fn end_of_input() {
     let _ = end.await;
 }
 
-async fn real(folder: &Path, audit: bool, arguments: Vec<String>) -> anyhow::Result<()> {
+async fn real(folder: &Path, audit: bool, pods: bool, arguments: Vec<String>) -> anyhow::Result<()> {
     let plane = ControlPlane::start(ControlPlaneConfig { audit, apiserver_arguments: arguments }).await?;
-    plane.add_fake_nodes(FakeNodes { count: 2, tainted: false }).await?;
+    if pods {
+        plane.add_fake_nodes(FakeNodes { count: 2, tainted: false }).await?;
+    }
     if audit {
         std::os::unix::fs::symlink(plane.audit_log(), folder.join("audit.log"))?;
     }
@@ -57,11 +59,11 @@ async fn real(folder: &Path, audit: bool, arguments: Vec<String>) -> anyhow::Res
     serve_until_stopped(folder).await
 }
 
-async fn embedded(folder: &Path) -> anyhow::Result<()> {
+async fn embedded(folder: &Path, pods: bool) -> anyhow::Result<()> {
     let cluster = Cluster::start().await?;
     let config = ListenerConfig { kubeconfig: Some(folder.join("kubeconfig")), ..ListenerConfig::default() };
     let _listener = cluster.api.listen(config).await?;
-    let _kubelet = Kubelet::start(cluster.client(), KubeletConfig::default());
+    let _kubelet = pods.then(|| Kubelet::start(cluster.client(), KubeletConfig::default()));
     serve_until_stopped(folder).await
 }
 
