@@ -103,13 +103,25 @@ async fn measure_disk() -> Disk {
         alone.push(start.elapsed());
     }
     alone.sort_unstable();
+    let claims: Api<SandboxClaim> = api(&client);
+    let mut ours = Vec::new();
+    for number in 0..300 {
+        let claim =
+            json!({ "metadata": { "name": format!("c-{number}") }, "spec": { "warmPoolRef": { "name": "none" } } });
+        let claim = serde_json::from_value(claim).expect("valid");
+        let start = Instant::now();
+        claims.create(&PostParams::default(), &claim).await.expect("written");
+        ours.push(start.elapsed());
+    }
+    ours.sort_unstable();
     let start = Instant::now();
     let many = 6000;
     stream::iter(1000..1000 + many).for_each_concurrent(64, write).await;
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let writes_per_second = many as f64 / start.elapsed().as_secs_f64();
     let disk = Disk { write: percentile(&alone, 50), writes_per_second };
-    say("one durable write, median", format!("{:.2} ms", milliseconds(disk.write)));
+    say("one durable write, median: ConfigMap", format!("{:.2} ms", milliseconds(disk.write)));
+    say("one durable write, median: SandboxClaim", format!("{:.2} ms", milliseconds(percentile(&ours, 50))));
     say("durable writes per second, 64 in flight", format!("{:.0}", disk.writes_per_second));
     disk
 }
@@ -246,25 +258,41 @@ async fn sustain(disk: &Disk, client: &Client, arrivals: &Arrivals, writes: &Rec
     let workers = (0..20).map(|worker| {
         let (arrivals, claims) = (arrivals.clone(), claims.clone());
         async move {
-            let mut done = 0_u32;
+            let mut took = Vec::new();
             while Instant::now() < until {
-                let name = format!("s{worker}-{done}");
-                arrivals.claim(&claims, name.clone()).await;
+                let name = format!("s{worker}-{}", took.len());
+                let claim = arrivals.claim(&claims, name.clone()).await;
+                let start = Instant::now();
                 claims.delete(&name, &DeleteParams::background()).await.expect("deleted");
-                done += 1;
+                took.push((claim, start.elapsed()));
             }
-            done
+            took
         }
     });
-    let done: u32 = futures::future::join_all(workers).await.into_iter().sum();
+    let took: Vec<(Duration, Duration)> = futures::future::join_all(workers).await.into_iter().flatten().collect();
+    let done = u32::try_from(took.len()).unwrap_or(u32::MAX);
     let rate = f64::from(done) / start.elapsed().as_secs_f64();
+    let (mut claimed, mut deleted): (Vec<Duration>, Vec<Duration>) = took.into_iter().unzip();
+    claimed.sort_unstable();
+    deleted.sort_unstable();
+    for (what, sorted) in [("a claim", &claimed), ("its deletion", &deleted)] {
+        let (half, most) = (percentile(sorted, 50), percentile(sorted, 99));
+        say(&format!("  {what}: p50 / p99"), format!("{:.2} ms / {:.2} ms", milliseconds(half), milliseconds(most)));
+    }
     let per_claim = (newest_version(client).await - before) / f64::from(done);
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let ours = writes.writes().len() as f64 / f64::from(done);
     say("claims per second with refill, 20 in flight", format!("{rate:.0}"));
     say("writes per claim, refill included: everyone's / ours", format!("{per_claim:.1} / {ours:.1}"));
-    let failed = writes.writes().iter().filter(|write| write.status >= 300).count();
-    say("  of ours refused", failed.to_string());
+    let mut refused: HashMap<String, usize> = HashMap::new();
+    for write in writes.writes().iter().filter(|write| write.status >= 300) {
+        let kind = write.path.split('/').find(|part| part.ends_with('s') && part.len() > 4 && *part != "namespaces");
+        let status = if write.path.ends_with("/status") { "/status" } else { "" };
+        *refused
+            .entry(format!("{} {} {}{status}", write.status, write.method, kind.unwrap_or_default()))
+            .or_default() += 1;
+    }
+    say("  of ours refused", format!("{refused:?}"));
     let possible = disk.writes_per_second / per_claim;
     say(
         "  of what the disk allows",

@@ -1,11 +1,10 @@
 //! From a template to a Sandbox's spec: the secure defaults, and whether a Sandbox still is what its template says.
 
-use std::{borrow::Cow, cmp::Ordering};
-
 use agent_sandbox_api::{
     Opaque,
     keys::labels,
     names,
+    quantity::Quantity,
     template::{NetworkPolicyManagement, VolumeClaimTemplate},
     v1beta1::{Sandbox, SandboxTemplate},
 };
@@ -97,9 +96,7 @@ fn same_json(one: &Value, other: &Value, quantity: bool) -> bool {
         }
         (a, b) if a == b => true,
         (a, b) if is_empty(a) && is_empty(b) => true,
-        (a, b) => {
-            quantity && matches!((amount(a), amount(b)), (Some(a), Some(b)) if a.total_cmp(&b) == Ordering::Equal)
-        }
+        (a, b) => quantity && matches!((Quantity::of_json(a), Quantity::of_json(b)), (Some(a), Some(b)) if a == b),
     }
 }
 
@@ -115,37 +112,6 @@ fn is_empty(value: &Value) -> bool {
 /// Fields below which a Pod or PVC spec holds quantities.
 fn is_quantity_key(key: &str) -> bool {
     matches!(key, "limits" | "requests" | "overhead" | "sizeLimit" | "divisor")
-}
-
-/// A quantity's value; `None` when it is none. Exact for every quantity a double can hold, which is more than any machine has.
-fn amount(value: &Value) -> Option<f64> {
-    let text: Cow<'_, str> = match value {
-        Value::String(text) => text.as_str().into(),
-        Value::Number(number) => number.to_string().into(),
-        _ => return None,
-    };
-    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, suffix) = text.split_at(end);
-    let scale = match suffix {
-        "" => 1.0,
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 1024.0,
-        "Mi" => 1024.0_f64.powi(2),
-        "Gi" => 1024.0_f64.powi(3),
-        "Ti" => 1024.0_f64.powi(4),
-        "Pi" => 1024.0_f64.powi(5),
-        "Ei" => 1024.0_f64.powi(6),
-        _ => return text.parse().ok(),
-    };
-    number.parse::<f64>().ok().map(|number| number * scale)
 }
 
 #[cfg(test)]
