@@ -133,7 +133,7 @@ fn short_commands_leave_nothing(survivor: &Survivor) {
 /// A bomb whose command lasts goes with it when its time is up.
 fn a_bomb_ends_with_its_command(survivor: &Survivor) {
     let daemon = &survivor.daemon;
-    let bomb = json!({"command": "b() { b | b & }; b; while :; do :; done", "timeout_seconds": 2});
+    let bomb = json!({"command": "b() { b | b & }; b; while :; do :; done", "timeout_seconds": 5});
     std::thread::scope(|scope| {
         let bombing = scope.spawn(|| daemon.post("/execute", &bomb));
         wait_for(|| (survivor.cgroup.size() > LIMIT / 2).then_some(()), "the bomb grows");
