@@ -121,6 +121,10 @@ class Run:
         if content_type == "application/json":
             body = answer.json()
             self.learn(body)
+            if "unordered" in step:
+                body[step["unordered"]].sort(key=lambda item: item["name"])
+                for item in body[step["unordered"]]:
+                    item.get("verbs", []).sort()
             if step.get("only") == "reason":
                 shown["body"] = {key: body.get(key) for key in ("kind", "status", "reason", "code")}
             elif "field" in step:
