@@ -273,6 +273,8 @@ impl Transport {
         let Call { method, path, mut headers, mut payload, timeout, mut repeat, operation, trace, port, .. } = call;
         let mut pauses = PAUSES.iter();
         loop {
+            // A stream is taken apart for the attempt, whether or not anything of it is sent.
+            let one_shot = matches!(payload, Payload::Stream(..));
             let (body, again) = match std::mem::replace(&mut payload, Payload::Empty) {
                 Payload::Empty => (full(Bytes::new()), Payload::Empty),
                 Payload::Bytes(bytes) => (full(bytes.clone()), Payload::Bytes(bytes)),
@@ -284,15 +286,14 @@ impl Transport {
                     (streamed(stream), Payload::Empty)
                 }
             };
-            let one_shot = repeat == Repeat::Never && !matches!(again, Payload::Bytes(_)) && method != Method::POST;
             payload = again;
             let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
             let request = self.request(&method, &path, headers.clone(), left, trace.as_ref(), port, body).await;
-            let outcome = match request {
-                Ok((request, pod_ip)) => self.attempt(request, pod_ip).await,
-                Err(error) => return Err(error),
-            };
+            let (request, hint) = request?;
+            let outcome = self.attempt(request, hint.is_some()).await;
             let error = match outcome {
+                // The router refused an address that is not the sandbox's any more: nothing was passed on.
+                Ok(answer) if answer.status() == 403 && !one_shot && self.hint_is_stale(hint).await => continue,
                 Ok(answer) if repeat == Repeat::Harmless && is_passing(answer.status()) => {
                     let Some(pause) = pauses.next() else { return Ok(answer) };
                     tokio::time::sleep(*pause).await;
@@ -307,7 +308,6 @@ impl Transport {
             if !unsent && repeat == Repeat::Never {
                 return Err(ClientError::OutcomeUnknown { name, operation, message });
             }
-            // A stream was taken apart for the attempt, whether or not anything of it was sent.
             let pause = if one_shot { None } else { pauses.next() };
             match pause {
                 Some(pause) => {
@@ -319,11 +319,16 @@ impl Transport {
         }
     }
 
-    async fn attempt(&self, request: Request<Body>, pod_ip: Option<String>) -> Result<Response<Incoming>, HttpError> {
+    /// Whether the API now names another address than the one that was sent.
+    async fn hint_is_stale(&self, sent: Option<String>) -> bool {
+        sent.is_some() && self.pod_ip().await != sent
+    }
+
+    async fn attempt(&self, request: Request<Body>, hinted: bool) -> Result<Response<Incoming>, HttpError> {
         let sent = self.inner.http.request(request).await;
         let stale = match &sent {
             // A router refuses an address that is not the sandbox's own any more.
-            Ok(answer) => answer.status().is_server_error() || (pod_ip.is_some() && answer.status() == 403),
+            Ok(answer) => answer.status().is_server_error() || (hinted && answer.status() == 403),
             Err(_) => true,
         };
         if stale {

@@ -266,8 +266,8 @@ class AsyncSandbox:
     async def status(self) -> tuple[bool, str]:
         """Whether it is ready, and why not."""
         handle = await self._ready()
-        status = await _aio(handle.object()).get("status") or {}
-        for condition in status.get("conditions") or []:
+        found = await _aio(handle.object())
+        for condition in (found.get("status") or {}).get("conditions") or []:
             if condition["type"] == "Ready":
                 return condition["status"] == "True", f"{condition['reason']}: {condition.get('message', '')}"
         return False, "no controller has looked at it yet"
@@ -423,7 +423,8 @@ class AsyncFiles:
     async def read_text(self, path: str, encoding: str = "utf-8") -> str:
         """A whole file as text."""
         files = await self._files()
-        return await _aio(files.read(path, None)).decode(encoding)
+        content: bytes = await _aio(files.read(path, None))
+        return content.decode(encoding)
 
     async def open(self, path: str, *, offset: int = 0, length: int | None = None) -> AsyncChunks:
         """A file, or a part of it, piece by piece."""

@@ -266,8 +266,8 @@ class Sandbox:
     def status(self) -> tuple[bool, str]:  # async
         """Whether it is ready, and why not."""
         handle = self._ready()  # await
-        status = _wait(handle.object()).get("status") or {}
-        for condition in status.get("conditions") or []:
+        found = _wait(handle.object())
+        for condition in (found.get("status") or {}).get("conditions") or []:
             if condition["type"] == "Ready":
                 return condition["status"] == "True", f"{condition['reason']}: {condition.get('message', '')}"
         return False, "no controller has looked at it yet"
@@ -423,7 +423,8 @@ class Files:
     def read_text(self, path: str, encoding: str = "utf-8") -> str:  # async
         """A whole file as text."""
         files = self._files()  # await
-        return _wait(files.read(path, None)).decode(encoding)
+        content: bytes = _wait(files.read(path, None))
+        return content.decode(encoding)
 
     def open(self, path: str, *, offset: int = 0, length: int | None = None) -> Chunks:  # async
         """A file, or a part of it, piece by piece."""

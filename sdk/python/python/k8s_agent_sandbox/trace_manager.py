@@ -117,7 +117,9 @@ def initialize_tracer(service_name: str) -> None:
 
         _provider = TracerProvider(resource=Resource(attributes={"service.name": service_name}))
         try:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # type: ignore[import-not-found, unused-ignore]
+                OTLPSpanExporter,
+            )
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
             _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -157,8 +157,8 @@ class AsyncFilesystem:
                 raise RuntimeError(f"File size exceeds limit of {max_bytes} bytes.")
             total = 0
             while piece := await _aio(response.stream.next()):
-                over = max_bytes is not None and total + len(piece) > max_bytes
-                kept = piece[: max_bytes - total] if over else piece
+                left = len(piece) if max_bytes is None else max_bytes - total
+                kept, over = piece[:left], len(piece) > left
                 total += await self._store(destination, kept)
                 if over:
                     raise RuntimeError(f"File size exceeds limit of {max_bytes} bytes.")

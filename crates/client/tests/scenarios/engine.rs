@@ -1,0 +1,70 @@
+//! One `agent-sandbox up` for a test, in a folder of its own.
+
+use agent_sandbox_client::{Cluster, ClusterOptions, Connection, SandboxClient};
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+use tokio::process::{Child, Command};
+
+pub(crate) struct Engine {
+    folder: tempfile::TempDir,
+    process: Child,
+}
+
+/// The project's root.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn program() -> PathBuf {
+    std::env::var_os("AGENT_SANDBOX_BIN").map_or_else(|| root().join("target/debug/agent-sandbox"), PathBuf::from)
+}
+
+/// None, with a word about it, where no engine was built; in CI that is a failure.
+pub(crate) async fn start() -> Option<Engine> {
+    let program = program();
+    if !program.exists() {
+        let message = format!("{} is not there: cargo build -p agent-sandbox", program.display());
+        assert!(std::env::var_os("CI").is_none(), "{message}");
+        eprintln!("SKIPPED: {message}");
+        return None;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let process = Command::new(program)
+        .arg("--data-dir")
+        .arg(folder.path())
+        .args(["up", "--api-listen", "127.0.0.1:0", "--router-listen", "127.0.0.1:0", "--router-auth", "none"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("an engine");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !folder.path().join("up.json").exists() {
+        assert!(Instant::now() < deadline, "`agent-sandbox up` becomes ready");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Some(Engine { folder, process })
+}
+
+impl Engine {
+    pub(crate) async fn client(&self) -> SandboxClient {
+        let options =
+            ClusterOptions { data_dir: Some(self.folder.path().to_path_buf()), ..ClusterOptions::default() };
+        SandboxClient::new(Cluster::find(&options).await.expect("a cluster"), Connection::default())
+    }
+
+    /// Ends it and gives everything back.
+    pub(crate) async fn stop(mut self) {
+        let pid = self.process.id().expect("it runs").to_string();
+        let told = Command::new("kill").args(["-INT", &pid]).status().await.expect("kill");
+        assert!(told.success());
+        self.process.wait().await.expect("its end");
+        let mut purge = Command::new(program());
+        purge.arg("--data-dir").arg(self.folder.path()).args(["down", "--purge"]).stdout(Stdio::null());
+        assert!(purge.status().await.expect("down").success());
+    }
+}
