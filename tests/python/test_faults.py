@@ -14,7 +14,7 @@ import time
 import urllib.parse
 
 import pytest
-from which_sdk import OURS
+from which_sdk import OURS, token_headers
 
 if not OURS:
     pytest.skip("these are our SDK's promises", allow_module_level=True)
@@ -87,7 +87,7 @@ def relay(engine):
 
 @pytest.fixture
 def sandbox(engine, relay):
-    client = Client(Connection.direct(relay.url), kubeconfig=str(engine.kubeconfig))
+    client = Client(Connection.direct(relay.url, token_headers(engine)), kubeconfig=str(engine.kubeconfig))
     with client.sandbox() as sandbox:
         sandbox.run("true")
         yield sandbox

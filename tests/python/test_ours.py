@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from which_sdk import OURS
+from which_sdk import OURS, token_headers
 
 if not OURS:
     pytest.skip("these are our SDK's promises", allow_module_level=True)
@@ -43,7 +43,7 @@ def wait_until(condition, seconds=30):
 
 @pytest.mark.parametrize("connection", [Connection.tunnel(), Connection.pod(), None], ids=["tunnel", "pod", "direct"])
 def test_every_way_to_connect(engine, connection):
-    connection = connection or Connection.direct(engine.router)
+    connection = connection or Connection.direct(engine.router, token_headers(engine))
     client = Client(connection, kubeconfig=str(engine.kubeconfig))
     with client.sandbox() as sandbox:
         assert sandbox.run("echo hi").stdout == "hi\n"

@@ -14,3 +14,11 @@ VERSION = _version()
 OURS = VERSION == "ours"
 OLD = VERSION.startswith("0.4")
 NEWEST = OURS or VERSION.startswith("1.")
+
+
+def token_headers(engine):
+    """What the engine's router asks for: the token of its kubeconfig."""
+    import re
+
+    found = re.search(r"token: \"?([^\"\s]+)", engine.kubeconfig.read_text())
+    return {"Authorization": f"Bearer {found.group(1)}"} if found else {}

@@ -3,6 +3,9 @@ package api_test
 
 import (
 	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 
 	extensions "github.com/agent-sandbox/agent-sandbox-rs/sdk/go/api/extensions/v1beta1"
@@ -44,5 +47,22 @@ func TestEveryVersionIsThere(t *testing.T) {
 	var list extensions.SandboxClaimList
 	if err := json.Unmarshal([]byte(`{"items":[{"metadata":{"name":"c"},"spec":{"warmPoolRef":{"name":"p"}},"status":{"sandbox":{"name":"s"}}}]}`), &list); err != nil || list.Items[0].Status.Sandbox.Name != "s" {
 		t.Fatalf("%+v %v", list, err)
+	}
+}
+
+func TestTypesAreUpToDate(t *testing.T) {
+	made := t.TempDir()
+	if output, err := exec.Command("go", "run", "../internal/apigen", "../../../deploy/crds", made).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	for _, folder := range []string{"v1alpha1", "v1beta1", "extensions/v1alpha1", "extensions/v1beta1"} {
+		file := filepath.Join(folder, "zz_generated.types.go")
+		want, err := os.ReadFile(filepath.Join(made, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if have, err := os.ReadFile(file); err != nil || string(have) != string(want) {
+			t.Errorf("%s is out of date: make generate (%v)", file, err)
+		}
 	}
 }

@@ -22,8 +22,10 @@ func AddToScheme(scheme *runtime.Scheme) error {
 
 // SandboxSpecPodTemplateMetadata: Labels and annotations of the Pod; those of agents.x-k8s.io are reserved.
 type SandboxSpecPodTemplateMetadata struct {
+	// Annotations.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
+	// Labels.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -86,11 +88,14 @@ const (
 	SandboxSpecShutdownPolicyRetain SandboxSpecShutdownPolicy = "Retain"
 )
 
-// SandboxSpecVolumeClaimTemplateMetadata of the API.
+// SandboxSpecVolumeClaimTemplateMetadata: What the claim is called and marked with.
 type SandboxSpecVolumeClaimTemplateMetadata struct {
+	// Annotations of the claim.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	Name        string            `json:"name,omitempty"`
+	// Labels of the claim.
+	Labels map[string]string `json:"labels,omitempty"`
+	// The volume's name; the claim is called NAME-SANDBOX.
+	Name string `json:"name,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -122,6 +127,7 @@ func (in *SandboxSpecVolumeClaimTemplateMetadata) DeepCopy() *SandboxSpecVolumeC
 
 // SandboxSpecVolumeClaimTemplate of the API.
 type SandboxSpecVolumeClaimTemplate struct {
+	// What the claim is called and marked with.
 	Metadata *SandboxSpecVolumeClaimTemplateMetadata `json:"metadata,omitempty"`
 	Spec     corev1.PersistentVolumeClaimSpec        `json:"spec"`
 }
@@ -192,12 +198,18 @@ func (in *SandboxSpec) DeepCopy() *SandboxSpec {
 
 // SandboxStatus of the API.
 type SandboxStatus struct {
-	Conditions  []metav1.Condition `json:"conditions,omitempty"`
-	PodIPs      []string           `json:"podIPs,omitempty"`
-	Replicas    *int32             `json:"replicas,omitempty"`
-	Selector    string             `json:"selector,omitempty"`
-	Service     string             `json:"service,omitempty"`
-	ServiceFQDN string             `json:"serviceFQDN,omitempty"`
+	// What holds now, and why.
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Addresses of the Pod.
+	PodIPs []string `json:"podIPs,omitempty"`
+	// 1 while it should run, else 0.
+	Replicas *int32 `json:"replicas,omitempty"`
+	// Label selector of the Pod.
+	Selector string `json:"selector,omitempty"`
+	// The headless Service's name.
+	Service string `json:"service,omitempty"`
+	// The Service's DNS name.
+	ServiceFQDN string `json:"serviceFQDN,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.

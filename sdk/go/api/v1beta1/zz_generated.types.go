@@ -30,8 +30,10 @@ const (
 
 // SandboxSpecPodTemplateMetadata: Labels and annotations of the Pod; those of agents.x-k8s.io are reserved.
 type SandboxSpecPodTemplateMetadata struct {
+	// Annotations.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
+	// Labels.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -94,11 +96,14 @@ const (
 	SandboxSpecShutdownPolicyRetain SandboxSpecShutdownPolicy = "Retain"
 )
 
-// SandboxSpecVolumeClaimTemplateMetadata of the API.
+// SandboxSpecVolumeClaimTemplateMetadata: What the claim is called and marked with.
 type SandboxSpecVolumeClaimTemplateMetadata struct {
+	// Annotations of the claim.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	Name        string            `json:"name,omitempty"`
+	// Labels of the claim.
+	Labels map[string]string `json:"labels,omitempty"`
+	// The volume's name; the claim is called NAME-SANDBOX.
+	Name string `json:"name,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -130,6 +135,7 @@ func (in *SandboxSpecVolumeClaimTemplateMetadata) DeepCopy() *SandboxSpecVolumeC
 
 // SandboxSpecVolumeClaimTemplate of the API.
 type SandboxSpecVolumeClaimTemplate struct {
+	// What the claim is called and marked with.
 	Metadata *SandboxSpecVolumeClaimTemplateMetadata `json:"metadata,omitempty"`
 	Spec     corev1.PersistentVolumeClaimSpec        `json:"spec"`
 }
@@ -196,12 +202,18 @@ func (in *SandboxSpec) DeepCopy() *SandboxSpec {
 
 // SandboxStatus of the API.
 type SandboxStatus struct {
-	Conditions  []metav1.Condition `json:"conditions,omitempty"`
-	NodeName    string             `json:"nodeName,omitempty"`
-	PodIPs      []string           `json:"podIPs,omitempty"`
-	Selector    string             `json:"selector,omitempty"`
-	Service     string             `json:"service,omitempty"`
-	ServiceFQDN string             `json:"serviceFQDN,omitempty"`
+	// What holds now, and why.
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// The node that runs the Pod.
+	NodeName string `json:"nodeName,omitempty"`
+	// Addresses of the Pod.
+	PodIPs []string `json:"podIPs,omitempty"`
+	// Label selector of the Pod.
+	Selector string `json:"selector,omitempty"`
+	// The headless Service's name.
+	Service string `json:"service,omitempty"`
+	// The Service's DNS name.
+	ServiceFQDN string `json:"serviceFQDN,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.

@@ -25,8 +25,10 @@ func AddToScheme(scheme *runtime.Scheme) error {
 
 // SandboxClaimSpecAdditionalPodMetadata: Labels and annotations added to the Pod.
 type SandboxClaimSpecAdditionalPodMetadata struct {
+	// Annotations.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
+	// Labels.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -58,9 +60,12 @@ func (in *SandboxClaimSpecAdditionalPodMetadata) DeepCopy() *SandboxClaimSpecAdd
 
 // SandboxClaimSpecEnv of the API.
 type SandboxClaimSpecEnv struct {
+	// The container it is for; absent, the first one.
 	ContainerName string `json:"containerName,omitempty"`
-	Name          string `json:"name"`
-	Value         string `json:"value"`
+	// The variable.
+	Name string `json:"name"`
+	// Its value.
+	Value string `json:"value"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -91,7 +96,8 @@ const (
 type SandboxClaimSpecLifecycle struct {
 	// Delete removes the claim and with it the Sandbox, DeleteForeground keeps it visible until both are gone, Retain removes the Sandbox only.
 	ShutdownPolicy SandboxClaimSpecLifecycleShutdownPolicy `json:"shutdownPolicy,omitempty"`
-	ShutdownTime   *metav1.Time                            `json:"shutdownTime,omitempty"`
+	// When the claim ends.
+	ShutdownTime *metav1.Time `json:"shutdownTime,omitempty"`
 	// Seconds from the end of the Sandbox's Pod to the end of the claim.
 	TtlSecondsAfterFinished *int32 `json:"ttlSecondsAfterFinished,omitempty"`
 }
@@ -116,11 +122,14 @@ func (in *SandboxClaimSpecLifecycle) DeepCopy() *SandboxClaimSpecLifecycle {
 	return out
 }
 
-// SandboxClaimSpecVolumeClaimTemplateMetadata of the API.
+// SandboxClaimSpecVolumeClaimTemplateMetadata: What the claim is called and marked with.
 type SandboxClaimSpecVolumeClaimTemplateMetadata struct {
+	// Annotations of the claim.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	Name        string            `json:"name,omitempty"`
+	// Labels of the claim.
+	Labels map[string]string `json:"labels,omitempty"`
+	// The volume's name; the claim is called NAME-SANDBOX.
+	Name string `json:"name,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -152,6 +161,7 @@ func (in *SandboxClaimSpecVolumeClaimTemplateMetadata) DeepCopy() *SandboxClaimS
 
 // SandboxClaimSpecVolumeClaimTemplate of the API.
 type SandboxClaimSpecVolumeClaimTemplate struct {
+	// What the claim is called and marked with.
 	Metadata *SandboxClaimSpecVolumeClaimTemplateMetadata `json:"metadata,omitempty"`
 	Spec     corev1.PersistentVolumeClaimSpec             `json:"spec"`
 }
@@ -175,6 +185,7 @@ func (in *SandboxClaimSpecVolumeClaimTemplate) DeepCopy() *SandboxClaimSpecVolum
 
 // SandboxClaimSpecWarmPoolRef: The SandboxWarmPool, of the same namespace, to be served from.
 type SandboxClaimSpecWarmPoolRef struct {
+	// Its name.
 	Name string `json:"name"`
 }
 
@@ -237,9 +248,11 @@ func (in *SandboxClaimSpec) DeepCopy() *SandboxClaimSpec {
 	return out
 }
 
-// SandboxClaimStatusSandbox of the API.
+// SandboxClaimStatusSandbox: The Sandbox that serves the claim.
 type SandboxClaimStatusSandbox struct {
-	Name   string   `json:"name,omitempty"`
+	// Its name.
+	Name string `json:"name,omitempty"`
+	// Addresses of its Pod.
 	PodIPs []string `json:"podIPs,omitempty"`
 }
 
@@ -266,8 +279,10 @@ func (in *SandboxClaimStatusSandbox) DeepCopy() *SandboxClaimStatusSandbox {
 
 // SandboxClaimStatus of the API.
 type SandboxClaimStatus struct {
-	Conditions []metav1.Condition         `json:"conditions,omitempty"`
-	Sandbox    *SandboxClaimStatusSandbox `json:"sandbox,omitempty"`
+	// What holds now, and why.
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// The Sandbox that serves the claim.
+	Sandbox *SandboxClaimStatusSandbox `json:"sandbox,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -411,8 +426,10 @@ const (
 
 // SandboxTemplateSpecPodTemplateMetadata: Labels and annotations of the Pod; those of agents.x-k8s.io are reserved.
 type SandboxTemplateSpecPodTemplateMetadata struct {
+	// Annotations.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
+	// Labels.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -467,11 +484,14 @@ func (in *SandboxTemplateSpecPodTemplate) DeepCopy() *SandboxTemplateSpecPodTemp
 	return out
 }
 
-// SandboxTemplateSpecVolumeClaimTemplateMetadata of the API.
+// SandboxTemplateSpecVolumeClaimTemplateMetadata: What the claim is called and marked with.
 type SandboxTemplateSpecVolumeClaimTemplateMetadata struct {
+	// Annotations of the claim.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	Name        string            `json:"name,omitempty"`
+	// Labels of the claim.
+	Labels map[string]string `json:"labels,omitempty"`
+	// The volume's name; the claim is called NAME-SANDBOX.
+	Name string `json:"name,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -503,6 +523,7 @@ func (in *SandboxTemplateSpecVolumeClaimTemplateMetadata) DeepCopy() *SandboxTem
 
 // SandboxTemplateSpecVolumeClaimTemplate of the API.
 type SandboxTemplateSpecVolumeClaimTemplate struct {
+	// What the claim is called and marked with.
 	Metadata *SandboxTemplateSpecVolumeClaimTemplateMetadata `json:"metadata,omitempty"`
 	Spec     corev1.PersistentVolumeClaimSpec                `json:"spec"`
 }
@@ -645,6 +666,7 @@ func (in *SandboxTemplateList) DeepCopyObject() runtime.Object {
 
 // SandboxWarmPoolSpecSandboxTemplateRef: The SandboxTemplate, of the same namespace, to make them from.
 type SandboxWarmPoolSpecSandboxTemplateRef struct {
+	// Its name.
 	Name string `json:"name"`
 }
 
@@ -671,7 +693,7 @@ const (
 	SandboxWarmPoolSpecUpdateStrategyTypeOnReplenish SandboxWarmPoolSpecUpdateStrategyType = "OnReplenish"
 )
 
-// SandboxWarmPoolSpecUpdateStrategy of the API.
+// SandboxWarmPoolSpecUpdateStrategy: What becomes of waiting Sandboxes when the template changes.
 type SandboxWarmPoolSpecUpdateStrategy struct {
 	// When the template changes, Recreate replaces waiting Sandboxes, OnReplenish makes only later ones new.
 	Type SandboxWarmPoolSpecUpdateStrategyType `json:"type,omitempty"`
@@ -698,7 +720,8 @@ type SandboxWarmPoolSpec struct {
 	Replicas *int32 `json:"replicas,omitempty"`
 	// The SandboxTemplate, of the same namespace, to make them from.
 	SandboxTemplateRef SandboxWarmPoolSpecSandboxTemplateRef `json:"sandboxTemplateRef"`
-	UpdateStrategy     *SandboxWarmPoolSpecUpdateStrategy    `json:"updateStrategy,omitempty"`
+	// What becomes of waiting Sandboxes when the template changes.
+	UpdateStrategy *SandboxWarmPoolSpecUpdateStrategy `json:"updateStrategy,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
@@ -724,10 +747,14 @@ func (in *SandboxWarmPoolSpec) DeepCopy() *SandboxWarmPoolSpec {
 
 // SandboxWarmPoolStatus of the API.
 type SandboxWarmPoolStatus struct {
+	// The generation of the spec that this is about.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	ReadyReplicas      *int32 `json:"readyReplicas,omitempty"`
-	Replicas           *int32 `json:"replicas,omitempty"`
-	Selector           string `json:"selector,omitempty"`
+	// Those that are Ready.
+	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
+	// Unclaimed Sandboxes that exist.
+	Replicas *int32 `json:"replicas,omitempty"`
+	// Label selector of the Sandboxes, for autoscalers.
+	Selector string `json:"selector,omitempty"`
 }
 
 // DeepCopyInto copies everything into out.
