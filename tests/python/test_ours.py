@@ -335,6 +335,27 @@ def test_upstreams_distribution_beside_ours_is_a_clear_error(tmp_path):
     assert finished.returncode != 0 and "pip uninstall k8s-agent-sandbox" in finished.stderr
 
 
+def test_the_wheel_alone_is_enough_for_the_first_example(engine, tmp_path):
+    """No other package, no kubectl, nothing on PATH."""
+    wheel = os.environ.get("AGENT_SANDBOX_WHEEL")
+    if not wheel:
+        pytest.skip("AGENT_SANDBOX_WHEEL does not name a wheel")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "packages"), wheel]
+    subprocess.run(install, check=True, timeout=120)
+    example = """
+        import sys
+        sys.path.insert(0, "packages")
+        from agent_sandbox import Sandbox
+        with Sandbox() as sandbox:
+            print(sandbox.run("echo hello").stdout)
+    """
+    environment = {"KUBECONFIG": str(engine.kubeconfig), "PATH": str(tmp_path), "HOME": str(tmp_path)}
+    # -S leaves the packages of this environment out.
+    command = [sys.executable, "-S", "-c", textwrap.dedent(example)]
+    finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert finished.stdout == "hello\n\n", finished.stderr
+
+
 def test_the_stubs_and_types_hold(tmp_path):
     pytest.importorskip("mypy")
     import agent_sandbox
