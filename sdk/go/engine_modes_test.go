@@ -126,6 +126,7 @@ func cut(box *Sandbox) {
 
 func TestCancellingEndsTheCommand(t *testing.T) {
 	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
 	box := testSandbox(t, testClient(t))
 	events, err := box.Stream(ctx, "echo $$; exec sleep 600")
 	if err != nil {
