@@ -40,9 +40,11 @@ class AsyncClient:
         self._opened: _native.Client | None = None
 
     async def _open(self) -> _native.Client:
-        if self._opened is None:
-            self._opened = await _aio(_native.Client.open(self._options))
-        return self._opened
+        opened = self._opened
+        if opened is None:
+            opened = await _aio(_native.Client.open(self._options))
+            self._opened = opened
+        return opened
 
     async def namespace(self) -> str:
         """The namespace in which names are looked up: the one given, else the kubeconfig's."""
@@ -158,15 +160,16 @@ class AsyncSandbox:
         return self
 
     async def _ready(self) -> _native.Handle:
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             opened = await self._client._open()
             where = self._namespace or await self._client.namespace()
             if self._image is not None:
-                options = create_options(self._image, where, self._make)
-                self._handle = await _aio(opened.create(options))
+                handle = await _aio(opened.create(create_options(self._image, where, self._make)))
             else:
-                self._handle = await _aio(opened.claim(claim_options(where, self._make)))
-        return self._handle
+                handle = await _aio(opened.claim(claim_options(where, self._make)))
+            self._handle = handle
+        return handle
 
     async def __aenter__(self) -> AsyncSandbox:
         await self._ready()

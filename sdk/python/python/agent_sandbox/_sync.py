@@ -40,9 +40,11 @@ class Client:
         self._opened: _native.Client | None = None
 
     def _open(self) -> _native.Client:  # async
-        if self._opened is None:
-            self._opened = _wait(_native.Client.open(self._options))
-        return self._opened
+        opened = self._opened
+        if opened is None:
+            opened = _wait(_native.Client.open(self._options))
+            self._opened = opened
+        return opened
 
     def namespace(self) -> str:  # async
         """The namespace in which names are looked up: the one given, else the kubeconfig's."""
@@ -158,15 +160,16 @@ class Sandbox:
         return self
 
     def _ready(self) -> _native.Handle:  # async
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             opened = self._client._open()  # await
             where = self._namespace or self._client.namespace()  # await
             if self._image is not None:
-                options = create_options(self._image, where, self._make)
-                self._handle = _wait(opened.create(options))
+                handle = _wait(opened.create(create_options(self._image, where, self._make)))
             else:
-                self._handle = _wait(opened.claim(claim_options(where, self._make)))
-        return self._handle
+                handle = _wait(opened.claim(claim_options(where, self._make)))
+            self._handle = handle
+        return handle
 
     def __enter__(self) -> Sandbox:  # async
         self._ready()  # await

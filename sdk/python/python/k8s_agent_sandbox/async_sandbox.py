@@ -58,11 +58,13 @@ class AsyncSandbox:
 
     async def get_pod_name(self) -> str:
         """The Pod's name, remembered until the connection is closed."""
-        if self._pod_name is None:
+        name = self._pod_name
+        if name is None:
             found = await self._object()
             notes = (found.get("metadata") or {}).get("annotations") or {}
-            self._pod_name = notes.get(POD_NAME_ANNOTATION) or self.sandbox_id
-        return self._pod_name
+            name = notes.get(POD_NAME_ANNOTATION) or self.sandbox_id
+            self._pod_name = name
+        return name
 
     async def get_sandbox_name_hash(self) -> Optional[str]:
         """The hash by which the sandbox's Pods are selected, remembered."""
