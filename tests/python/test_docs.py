@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 from which_sdk import OURS
@@ -11,6 +13,11 @@ if not OURS:
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "python.md"
 PROGRAMS = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_reference_is_up_to_date():
+    check = [sys.executable, str(PAGE.parents[1] / "sdk" / "reference.py"), "--check"]
+    assert subprocess.run(check, capture_output=True, timeout=60).returncode == 0, "make generate"
 
 
 def test_the_page_has_programs():
