@@ -60,7 +60,10 @@ func (c *Client) Claim(ctx context.Context, source string, configure ...ClaimOpt
 	if err != nil {
 		return nil, err
 	}
-	name, uid, version, err := c.create(ctx, source, template, &o)
+	// The creation itself comes to its end even when the caller gives up meanwhile: only then can it be undone.
+	creating, created := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	name, uid, version, err := c.create(creating, source, template, &o)
+	created()
 	if err != nil {
 		return nil, err
 	}

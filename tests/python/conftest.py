@@ -1,6 +1,5 @@
 """One engine for all tests of a run: `agent-sandbox up` in a folder of its own, on ports of its own."""
 
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -12,6 +11,7 @@ import tempfile
 import time
 
 import pytest
+from which_sdk import VERSION
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("AGENT_SANDBOX_BIN", str(ROOT / "target" / "debug" / "agent-sandbox"))
@@ -61,8 +61,7 @@ def start_engine(folder, *extra):
 
 def router_flags():
     """Published clients before 1.0 cannot send a token to the router."""
-    version = importlib.metadata.version("k8s-agent-sandbox")
-    return ["--router-auth", "none"] if version.startswith("0.") else []
+    return ["--router-auth", "none"] if VERSION.startswith("0.") else []
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,10 @@
 """The whole path in our own words, with a published SDK: create, run, write, read, list, terminate."""
 
-import importlib.metadata
-
 import pytest
 from k8s_agent_sandbox import SandboxClient
 from k8s_agent_sandbox.models import SandboxDirectConnectionConfig
+from which_sdk import OLD, VERSION
 
-VERSION = importlib.metadata.version("k8s-agent-sandbox")
-OLD = VERSION.startswith("0.4")
 SOURCE = "python-sandbox-template"
 
 

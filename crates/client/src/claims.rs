@@ -16,7 +16,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, fmt::Debug, sync::LazyLock, time::Duration};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// Where the sandbox comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,9 +122,16 @@ pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Re
     let name = request.name.clone().unwrap_or_else(|| format!("sandbox-claim-{:08x}", rand::random::<u32>()));
     let object = request.object(&name, &source, client.trace().map(crate::TraceContext::to_json));
     let claims: Api<SandboxClaim> = Api::namespaced(kube.clone(), &request.namespace);
-    let created = match post(kube, &request.namespace, &object).await {
-        Ok(created) => created,
-        Err(error) if is_conflict(&error) && request.adopt => adopt(&claims, &name, &source).await?,
+    let posting = post(kube.clone(), request.namespace.clone(), object);
+    let undo_by = (claims.clone(), name.clone());
+    let posted = finish(async move {
+        let created = posting.await?;
+        let undo = generated.then(|| Undo::new(undo_by.0, undo_by.1, created.uid.clone()));
+        Ok((created, undo))
+    });
+    let (created, undo) = match posted.await {
+        Ok(done) => done,
+        Err(error) if is_conflict(&error) && request.adopt => (adopt(&claims, &name, &source).await?, None),
         Err(error) if is_conflict(&error) => {
             return Err(ClientError::AlreadyExists { namespace: request.namespace.clone(), name });
         }
@@ -133,7 +140,6 @@ pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Re
             return Err(ClientError::api(operation)(error));
         }
     };
-    let undo = generated.then(|| Undo::new(claims, name.clone(), created.uid.clone()));
     let ready = wait::claim_ready_from(kube, &request.namespace, &name, &created, request.ready_timeout).await?;
     if let Some(undo) = undo {
         undo.keep();
@@ -187,8 +193,8 @@ async fn post_object(
     api.create(&PostParams::default(), &wanted).await
 }
 
-async fn post(client: &Client, namespace: &str, object: &Value) -> Result<Created, kube::Error> {
-    let stored = post_object(client, namespace, "sandboxclaims", object).await?;
+async fn post(client: Client, namespace: String, object: Value) -> Result<Created, kube::Error> {
+    let stored = post_object(&client, &namespace, "sandboxclaims", &object).await?;
     let resource_version = stored.resource_version().unwrap_or_default();
     Ok(Created { uid: stored.uid().unwrap_or_default(), resource_version, object: None })
 }
@@ -245,6 +251,20 @@ where
     }
 }
 
+/// Lets a creation come to its end even when the caller gives up meanwhile: its outcome, an [`Undo`] in it, is then dropped.
+pub(crate) async fn finish<T: Send + 'static>(
+    creation: impl Future<Output = Result<T, kube::Error>> + Send + 'static,
+) -> Result<T, kube::Error> {
+    let (sender, receiver) = oneshot::channel();
+    UNDOING.send_modify(|count| *count += 1);
+    let busy = Undone;
+    tokio::spawn(async move {
+        drop(sender.send(creation.await));
+        drop(busy);
+    });
+    receiver.await.unwrap_or_else(|_| Err(kube::Error::Service("the creation's task ended early".into())))
+}
+
 /// Deletes an object again unless it is told to keep it: also when the caller is interrupted.
 pub(crate) struct Undo<K>
 where
@@ -286,7 +306,7 @@ where
     }
 }
 
-/// How many creations are being undone now.
+/// How many creations are under way or being undone now.
 static UNDOING: LazyLock<watch::Sender<usize>> = LazyLock::new(|| watch::Sender::new(0));
 
 struct Undone;

@@ -89,14 +89,18 @@ impl SandboxClient {
         let metadata = wanted.spec.pod_template.metadata.get_or_insert_default();
         let annotations = metadata.annotations.get_or_insert_default();
         annotations.insert(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned());
-        let created = api.create(&PostParams::default(), &wanted).await.map_err(|error| {
+        let (creating, undo_by) = (api.clone(), (api, name.to_owned()));
+        let created = claims::finish(async move {
+            let created = creating.create(&PostParams::default(), &wanted).await?;
+            Ok(claims::Undo::new(undo_by.0, undo_by.1, created.uid().to_owned()))
+        });
+        let undo = created.await.map_err(|error| {
             let (namespace, name) = (namespace.to_owned(), name.to_owned());
             if is_conflict(&error) {
                 return ClientError::AlreadyExists { namespace, name };
             }
             ClientError::api(format!("create sandbox `{name}` in namespace `{namespace}`"))(error)
         })?;
-        let undo = claims::Undo::new(api, name.to_owned(), created.uid().to_owned());
         wait::sandbox_ready(&self.cluster.client, namespace, name, limit).await?;
         undo.keep();
         self.handle(namespace, name, None)

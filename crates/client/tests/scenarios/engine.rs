@@ -52,8 +52,7 @@ pub(crate) async fn start() -> Option<Engine> {
 
 impl Engine {
     pub(crate) async fn client(&self) -> SandboxClient {
-        let options =
-            ClusterOptions { data_dir: Some(self.folder.path().to_path_buf()), ..ClusterOptions::default() };
+        let options = ClusterOptions { data_dir: Some(self.folder.path().to_path_buf()), ..ClusterOptions::default() };
         SandboxClient::new(Cluster::find(&options).await.expect("a cluster"), Connection::default())
     }
 
