@@ -84,14 +84,14 @@ def floor(mode):
             f"X-Sandbox-ID: {sandbox.sandbox_id}\r\n\r\n"
         )
         request = head.encode() + body
-        with socket.create_connection((parts.hostname, parts.port)) as connection:
+        with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for index in range(1050):
                 if index == 50:
                     begun, used = time.perf_counter(), time.process_time()
                 connection.sendall(request)
                 answer = b""
-                while b'"exit_code"' not in answer or not answer.rstrip().endswith(b"}"):
+                while b"}" not in answer.partition(b'"exit_code"')[2]:
                     answer += connection.recv(65536)
         return {"seconds": (time.perf_counter() - begun) / 1000, "cpu": (time.process_time() - used) / 1000}
     finally:
