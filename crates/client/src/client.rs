@@ -4,10 +4,7 @@ use crate::{
     ClaimRequest, ClientError, Cluster, ClusterOptions, Connection, ContainerOptions, DirectOptions, SandboxHandle,
     TraceContext, Transport, TransportOptions, claims, error::is_conflict, lookup, manifest, wait,
 };
-use agent_sandbox_api::{
-    keys,
-    v1beta1::{Sandbox, SandboxClaim},
-};
+use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use agent_sandbox_protocol::router_headers::DEFAULT_PORT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
@@ -86,9 +83,7 @@ impl SandboxClient {
     ) -> Result<SandboxHandle, ClientError> {
         let api: Api<Sandbox> = Api::namespaced(self.cluster.client.clone(), namespace);
         let mut wanted = manifest::sandbox(name, container, expires_after.map(from_now));
-        let metadata = wanted.spec.pod_template.metadata.get_or_insert_default();
-        let annotations = metadata.annotations.get_or_insert_default();
-        annotations.insert(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned());
+        wanted.spec.pod_template = manifest::with_daemon(wanted.spec.pod_template);
         let (creating, undo_by) = (api.clone(), (api, name.to_owned()));
         let created = claims::finish(async move {
             let created = creating.create(&PostParams::default(), &wanted).await?;

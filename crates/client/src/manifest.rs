@@ -112,6 +112,13 @@ pub fn pool(name: &str, template: &str, replicas: u32) -> SandboxWarmPool {
     pool
 }
 
+/// Asks nodes that can to put our daemon into the Pod, whatever its image.
+pub(crate) fn with_daemon(template: PodTemplate) -> PodTemplate {
+    let mut value = serde_json::to_value(template).expect("a Pod template is JSON");
+    value["metadata"]["annotations"][keys::annotations::INJECT_SANDBOXD] = json!("true");
+    serde_json::from_value(value).expect("a Pod template with one annotation more is one")
+}
+
 fn named(name: &str) -> ObjectMeta {
     ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
 }
@@ -180,6 +187,14 @@ mod tests {
         assert_eq!(full["containers"][0]["resources"]["limits"], json!({"memory": "64Mi"}));
         assert_eq!(full["volumes"].as_array().unwrap().len(), 2);
         assert_eq!(full["containers"][0]["volumeMounts"][0]["readOnly"], json!(true));
+    }
+
+    #[test]
+    fn the_daemon_is_asked_for_by_an_annotation() {
+        let container = ContainerOptions { image: "i".into(), ..ContainerOptions::default() };
+        let template = serde_json::to_value(with_daemon(pod_template(&container))).unwrap();
+        assert_eq!(template["metadata"]["annotations"], json!({keys::annotations::INJECT_SANDBOXD: "true"}));
+        assert_eq!(template["spec"]["containers"][0]["image"], "i");
     }
 
     #[test]

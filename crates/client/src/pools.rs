@@ -5,10 +5,7 @@ use crate::{
     error::{is_conflict, is_not_found},
     manifest,
 };
-use agent_sandbox_api::{
-    keys,
-    v1beta1::{SandboxTemplate, SandboxWarmPool},
-};
+use agent_sandbox_api::v1beta1::{SandboxTemplate, SandboxWarmPool};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, PostParams},
@@ -25,9 +22,7 @@ pub async fn create_pool(
     let templates: Api<SandboxTemplate> = Api::namespaced(client.clone(), namespace);
     let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), namespace);
     let mut template = manifest::template(name, container);
-    let metadata = template.spec.pod_template.metadata.get_or_insert_default();
-    let annotations = metadata.annotations.get_or_insert_default();
-    annotations.insert(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned());
+    template.spec.pod_template = manifest::with_daemon(template.spec.pod_template);
     let failed = |error: kube::Error| {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         if is_conflict(&error) {
