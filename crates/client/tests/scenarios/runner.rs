@@ -157,7 +157,7 @@ impl Runner {
             "reattach" => return gather(self.sandbox.process(process().id()).await?.events(0)).await,
             "signal" => process().signal(&step.signal).await?,
             "kill" => process().kill().await?,
-            other => panic!("the runner does not know {other:?}"),
+            other => return Err(ClientError::Invalid(format!("the runner does not know {other:?}"))),
         }
         Ok(Value::Null)
     }

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import atexit
-from typing import TYPE_CHECKING, Any
 
 from . import _native, errors
 from ._connections import Connection
@@ -17,7 +16,11 @@ from ._results import Change, CommandError, CommandResult, Event, FileInfo, Matc
 from ._sync import Changes, Chunks, Client, EventStream, Files, Process, Sandbox
 from .errors import SandboxError
 
+# Loading `typing` would cost more than everything else here; checkers know this name.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ._async import (
         AsyncChanges,
         AsyncChunks,

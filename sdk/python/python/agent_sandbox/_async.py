@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO, List, Mapping, Sequence
-
 from . import _native
 from ._connections import Connection
 from ._options import claim_options, command_options, create_options, open_options
 from ._results import Change, CommandResult, Event, FileInfo, Match, ProcessInfo
 from ._waiting import _aio
+
+# Loading `typing` would cost more than everything else here; checkers know this name.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO, List, Mapping, Sequence
 
 _CHUNK = 1 << 20
 

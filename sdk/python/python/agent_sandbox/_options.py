@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, Sequence
 
 from ._connections import Connection
+
+# Loading `typing` would cost more than everything else here; checkers know this name.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping, Sequence
 
 READY_MADE = "python-sandbox-template"
 
