@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HISTOGRAMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from prometheus_client import Histogram
+        from prometheus_client import Histogram  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise ImportError("metrics need prometheus_client: pip install 'agent-sandbox-sdk[metrics]'") from error
     for known, (words, labels) in _HISTOGRAMS.items():

@@ -6,7 +6,7 @@ def get_metrics() -> str:
     from . import metrics
 
     metrics.sandbox_client_discovery_latency_ms  # noqa: B018 - made, so that it is in the registry
-    from prometheus_client import REGISTRY, generate_latest
+    from prometheus_client import REGISTRY, generate_latest  # type: ignore[import-not-found, unused-ignore]
 
     return generate_latest(REGISTRY).decode()
 
