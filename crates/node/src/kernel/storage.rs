@@ -66,7 +66,12 @@ impl Storage {
 
     /// Removes a folder and everything in it.
     pub(crate) fn remove(&self, folder: &Path) -> io::Result<()> {
-        unmount_below(folder)?;
+        if !folder.exists() {
+            return Ok(());
+        }
+        if self.templates.is_some() {
+            unmount_below(folder)?;
+        }
         tree::remove(folder)?;
         match fs::remove_file(image_of(folder)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -97,16 +97,30 @@ fn begin(control: &OwnedFd, filter: Vec<libc::sock_filter>) -> Step<Option<Super
             return Err(error);
         }
     };
+    let settled = settle(control, answer, ground, signals, filter);
+    if !matches!(settled, Ok(Some(_))) {
+        // Nobody may be there any more to do it for us.
+        pod::leave(&plan);
+    }
+    settled
+}
+
+/// Waits for the Pod and makes it; `None` when the node goes away before.
+fn settle(
+    control: &OwnedFd,
+    answer: bool,
+    ground: Ground,
+    signals: OwnedFd,
+    filter: Vec<libc::sock_filter>,
+) -> Step<Option<Supervisor>> {
     if answer {
-        wire::send(control, &Message::Answer { id: 0, answer: Answer::Done }, &[]).step("telling that we are ready")?;
+        let ready = Message::Answer { id: 0, answer: Answer::Done };
+        if wire::send(control, &ready, &[]).is_err() {
+            return Ok(None);
+        }
         sys::trim_heap();
     }
-    let told = receive_begin(control)?;
-    let Some((Begin::Pod, file)) = told else {
-        drop(ground);
-        pod::leave(&plan);
-        return Ok(None);
-    };
+    let Some((Begin::Pod, file)) = receive_begin(control)? else { return Ok(None) };
     let plan: PodPlan = wire::read_memory_file(file).step("reading the plan")?;
     start(plan, ground, signals, filter).map(Some)
 }

@@ -58,12 +58,21 @@ struct Image {
 }
 
 fn image() -> Image {
+    image_of(layers())
+}
+
+/// The contents of two layers.
+fn layers() -> Vec<Vec<u8>> {
     let mut first = shell_files();
     first.push(("data/hidden".into(), b"hidden".to_vec(), 0o644));
     first.push(("data/below".into(), b"from below".to_vec(), 0o644));
     let first: Vec<_> = first.iter().map(|(path, data, mode)| (path.as_str(), data.clone(), *mode)).collect();
     let second = [("data/.wh.hidden", Vec::new(), 0o644), ("data/above", b"from above".to_vec(), 0o644)];
-    let tars = [tar(&first), tar(&second)];
+    vec![tar(&first), tar(&second)]
+}
+
+/// An image of these layers.
+fn image_of(tars: Vec<Vec<u8>>) -> Image {
     let layers: Vec<_> = tars.iter().map(|tar| gzip(tar)).collect();
     let config = serde_json::to_vec(&serde_json::json!({
         "os": "linux",
@@ -210,4 +219,161 @@ async fn a_layer_that_is_not_what_its_digest_says_is_refused() {
     assert!(result.is_err(), "{result:?}");
     let left = std::fs::read_dir(node.data().join("images/layers")).map(Iterator::count).unwrap_or(0);
     assert_eq!(left, 0);
+}
+
+/// A Docker archive, as `docker save` writes it: configuration, layers and a list of images in one tar.
+fn docker_archive(image: &Image, tars: &[Vec<u8>]) -> Vec<u8> {
+    let layer = |number: usize| format!("layer-{number}/layer.tar");
+    let list = serde_json::json!([{
+        "Config": "config.json",
+        "RepoTags": ["archive-image:v1"],
+        "Layers": (0..tars.len()).map(layer).collect::<Vec<_>>(),
+    }]);
+    let mut entries = vec![
+        ("config.json".to_owned(), image.config.clone()),
+        ("manifest.json".to_owned(), serde_json::to_vec(&list).unwrap()),
+    ];
+    entries.extend(tars.iter().enumerate().map(|(number, tar)| (layer(number), tar.clone())));
+    let entries: Vec<_> = entries.iter().map(|(path, data)| (path.as_str(), data.clone(), 0o644)).collect();
+    tar(&entries)
+}
+
+fn gunzip(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(bytes), &mut out).unwrap();
+    out
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_imported_docker_archive_runs_and_one_that_lies_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let image = image();
+    let tars: Vec<_> = image.layers.iter().map(|layer| gunzip(layer)).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("image.tar");
+    std::fs::write(&archive, docker_archive(&image, &tars)).unwrap();
+    assert_eq!(node.runtime.import_image(&archive, None).await.unwrap(), ["archive-image:v1"]);
+    assert_eq!(run_image(&node, "archive-image:v1").await, "above\nbelow\nfrom belowfrom above");
+    let swapped = [tars[1].clone(), tars[0].clone()];
+    std::fs::write(&archive, docker_archive(&image, &swapped)).unwrap();
+    node.runtime.prune_images(Vec::new()).await.unwrap();
+    let lie = node.runtime.import_image(&archive, None).await;
+    assert!(matches!(lie, Err(ImageError::DigestMismatch { .. })), "{lie:?}");
+}
+
+/// What an archive calls its list of images could be a link to a file of the host, or a pipe that nobody writes to.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_cannot_make_us_read_anything_but_its_own_files() {
+    let node = Node::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret.json");
+    std::fs::write(&secret, "[]").unwrap();
+    for (number, kind) in [tar::EntryType::Symlink, tar::EntryType::Fifo].into_iter().enumerate() {
+        for name in ["manifest.json", "index.json"] {
+            let mut builder = tar::Builder::new(Vec::new());
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            header.set_mode(0o644);
+            builder.append_link(&mut header, name, &secret).unwrap();
+            let archive = folder.path().join(format!("{number}-{name}.tar"));
+            std::fs::write(&archive, builder.into_inner().unwrap()).unwrap();
+            let result =
+                tokio::time::timeout(crate::fixture::DEADLINE, node.runtime.import_image(&archive, None)).await;
+            let refused = result.expect("it answers at once").unwrap_err();
+            assert!(matches!(refused, ImageError::BadLayer { .. }), "{name} {kind:?}: {refused:?}");
+        }
+    }
+}
+
+/// The way of an image made with Debian's own tools: packed by tar, described by skopeo's copy of a layout, served by the
+/// distribution's registry.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_of_debians_tools_goes_through_a_registry() {
+    if !is_root() {
+        return;
+    }
+    let missing: Vec<_> = ["skopeo", "docker-registry"]
+        .into_iter()
+        .filter(|program| !["/usr/bin", "/usr/sbin"].iter().any(|folder| Path::new(folder).join(program).exists()))
+        .collect();
+    if !missing.is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "{missing:?} must be installed");
+        eprintln!("skipped: needs {missing:?} (Debian packages of the same names)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let layout = folder.path().join("layout");
+    std::fs::create_dir(&layout).unwrap();
+    write_layout(&image(), &layout);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let configuration = folder.path().join("registry.yml");
+    let text = format!(
+        "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
+        folder.path().join("registry").display()
+    );
+    std::fs::write(&configuration, text).unwrap();
+    let mut registry = std::process::Command::new("docker-registry")
+        .arg("serve")
+        .arg(&configuration)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let up = async {
+        while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(crate::fixture::DEADLINE, up).await.expect("the registry comes up");
+    let reference = format!("127.0.0.1:{port}/team/debian:v1");
+    let copied = std::process::Command::new("skopeo")
+        .args(["--insecure-policy", "copy", "--dest-tls-verify=false"])
+        .arg(format!("oci:{}:layout-image:v1", layout.display()))
+        .arg(format!("docker://{reference}"))
+        .output()
+        .unwrap();
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+    let node = Node::start().await;
+    let (progress, watched) = tokio::sync::watch::channel(PullProgress::default());
+    node.runtime.ensure(&reference, PullPolicy::Always, &[], Some(progress)).await.unwrap();
+    let seen = *watched.borrow();
+    assert!(seen.done == seen.total && seen.total > 0, "{seen:?}");
+    assert_eq!(run_image(&node, &reference).await, "above\nbelow\nfrom belowfrom above");
+    registry.kill().unwrap();
+    registry.wait().unwrap();
+}
+
+/// Layers made to harm: each is refused with its reason, and nothing of it stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_made_to_harm_are_refused_over_the_wire() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let mut traversal = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_ustar();
+    header.set_size(1);
+    header.set_mode(0o644);
+    header.as_mut_bytes()[..14].copy_from_slice(b"../../escaped\0");
+    header.set_cksum();
+    traversal.append(&header, &b"x"[..]).unwrap();
+    let mut bomb = tar::Header::new_gnu();
+    bomb.set_size(64 << 30);
+    bomb.set_mode(0o644);
+    bomb.set_path("bomb").unwrap();
+    bomb.set_cksum();
+    for (layer, reason) in
+        [(traversal.into_inner().unwrap(), "leads out of the image"), (bomb.as_bytes().to_vec(), "unpacks to more")]
+    {
+        let port = registry(image_of(vec![layer]), Arc::default()).await;
+        let result = node.runtime.ensure(&format!("127.0.0.1:{port}/bad"), PullPolicy::Always, &[], None).await;
+        let text = result.map_err(|error| error.to_string()).unwrap_err();
+        assert!(text.contains(reason), "{text}");
+        let left = std::fs::read_dir(node.data().join("images/layers")).map(Iterator::count).unwrap_or(0);
+        assert_eq!(left, 0);
+    }
 }

@@ -150,3 +150,27 @@ async fn the_hosts_devices_are_never_given_away() {
     assert_eq!(owner(), before);
     node.runtime.remove_pod(uid).await.unwrap();
 }
+
+/// What is written to an attachment is the container's input; its output comes back, and the end of input is the first
+/// caller's to give.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attachment_talks_to_the_first_process() {
+    let node = Node::start().await;
+    let uid = "attach";
+    node.runtime.create_pod(pod(uid)).await.unwrap();
+    let mut spec = node.container(uid, "c", &["sh", "-c", "while read line; do echo got $line; done; exit 5"]).await;
+    (spec.stdin, spec.stdin_once) = (true, true);
+    node.runtime.start_container(uid, spec).await.unwrap();
+    let request = agent_sandbox_node::runtime::AttachRequest { stdin: true, stdout: true, stderr: false };
+    let mut session = node.runtime.attach(uid, "c", request).await.unwrap();
+    let mut input = session.stdin.take().unwrap();
+    input.write_all(b"one\ntwo\n").await.unwrap();
+    let mut buffer = [0; 16];
+    tokio::time::timeout(DEADLINE, session.stdout.as_mut().unwrap().read_exact(&mut buffer)).await.unwrap().unwrap();
+    assert_eq!(&buffer, b"got one\ngot two\n");
+    drop(input);
+    let exit = tokio::time::timeout(DEADLINE, session.exit).await.unwrap().unwrap();
+    assert_eq!(exit.code, 5);
+    assert_eq!(node.output(uid, "c"), "got one\ngot two", "the log has it too");
+    node.runtime.remove_pod(uid).await.unwrap();
+}

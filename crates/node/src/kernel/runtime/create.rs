@@ -21,6 +21,9 @@ use crate::runtime::{Limits, NetworkMode, RuntimeHandler, WeaknessKind};
 /// How long a dying process may keep its group busy.
 const GROUP_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How long after it was written a record is written through to the disk.
+const SYNC_AFTER: Duration = Duration::from_millis(500);
+
 /// Memory left to the rest of the machine whatever Pods do.
 const RESERVED_MEMORY: u64 = 512 << 20;
 
@@ -396,13 +399,20 @@ pub(super) fn no_ids_left() -> RuntimeError {
 /// Writes a record through to the disk without keeping the Pod waiting: what it says is needed after a loss of power only,
 /// and then together with files of the Pod that take longer to get there.
 fn sync_later(file: std::path::PathBuf) {
-    tokio::task::spawn_blocking(move || {
-        if let Err(error) = records::sync(&file)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(%error, file = %file.display(), "A record may not survive a loss of power");
-        }
+    tokio::spawn(async move {
+        // Short lives never cost the disk anything.
+        tokio::time::sleep(SYNC_AFTER).await;
+        let written = tokio::task::spawn_blocking(move || sync_now(&file));
+        drop(written.await);
     });
+}
+
+fn sync_now(file: &Path) {
+    if let Err(error) = records::sync(file)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, file = %file.display(), "A record may not survive a loss of power");
+    }
 }
 
 /// A Pod's plan as saved for the next node process.

@@ -125,7 +125,11 @@ fn write_parameter(name: &str, value: &str) -> io::Result<()> {
 
 fn write_etc(plan: &PodPlan) -> io::Result<()> {
     let etc = plan.dir.join("etc");
-    fs::create_dir_all(&etc)?;
+    match fs::create_dir(&etc) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        // Without its folder the Pod has been given up already, by a node that started after the one that asked for it died.
+        other => other?,
+    }
     let address = plan.address.to_string();
     for (name, text) in [
         ("hosts", plan.spec.hosts.replace("{pod_ip}", &address)),

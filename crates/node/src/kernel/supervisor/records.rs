@@ -1,6 +1,7 @@
 //! What survives on disk: who supervises the Pod, and how each container stands. Every file is replaced by rename, so a
 //! reader sees a whole record or the one before.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -55,22 +56,39 @@ pub(crate) fn read_supervisor(dir: &Path) -> io::Result<SupervisorRecord> {
     read(&dir.join(SUPERVISOR))
 }
 
+/// Notes how a container stands. Each attempt has one file for its start and one for its end: replacing a file that was
+/// written a moment ago makes some file systems write it out first.
 pub(crate) fn write_container(dir: &Path, state: &ContainerState) -> io::Result<()> {
-    replace(&container_path(dir, &state.name), state)
+    replace(&container_path(dir, state, state.attempt, state.exit.is_some()), state)?;
+    if let Some(before) = state.attempt.checked_sub(1).filter(|_| state.exit.is_none()) {
+        for ended in [false, true] {
+            // The new record tells what mattered of it.
+            let _ = fs::remove_file(container_path(dir, state, before, ended));
+        }
+    }
+    Ok(())
 }
 
 /// All containers of a Pod, in no particular order. Files that cannot be read are left out.
 pub(crate) fn read_containers(dir: &Path) -> Vec<ContainerState> {
     let Ok(entries) = fs::read_dir(dir.join(CONTAINERS)) else { return Vec::new() };
-    entries
+    let mut latest: BTreeMap<String, ContainerState> = BTreeMap::new();
+    let records = entries
         .flatten()
         .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json"))
-        .filter_map(|entry| read(&entry.path()).ok())
-        .collect()
+        .filter_map(|entry| read::<ContainerState>(&entry.path()).ok());
+    for state in records {
+        let rank = |state: &ContainerState| (state.attempt, state.exit.is_some());
+        if latest.get(&state.name).is_none_or(|known| rank(known) < rank(&state)) {
+            latest.insert(state.name.clone(), state);
+        }
+    }
+    latest.into_values().collect()
 }
 
-fn container_path(dir: &Path, name: &str) -> PathBuf {
-    dir.join(CONTAINERS).join(format!("{name}.json"))
+fn container_path(dir: &Path, state: &ContainerState, attempt: u32, ended: bool) -> PathBuf {
+    let moment = if ended { "ended" } else { "started" };
+    dir.join(CONTAINERS).join(format!("{}.{attempt}.{moment}.json", state.name))
 }
 
 /// Whether the process of a record is still that process.
@@ -145,6 +163,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Exit;
 
     #[test]
     fn start_time_survives_strange_process_names() {
@@ -153,6 +172,31 @@ mod tests {
         assert_eq!(parse_start_time(&format!("7 (a) b (c) {fields} 23 24")), Some(22));
         assert_eq!(parse_start_time(&format!("7 (x) {}", fields.replacen('S', "Z", 1))), None);
         assert_eq!(parse_start_time("nonsense"), None);
+    }
+
+    #[test]
+    fn the_latest_attempt_and_its_end_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join(CONTAINERS)).unwrap();
+        let exit = |code| Exit { code, signal: None, oom_killed: false, finished_at: jiff::Timestamp::UNIX_EPOCH };
+        let state = |attempt, exit| ContainerState {
+            name: "c".into(),
+            attempt,
+            id: String::new(),
+            pid: 1,
+            started_at: jiff::Timestamp::UNIX_EPOCH,
+            exit,
+            previous: None,
+        };
+        let latest =
+            || read_containers(dir.path()).into_iter().map(|state| (state.attempt, state.exit)).collect::<Vec<_>>();
+        write_container(dir.path(), &state(9, None)).unwrap();
+        assert_eq!(latest(), [(9, None)]);
+        write_container(dir.path(), &state(9, Some(exit(3)))).unwrap();
+        assert_eq!(latest(), [(9, Some(exit(3)))]);
+        write_container(dir.path(), &state(10, None)).unwrap();
+        assert_eq!(latest(), [(10, None)]);
+        assert_eq!(fs::read_dir(dir.path().join(CONTAINERS)).unwrap().count(), 1);
     }
 
     #[test]
