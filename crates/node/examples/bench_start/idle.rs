@@ -31,7 +31,7 @@ pub(crate) async fn measure(count: usize) -> Outcome<()> {
         bench.runtime.start_container(&uid, spec).await?;
         Ok(())
     };
-    stream::iter(0..count).map(|number| start(number)).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    stream::iter(0..count).map(start).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
     let took = began.elapsed();
     // Daemons come up, the kernel settles.
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -43,7 +43,7 @@ pub(crate) async fn measure(count: usize) -> Outcome<()> {
         bench.runtime.remove_pod(&uid).await?;
         Ok(bench.runtime.forget_owner(&uid).await?)
     };
-    stream::iter(0..count).map(|number| remove(number)).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    stream::iter(0..count).map(remove).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
     println!("removed in {:.1} s", began.elapsed().as_secs_f64());
     bench.runtime.close();
     Ok(())
