@@ -61,8 +61,8 @@ impl Default for PoolSettings {
             unschedulable_recheck: Duration::from_secs(60),
             eviction: true,
             pacing: PacingSettings::default(),
-            // Well below a second, which is how often people and tests look.
-            status_interval: Duration::from_millis(100),
+            // Below a second, which is how often people look; claims that come faster than this share a write.
+            status_interval: Duration::from_millis(500),
         }
     }
 }

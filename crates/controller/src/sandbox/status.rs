@@ -112,18 +112,29 @@ pub fn status_cleaned_up(sandbox: &Sandbox, now: Timestamp) -> SandboxStatus {
 
 /// The merge patch from the stored status to the new one; `None` when no write is due.
 ///
-/// A node name alone is not worth a write while the Sandbox is not Ready: it rides along with the next one.
+/// A node name alone is not worth a write while the Sandbox is not Ready: it rides along with the next one. Nor is it, in a pool, that the
+/// scheduler has found a node: nobody waits for that, and every member would pay for it.
 pub fn status_patch(sandbox: &Sandbox, new: &SandboxStatus) -> Option<Value> {
     let old = normalised(sandbox.status.as_ref().unwrap_or(&SandboxStatus::default()));
     let new = normalised(new);
     if old == new {
         return None;
     }
-    let without_node = |status: &SandboxStatus| SandboxStatus { node_name: None, ..status.clone() };
-    let ready = conditions::is_true(
-        new.conditions.as_deref().and_then(|conditions| conditions::find(conditions, ConditionType::Ready)),
-    );
-    if !ready && without_node(&old) == without_node(&new) {
+    let says = |status: &SandboxStatus, type_: ConditionType| {
+        let condition = status.conditions.as_deref().and_then(|conditions| conditions::find(conditions, type_));
+        condition.map(|condition| condition.status.clone()).unwrap_or_default()
+    };
+    let placed = owners::owning_pool(&sandbox.metadata).is_some()
+        && says(&old, ConditionType::PodScheduled) == Truth::Unknown.as_str()
+        && says(&new, ConditionType::PodScheduled) == Truth::True.as_str();
+    let essence = |status: &SandboxStatus| {
+        let mut essence = SandboxStatus { node_name: None, ..status.clone() };
+        if let Some(conditions) = essence.conditions.as_mut().filter(|_| placed) {
+            conditions::remove(conditions, ConditionType::PodScheduled);
+        }
+        essence
+    };
+    if says(&new, ConditionType::Ready) != Truth::True.as_str() && essence(&old) == essence(&new) {
         return None;
     }
     let (old, new) = (json!(old), json!(new));

@@ -66,6 +66,28 @@ async fn s_201_node_name_of_a_ready_sandbox() {
     assert_eq!(bench.status().node_name.as_deref(), Some("node-2"));
 }
 
+/// A pool's member does not report that its Pod was given a node; a user's Sandbox does. Either reports that it could not be.
+#[tokio::test]
+async fn a_pool_member_does_not_report_its_node_before_it_is_ready() {
+    let pool = json!([{ "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "name": "p", "uid": "pool", "controller": true }]);
+    for (owners, placed_writes) in [(json!(null), 1), (pool, 0)] {
+        let mut bench = Bench::new();
+        bench.create(with(json!({ "metadata": { "ownerReferences": owners } })));
+        bench.settle().await;
+        let condition = |status: &str, reason: &str| json!({ "status": { "conditions": [{ "type": "PodScheduled", "status": status, "reason": reason, "message": "" }] } });
+        bench.model.edit(Kind::Pod, &key(), condition("True", ""));
+        bench.model.take_writes();
+        bench.pass().await.expect("passes");
+        assert_eq!(bench.model.take_writes().len(), placed_writes);
+        bench.model.edit(Kind::Pod, &key(), condition("False", "Unschedulable"));
+        bench.pass().await.expect("passes");
+        assert_eq!(bench.model.take_writes().len(), 1);
+        bench.pod_runs(NAME);
+        bench.settle().await;
+        assert_eq!(bench.ready().0, "True");
+    }
+}
+
 /// S-202: without write-behind the Pod follows at once, once.
 #[tokio::test]
 async fn s_202_synchronous_by_default() {
