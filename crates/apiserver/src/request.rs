@@ -5,7 +5,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::status::ApiError;
 
-mod options;
+pub(crate) mod options;
 
 pub use options::{
     DeleteOptions, FieldValidation, ListOptions, Preconditions, Propagation, VersionMatch, WriteOptions,

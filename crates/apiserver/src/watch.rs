@@ -170,7 +170,14 @@ impl WatchEvents {
             (true, true) => "MODIFIED",
             (true, false) => "DELETED",
         };
-        let object = self.core.conversions.view(&self.endpoint, &event.object).await?;
+        // Who no longer matches goes as it last was seen, under the version of its going.
+        let shown = match (&event.previous, kind) {
+            (Some(previous), "DELETED") if event.kind != EventKind::Deleted => {
+                Arc::new(previous.at_version(event.version()))
+            }
+            _ => event.object,
+        };
+        let object = self.core.conversions.view(&self.endpoint, &shown).await?;
         out.push(WatchEvent { kind, object });
         Ok(())
     }

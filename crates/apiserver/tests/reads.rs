@@ -143,7 +143,7 @@ async fn versions_of_lists_are_honoured() {
     let newer = api.get(&format!("{CONFIGS}?resourceVersion={version}&resourceVersionMatch=NotOlderThan")).await.ok();
     assert_eq!(newer["items"][0]["data"]["k"], "new");
     api.get(&format!("{CONFIGS}?resourceVersion=1&resourceVersionMatch=Exact")).await.failed(410, "Expired");
-    api.get(&format!("{CONFIGS}?resourceVersionMatch=Exact")).await.failed(400, "BadRequest");
+    api.get(&format!("{CONFIGS}?resourceVersionMatch=Exact")).await.failed(422, "Invalid");
     api.get(&format!("{CONFIGS}?resourceVersion=soon")).await.failed(400, "BadRequest");
     let future = api.get(&format!("{CONFIGS}?resourceVersion=99999999")).await;
     assert!(future.failed(504, "Timeout").contains("Too large resource version"));

@@ -248,7 +248,7 @@ async fn dry_runs_store_nothing() {
     assert_eq!(api.get(&path).await.ok()["data"]["k"], "v");
     api.delete(&format!("{path}?dryRun=All"), &json!({})).await.ok();
     api.get(&path).await.ok();
-    api.post(&format!("{CONFIGS}?dryRun=Some"), &config("b")).await.failed(400, "BadRequest");
+    api.post(&format!("{CONFIGS}?dryRun=Some"), &config("b")).await.failed(422, "Invalid");
 }
 
 #[tokio::test]

@@ -300,9 +300,10 @@ pub(super) fn resources(resources: &Value, path: &Path<'_>, errors: &mut Vec<Fie
             && request > bound
         {
             let limit = limit.as_str().map_or_else(|| limit.to_string(), str::to_owned);
-            errors.push(FieldError::invalid(
+            let amount = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
+            errors.push(FieldError::invalid_str(
                 requests,
-                amount,
+                &amount,
                 format!("must be less than or equal to {name} limit of {limit}"),
             ));
         }

@@ -121,7 +121,6 @@ const SYSTEM_METADATA: &[&str] = &[
     "selfLink",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
-    "generateName",
 ];
 
 impl FieldSet {

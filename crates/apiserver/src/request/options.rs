@@ -3,8 +3,8 @@
 use http::Uri;
 use serde::Deserialize;
 
-use super::{is_true, query_pairs};
-use crate::status::ApiError;
+use super::{Verb, is_true, query_pairs};
+use crate::status::{ApiError, FieldError};
 
 /// How `resourceVersion` of a list is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,8 @@ impl ListOptions {
             match key.as_str() {
                 "labelSelector" => out.label_selector = value,
                 "fieldSelector" => out.field_selector = value,
+                // As in Kubernetes, a negative limit is none.
+                "limit" if value.starts_with('-') && value[1..].parse::<u64>().is_ok() => out.limit = 0,
                 "limit" => out.limit = number(&key, &value)? as usize,
                 "continue" => out.continue_token = value,
                 "resourceVersion" => out.resource_version = value,
@@ -96,11 +98,16 @@ pub struct WriteOptions {
 
 impl WriteOptions {
     /// `agent` (the `User-Agent`) names the field manager of a client that gives none.
-    pub fn parse(uri: &Uri, agent: &str) -> Result<Self, ApiError> {
+    pub fn parse(uri: &Uri, agent: &str, verb: Verb) -> Result<Self, ApiError> {
         let mut out = Self::default();
+        let kind = match verb {
+            Verb::Create => "CreateOptions",
+            Verb::Patch => "PatchOptions",
+            _ => "UpdateOptions",
+        };
         for (key, value) in query_pairs(uri) {
             match key.as_str() {
-                "dryRun" => out.dry_run = dry_run(&value)?,
+                "dryRun" => out.dry_run = dry_run(kind, &value)?,
                 "fieldManager" => out.field_manager = value,
                 "force" => out.force = is_true(Some(&value)),
                 "fieldValidation" => {
@@ -109,9 +116,9 @@ impl WriteOptions {
                         "" | "Warn" => FieldValidation::Warn,
                         "Strict" => FieldValidation::Strict,
                         other => {
-                            return Err(ApiError::bad_request(format!(
-                                "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
-                            )));
+                            let supported = &["", "Ignore", "Strict", "Warn"];
+                            let error = FieldError::not_supported("fieldValidation", &other.into(), supported);
+                            return Err(invalid(kind, error));
                         }
                     }
                 }
@@ -129,11 +136,16 @@ impl WriteOptions {
     }
 }
 
-fn dry_run(value: &str) -> Result<bool, ApiError> {
+/// Options that Kubernetes refuses as an invalid object of their own kind.
+pub(crate) fn invalid(kind: &str, error: FieldError) -> ApiError {
+    ApiError::invalid("meta.k8s.io", kind, "", &[error])
+}
+
+fn dry_run(kind: &str, value: &str) -> Result<bool, ApiError> {
     match value {
         "" => Ok(false),
         "All" => Ok(true),
-        other => Err(ApiError::bad_request(format!("dryRun: Unsupported value: {other:?}: supported values: \"All\""))),
+        other => Err(invalid(kind, FieldError::not_supported("dryRun", &serde_json::json!([other]), &["All"]))),
     }
 }
 
@@ -192,7 +204,7 @@ impl DeleteOptions {
                 }
                 "propagationPolicy" if !value.is_empty() => policy = Some(value),
                 "orphanDependents" if !value.is_empty() => orphan = Some(is_true(Some(&value))),
-                "dryRun" => out.dry_run = dry_run(&value)?,
+                "dryRun" => out.dry_run = dry_run("DeleteOptions", &value)?,
                 _ => {}
             }
         }
@@ -209,7 +221,7 @@ impl DeleteOptions {
             policy = body.propagation_policy.or(policy);
             orphan = body.orphan_dependents.or(orphan);
             for value in body.dry_run.unwrap_or_default() {
-                out.dry_run |= dry_run(&value)?;
+                out.dry_run |= dry_run("DeleteOptions", &value)?;
             }
         }
         out.propagation = propagation(policy.as_deref(), orphan)?;
@@ -218,19 +230,19 @@ impl DeleteOptions {
 }
 
 fn propagation(policy: Option<&str>, orphan: Option<bool>) -> Result<Option<Propagation>, ApiError> {
-    if policy.is_some() && orphan.is_some() {
-        return Err(ApiError::bad_request(
-            "orphanDependents and deletionPropagation cannot be both set: use deletionPropagation",
-        ));
+    if let (Some(policy), Some(_)) = (policy, orphan) {
+        let why = "orphanDependents and deletionPropagation cannot be both set";
+        return Err(invalid("DeleteOptions", FieldError::invalid_str("propagationPolicy", policy, why)));
     }
     match (policy, orphan) {
         (None, None) => Ok(None),
         (None, Some(true)) | (Some("Orphan"), _) => Ok(Some(Propagation::Orphan)),
         (None, Some(false)) | (Some("Background"), _) => Ok(Some(Propagation::Background)),
         (Some("Foreground"), _) => Ok(Some(Propagation::Foreground)),
-        (Some(other), _) => Err(ApiError::bad_request(format!(
-            "propagationPolicy: Unsupported value: {other:?}: supported values: \"Foreground\", \"Background\", \"Orphan\""
-        ))),
+        (Some(other), _) => {
+            let supported = &["Foreground", "Background", "Orphan", "nil"];
+            Err(invalid("DeleteOptions", FieldError::not_supported("propagationPolicy", &other.into(), supported)))
+        }
     }
 }
 
@@ -255,13 +267,32 @@ mod tests {
     #[test]
     fn unknown_policies_are_refused() {
         let error = DeleteOptions::parse(&"/x?propagationPolicy=Later".parse().unwrap(), b"").unwrap_err();
-        assert_eq!(error.code, 400);
+        assert_eq!(error.code, 422);
         assert!(error.message.contains("Later"), "{}", error.message);
     }
 
     #[test]
+    fn bad_options_are_invalid_objects_of_their_kind() {
+        let error = WriteOptions::parse(&"/x?fieldValidation=Perhaps".parse().unwrap(), "", Verb::Create).unwrap_err();
+        assert_eq!(
+            (error.code.as_u16(), error.message.as_str()),
+            (
+                422,
+                "CreateOptions.meta.k8s.io \"\" is invalid: fieldValidation: Unsupported value: \"Perhaps\": supported values: \"\", \"Ignore\", \"Strict\", \"Warn\""
+            )
+        );
+        let error = WriteOptions::parse(&"/x?dryRun=Some".parse().unwrap(), "", Verb::Patch).unwrap_err();
+        assert_eq!(
+            error.message,
+            "PatchOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: [\"Some\"]: supported values: \"All\""
+        );
+        assert_eq!(ListOptions::parse(&"/x?limit=-1".parse().unwrap()).unwrap().limit, 0);
+        assert_eq!(ListOptions::parse(&"/x?limit=x".parse().unwrap()).unwrap_err().code, 400);
+    }
+
+    #[test]
     fn the_user_agent_names_the_field_manager() {
-        let got = WriteOptions::parse(&"/x".parse().unwrap(), "kubectl/v1.32 (linux)").unwrap();
+        let got = WriteOptions::parse(&"/x".parse().unwrap(), "kubectl/v1.32 (linux)", Verb::Create).unwrap();
         assert_eq!(got.field_manager, "kubectl");
     }
 }

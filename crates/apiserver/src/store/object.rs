@@ -154,7 +154,7 @@ impl Stored {
     }
 
     /// The same object under another version: the last state of a deleted object carries the deletion's version.
-    pub(super) fn at_version(&self, version: u64) -> Self {
+    pub(crate) fn at_version(&self, version: u64) -> Self {
         let head = &self.bytes[..self.version_at as usize];
         let tail = &self.bytes[(self.version_at + self.version_len) as usize..];
         let draft = Draft {

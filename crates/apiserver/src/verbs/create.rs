@@ -22,7 +22,7 @@ use crate::{
 const NAME_ATTEMPTS: usize = 8;
 
 pub(super) async fn create(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
     let (object, duplicates) = body::decode_noting_duplicates(context.content_type(), raw)?;
     context.duplicates = duplicates;
     create_object(context, object, &options).await

@@ -17,7 +17,7 @@ const ACCEPTED: &[&str] = &[
 ];
 
 pub(super) async fn patch(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
     let media = context.content_type().split(';').next().unwrap_or_default().trim().to_owned();
     match media.as_str() {
         "application/merge-patch+json" => {

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Context, List, Payload, Reply};
 use crate::{
-    request::{ListOptions, VersionMatch, query_value},
+    request::{ListOptions, VersionMatch, options, query_value},
     selectors::Filter,
-    status::ApiError,
+    status::{ApiError, FieldError},
     store::{ObjectKey, Stored},
     watch::{Start, WatchEvents},
 };
@@ -129,9 +129,8 @@ async fn select(context: &Context<'_>, options: &ListOptions, filter: &Filter) -
             wait_for_version(context, version).await?;
         }
         if options.version_match.is_some() && options.resource_version.is_empty() {
-            return Err(ApiError::bad_request(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided",
-            ));
+            let why = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+            return Err(options::invalid("ListOptions", FieldError::forbidden("resourceVersionMatch", why)));
         }
         (None, version.filter(|_| options.version_match == Some(VersionMatch::Exact)))
     };

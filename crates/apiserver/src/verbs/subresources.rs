@@ -84,7 +84,7 @@ pub(super) async fn scale(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
         let value = context.core.conversions.view(&context.endpoint, &object).await?.to_value();
         return Ok(Reply::ok(Payload::Value(to_scale(&scale, &value))));
     }
-    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
     let edit = ScaleEdit::read(context, raw)?;
     let paths = scale.clone();
     let reply = modify(context, &options, false, move |mut object| {
@@ -141,7 +141,7 @@ impl ScaleEdit {
 
 /// Assigns a Pod to a node: once, and together with the condition that says so.
 pub(super) async fn bind(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
     let binding = body::decode(context.content_type(), raw)?;
     let node = binding["target"]["name"].as_str().unwrap_or_default().to_owned();
     if node.is_empty() {
@@ -219,7 +219,7 @@ pub(super) async fn evict(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
 
 /// Replaces the finalizers of a namespace's spec.
 pub(super) async fn finalize(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
     let given = body::decode(context.content_type(), raw)?;
     let finalizers = given["spec"]["finalizers"].clone();
     modify_object(context, &options, |namespace| {

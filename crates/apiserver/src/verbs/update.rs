@@ -21,7 +21,7 @@ use crate::{
 const ATTEMPTS: usize = 64;
 
 pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent())?;
+    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
     let (mut object, duplicates) = body::decode_noting_duplicates(context.content_type(), raw)?;
     context.duplicates = duplicates;
     check_type(context, &mut object)?;
