@@ -9,6 +9,7 @@ STATIC := -C target-feature=+crt-static
 SANDBOXD_PROFILE ?= dev
 SANDBOXD_DIR := $(if $(filter dev,$(SANDBOXD_PROFILE)),debug,$(SANDBOXD_PROFILE))
 EMBED := $(TARGET_DIR)/embed/sandboxd
+QUIET ?= --quiet
 
 .PHONY: help
 help: ## List the targets
@@ -20,7 +21,7 @@ setup: ## Check the toolchain, and say what is missing and how to get it
 
 .PHONY: sandboxd
 sandboxd: setup ## Build the static sandboxd that the CLI carries
-	@cargo rustc --quiet --locked -p agent-sandbox-sandboxd --bin sandboxd --profile $(SANDBOXD_PROFILE) -- $(STATIC) -C strip=symbols
+	@cargo rustc $(QUIET) --locked -p agent-sandbox-sandboxd --bin sandboxd --profile $(SANDBOXD_PROFILE) -- $(STATIC) -C strip=symbols
 	@mkdir -p $(dir $(EMBED))
 	@cmp -s $(TARGET_DIR)/$(SANDBOXD_DIR)/sandboxd $(EMBED) || install -m 0755 $(TARGET_DIR)/$(SANDBOXD_DIR)/sandboxd $(EMBED)
 

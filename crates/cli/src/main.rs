@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod data;
 mod engine;
+mod host;
 mod output;
 mod target;
 mod terminal;

@@ -3,7 +3,7 @@
 use crate::{
     args::{DoctorArgs, GlobalArgs},
     data::DataDir,
-    output,
+    host, output,
 };
 use agent_sandbox_node::{
     kernel::{KernelConfig, KernelRuntime},
@@ -13,7 +13,6 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 use std::{
     fmt::Write as _,
-    fs,
     net::TcpListener,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -58,6 +57,7 @@ pub(crate) async fn doctor(global: &GlobalArgs, args: &DoctorArgs) -> Result<Exi
     let mut checks = vec![user_namespaces()];
     checks.extend(isolation().await?);
     checks.push(programs("kubectl", "install kubectl to use the engine with it"));
+    checks.push(oci_runtimes());
     checks.push(disk(data.path()));
     checks.extend([("API", 6443), ("router", 8080)].map(|(what, number)| port(what, number, data.running().is_some())));
     output::emit(args.output.output, &checks, || names(&checks), || page(&checks))?;
@@ -65,25 +65,12 @@ pub(crate) async fn doctor(global: &GlobalArgs, args: &DoctorArgs) -> Result<Exi
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Distributions switch them off in two ways; each has its own remedy.
 fn user_namespaces() -> Check {
-    if rustix::process::geteuid().is_root() {
-        return Check::good("runs as root: every wall is available");
+    match host::suspected() {
+        Some(blocked) => Check::new(Verdict::Broken, blocked.cause, blocked.fix),
+        None if rustix::process::geteuid().is_root() => Check::good("runs as root: every wall is available"),
+        None => Check::good("user namespaces work without root"),
     }
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-    if read("/proc/sys/user/max_user_namespaces") == "0" {
-        let fix = "sudo sysctl user.max_user_namespaces=15000";
-        return Check::new(Verdict::Broken, "user namespaces are switched off", fix);
-    }
-    if read("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
-        let fix = "sudo sysctl kernel.unprivileged_userns_clone=1";
-        return Check::new(Verdict::Broken, "user namespaces are only for root", fix);
-    }
-    if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" {
-        let fix = "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0, or run as root";
-        return Check::new(Verdict::Broken, "AppArmor keeps user namespaces from programs", fix);
-    }
-    Check::good("user namespaces work without root")
 }
 
 /// Opens the runtime as the engine does, in a folder of its own, and asks what it lacks.
@@ -123,6 +110,18 @@ fn programs(name: &str, fix: &str) -> Check {
     match std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file()) {
         Some(found) => Check::good(format!("{name} is {}", found.display())),
         None => Check::new(Verdict::Weaker, format!("{name} is not installed"), fix),
+    }
+}
+
+/// Other isolation, by runtime class; none is needed.
+fn oci_runtimes() -> Check {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let here = |program: &str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    let found: Vec<&str> =
+        ["crun", "runc", "runsc", "kata-runtime"].into_iter().filter(|program| here(program)).collect();
+    match found.is_empty() {
+        true => Check::good("no OCI runtime is installed; the built-in isolation needs none"),
+        false => Check::good(format!("besides the built-in isolation: {}", found.join(", "))),
     }
 }
 

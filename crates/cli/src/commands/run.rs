@@ -12,6 +12,7 @@ use crate::{
     args::{GlobalArgs, Network, RunArgs},
     data::DataDir,
     engine::{Doors, Engine, EngineConfig, Hosting, Persistence},
+    host,
     terminal::{self, RawMode},
 };
 use agent_sandbox_client::{self as sdk, ContainerOptions};
@@ -19,7 +20,7 @@ use agent_sandbox_node::runtime::{
     ExecRequest, ExecSession, ImageService as _, PodRuntime as _, PullPolicy, PullProgress, RegistryCredentials,
     TerminalSize, WeaknessKind,
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use k8s_openapi::api::{core::v1::Pod, networking::v1::NetworkPolicy};
 use kube::{Api, api::PostParams};
 use serde_json::json;
@@ -45,6 +46,9 @@ const NOT_PUBLIC: &[&str] =
 pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
     check_terminal(args.tty)?;
     let env = environment(&args.env)?;
+    if let Some(blocked) = host::blocked() {
+        return Err(blocked.into());
+    }
     let volumes = args.volume.iter().map(|text| volumes::parse(text)).collect::<Result<Vec<_>>>()?;
     let folder = tempfile::Builder::new().prefix("agent-sandbox-run-").tempdir();
     let folder = folder.context("cannot make a temporary folder for the sandbox")?;
@@ -61,7 +65,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> 
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
-    let engine = Engine::start(config).await?;
+    let engine = Engine::start(config).await.map_err(host::blame)?;
     warn_of_weaknesses(&engine, &args);
     let container = ContainerOptions {
         image: args.image.clone(),
@@ -103,7 +107,9 @@ async fn in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOptions
     pods.create(&PostParams::default(), &pod).await.context("cannot create the sandbox")?;
     let pod = tokio::select! {
         started = sdk::pod_started(&client, "default", NAME, STARTED) => started?,
-        reason = refused(&client, "default", NAME) => bail!("the sandbox cannot start: {reason}"),
+        reason = refused(&client, "default", NAME) => {
+            return Err(host::blame(anyhow!("the sandbox cannot start: {reason}")));
+        }
     };
     let size = terminal::size().filter(|_| args.tty).map(|(columns, rows)| TerminalSize { rows, columns });
     let request = ExecRequest {

@@ -7,10 +7,11 @@ use crate::{
     args::{DownArgs, GlobalArgs, RouterAuth, StatusArgs, UpArgs},
     data::{DataDir, Running, start_ticks},
     engine::{Doors, Engine, EngineConfig, Hosting, Persistence, install},
-    output,
+    host, output,
     target::Target,
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxWarmPool};
+use agent_sandbox_node::runtime::PodRuntime as _;
 use anyhow::{Context as _, Result, bail};
 use kube::{Api, api::ListParams};
 use rustix::process::{Pid, Signal};
@@ -22,6 +23,9 @@ const STOP: Duration = Duration::from_secs(60);
 
 pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
     let data = DataDir::locate(global.data_dir.as_deref())?;
+    if let Some(blocked) = host::blocked() {
+        return Err(blocked.into());
+    }
     data.create().with_context(|| format!("cannot make the data folder {}", data.path().display()))?;
     if let Some(running) = data.running() {
         bail!("the engine already runs here (process {}); stop it with `agent-sandbox down`", running.pid);
@@ -46,7 +50,10 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
         },
         hosting: Hosting { images: Some(data.images()), ..args.hosting.hosting() },
     };
-    let engine = Engine::start(config).await?;
+    let engine = Engine::start(config).await.map_err(host::blame)?;
+    for weakness in engine.kernel().weaknesses() {
+        eprintln!("note: {}", weakness.message);
+    }
     install::ready_made(&engine.client(), args.warm).await?;
     let running = data.announce(engine.api_url(), engine.router_url())?;
     output::print(&show::ready(&data, &running))?;

@@ -29,7 +29,16 @@ pub(crate) async fn start(data: &DataDir) -> Result<Running> {
     // Ctrl-C in this terminal must not reach the engine.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command.spawn().context("cannot start the engine")?;
-    wait_ready(data, &mut child, from).await
+    let running = wait_ready(data, &mut child, from).await?;
+    // What the engine wants people to know went into its log.
+    for line in said_since(data, from)
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("note: ") || line.starts_with("warning: "))
+    {
+        eprintln!("{line}");
+    }
+    Ok(running)
 }
 
 async fn wait_ready(data: &DataDir, child: &mut Child, log_from: u64) -> Result<Running> {
