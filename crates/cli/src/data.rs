@@ -118,7 +118,6 @@ impl DataDir {
             router,
         };
         let state = serde_json::to_vec_pretty(&running)?;
-        write_private(&self.state(), &state)?;
         if let Some(caller) = Caller::of_sudo() {
             let copied = fs::read(self.kubeconfig()).and_then(|text| {
                 caller.write("kubeconfig", &text)?;
@@ -128,6 +127,8 @@ impl DataDir {
                 tracing::warn!(folder = %caller.folder().display(), %error, "The user behind sudo gets no copy of the kubeconfig");
             }
         }
+        // Last: whoever waits for the engine waits for this file.
+        write_private(&self.state(), &state)?;
         Ok(running)
     }
 
