@@ -118,11 +118,9 @@ impl DataDir {
             router,
         };
         let state = serde_json::to_vec_pretty(&running)?;
-        if let Some(caller) = Caller::of_sudo() {
-            let copied = fs::read(self.kubeconfig()).and_then(|text| {
-                caller.write("kubeconfig", &text)?;
-                caller.write("up.json", &state)
-            });
+        // A node of another control plane has no kubeconfig to give away.
+        if let (Some(caller), Ok(text)) = (Caller::of_sudo(), fs::read(self.kubeconfig())) {
+            let copied = caller.write("kubeconfig", &text).and_then(|()| caller.write("up.json", &state));
             if let Err(error) = copied {
                 tracing::warn!(folder = %caller.folder().display(), %error, "The user behind sudo gets no copy of the kubeconfig");
             }
