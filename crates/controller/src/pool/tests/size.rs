@@ -364,7 +364,8 @@ async fn a_member_that_was_claimed_meanwhile_survives_its_pool() {
 #[tokio::test]
 async fn status_writes_are_coalesced() {
     use crate::{claim::ClaimSettings, pool::PoolSettings};
-    let rig = Rig::with(ClaimSettings::default(), PoolSettings::default());
+    let settings = PoolSettings::default();
+    let rig = Rig::with(ClaimSettings::default(), settings.clone());
     rig.template("t", json!({}));
     rig.pool_of("p", "t", 2);
     rig.pool("p").await.expect("no error");
@@ -372,8 +373,8 @@ async fn status_writes_are_coalesced() {
     assert_eq!(statuses(&rig), 1);
     let next = rig.pool("p").await.expect("no error");
     assert_eq!(statuses(&rig), 0, "written a moment ago");
-    assert!(matches!(next, Next::After(delay) if delay <= Duration::from_millis(100)), "{next:?}");
-    rig.clock.advance(Duration::from_millis(100));
+    assert!(matches!(next, Next::After(delay) if delay <= settings.status_interval), "{next:?}");
+    rig.clock.advance(settings.status_interval);
     rig.pool("p").await.expect("no error");
     assert_eq!(statuses(&rig), 1);
     assert_eq!(rig.stored_pool("p").status.expect("status").replicas, Some(2));
