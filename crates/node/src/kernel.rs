@@ -14,6 +14,7 @@ mod layers;
 mod leftovers;
 mod link;
 mod net;
+mod oci;
 mod plan;
 mod rootfs;
 mod runtime;

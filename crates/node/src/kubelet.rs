@@ -24,10 +24,12 @@ use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
 mod access;
+mod backend;
 mod routes;
 mod tls;
 
 pub use access::Refusal;
+pub use backend::Backend;
 
 use routes::{Route, route};
 
@@ -66,6 +68,7 @@ pub struct Kubelet {
     pub address: SocketAddr,
     accepting: JoinHandle<()>,
     streams: Streams,
+    backend: SharedBackend,
 }
 
 impl Drop for Kubelet {
@@ -86,10 +89,15 @@ impl Kubelet {
             TcpListener::bind(config.listen).await.map_err(|source| KubeletError::Listen(config.listen, source))?;
         let address = listener.local_addr().map_err(|source| KubeletError::Listen(config.listen, source))?;
         let backend: SharedBackend = Arc::new(arc_swap::ArcSwap::from_pointee(backend));
-        let streams = Streams::new(backend);
+        let streams = Streams::new(Arc::clone(&backend));
         let server = Arc::new(Server { node_name: config.node_name, client, streams: streams.clone() });
         let accepting = tokio::spawn(accept(listener, acceptor, server));
-        Ok(Self { address, accepting, streams })
+        Ok(Self { address, accepting, streams, backend })
+    }
+
+    /// Puts another backend behind the open door.
+    pub fn attach(&self, backend: Box<dyn NodeBackend>) {
+        self.backend.store(Arc::new(backend));
     }
 
     /// Ends open sessions and waits until they have said goodbye.

@@ -4,6 +4,7 @@
 //! half turns those decisions into namespaces, cgroups, mounts and processes, and survives the node being killed.
 
 pub mod dns;
+pub mod evict;
 pub mod kernel;
 pub mod kubelet;
 pub mod logs;
@@ -13,6 +14,7 @@ pub mod policy;
 pub mod register;
 pub mod runtime;
 pub mod schedule;
+pub mod standalone;
 pub mod storage;
 
 mod helper;

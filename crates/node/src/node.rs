@@ -1,31 +1,35 @@
 //! A running node: watches Pods, gives each an actor, and answers for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Taint;
 use parking_lot::{Mutex, RwLock};
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::dns::{self, SharedNames};
+use crate::evict::StoragePolicy;
 use crate::pods::backoff::BackoffPolicy;
 use crate::pods::recorder::Recorder;
 use crate::pods::refuse::Allowed;
 use crate::pods::resources::Allocatable;
 use crate::pods::shared::{Settings, Shared};
-use crate::register::{self, Registration};
+use crate::register::{self, Health, Registration};
 use crate::runtime::{ImageService, RuntimeError, SharedRuntime};
 
 mod manager;
 mod owners;
+mod pressure;
 mod service;
 mod stopped;
 
 pub use service::{LogChunks, PodKey, ServiceError};
 
 use manager::{Command, Manager, Registry};
+use pressure::Monitor;
 
 /// How a node is run. Everything has a sensible default but the folder.
 #[derive(Clone, Debug)]
@@ -48,6 +52,9 @@ pub struct NodeOptions {
     pub host_ips: Vec<String>,
     /// The port of the TLS server, when one runs.
     pub kubelet_port: Option<u16>,
+    /// Taints the node registers with, so that only Pods which tolerate them are bound to it.
+    pub taints: Vec<Taint>,
+    pub storage: StoragePolicy,
 }
 
 impl Default for NodeOptions {
@@ -65,6 +72,8 @@ impl Default for NodeOptions {
             log_max_files: 3,
             host_ips: vec!["127.0.0.1".to_owned()],
             kubelet_port: None,
+            taints: Vec::new(),
+            storage: StoragePolicy::default(),
         }
     }
 }
@@ -116,6 +125,7 @@ impl Node {
             settings: settings(&options, log_dir),
             host_ips: options.host_ips.clone(),
             allocatable,
+            services: RwLock::default(),
         });
         let registration = Registration {
             node_name: options.node_name.clone(),
@@ -123,8 +133,10 @@ impl Node {
             allocatable,
             labels: register::labels(&options.node_name),
             kubelet_port: options.kubelet_port,
+            taints: options.taints.clone(),
         };
-        let mut tasks = vec![tokio::spawn(events), tokio::spawn(register::run(client.clone(), registration))];
+        let (health, reported) = watch::channel(Health::default());
+        let mut tasks = vec![tokio::spawn(events), tokio::spawn(register::run(client.clone(), registration, reported))];
         if options.embedded {
             let binder = crate::storage::binder::Binder {
                 client,
@@ -141,6 +153,15 @@ impl Node {
             tasks.push(tokio::spawn(dns::server::run((address, 53).into(), responder)));
         }
         let registry = Registry::default();
+        let monitor = Monitor {
+            shared: Arc::clone(&shared),
+            registry: Arc::clone(&registry),
+            data_dir: options.data_dir.clone(),
+            policy: options.storage,
+            health,
+            measured: HashMap::new(),
+        };
+        tasks.push(tokio::spawn(monitor.run()));
         let (commands, inbox) = mpsc::channel(16);
         let manager = Manager::open(Arc::clone(&shared), Arc::clone(&registry), names, &options).await?;
         let running = tokio::spawn(manager.run(inbox));
@@ -168,6 +189,7 @@ fn settings(options: &NodeOptions, log_dir: PathBuf) -> Settings {
         runtime_handlers: options.runtime_handlers.clone(),
         log_max_bytes: options.log_max_bytes,
         log_max_files: options.log_max_files,
+        storage: options.storage,
     }
 }
 

@@ -9,7 +9,6 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::runtime::{Allow, IpBlock, PodRules, PortRange, Protocol};
@@ -172,6 +171,13 @@ impl World {
         block
     }
 
+    /// Every namespace carries its own name as a label, even where nobody wrote it.
+    fn labels_of(&self, namespace: &str) -> Labels {
+        let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
+        labels.insert("kubernetes.io/metadata.name".to_owned(), namespace.to_owned());
+        labels
+    }
+
     /// The Pods a peer's selectors name.
     fn peers<'a>(&'a self, policy: &'a NetworkPolicy, peer: &'a NetworkPolicyPeer) -> impl Iterator<Item = &'a Member> {
         let none = peer.pod_selector.is_none() && peer.namespace_selector.is_none();
@@ -179,22 +185,12 @@ impl World {
         self.members.values().filter(move |member| {
             let in_namespace = match &peer.namespace_selector {
                 None => member.namespace == own,
-                Some(selector) => {
-                    let unlabelled = Labels::new();
-                    let labels = self.namespaces.get(&member.namespace).unwrap_or(&unlabelled);
-                    is_named(selector, &member.namespace) || matches(selector, labels)
-                }
+                Some(selector) => matches(selector, &self.labels_of(&member.namespace)),
             };
             let chosen = peer.pod_selector.as_ref().is_none_or(|s| matches(s, &member.labels));
             !none && in_namespace && chosen
         })
     }
-}
-
-/// Every namespace carries its own name as a label, even where nobody wrote it.
-fn is_named(selector: &LabelSelector, namespace: &str) -> bool {
-    let named: Labels = [("kubernetes.io/metadata.name".to_owned(), namespace.to_owned())].into();
-    matches(selector, &named)
 }
 
 fn applies(policy: &NetworkPolicy, pod: &Member) -> bool {

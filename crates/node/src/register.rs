@@ -3,21 +3,27 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
-    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use tracing::{debug, warn};
+use kube::runtime::{WatchStreamExt, watcher};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
 
 use crate::pods::resources::Allocatable;
 
 /// How often the Lease is renewed. Kubernetes gives a node 40 s; four chances in that time are plenty.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 const LEASE_SECONDS: i32 = 40;
+/// At most one report of the conditions in this time, whatever others write into them.
+const REPORT_PAUSE: Duration = Duration::from_secs(2);
 const LEASES: &str = "kube-node-lease";
 /// Pods one node may have; the density promise is 3,000.
 const MAX_PODS: u32 = 4000;
@@ -31,6 +37,7 @@ pub struct Registration {
     pub labels: BTreeMap<String, String>,
     /// The port of the TLS server for logs, exec and port-forward, when it runs.
     pub kubelet_port: Option<u16>,
+    pub taints: Vec<Taint>,
 }
 
 /// The labels every node has.
@@ -53,7 +60,7 @@ pub fn labels(node_name: &str) -> BTreeMap<String, String> {
 }
 
 /// Builds the Node object.
-pub fn node(registration: &Registration, machine: &Machine, now: Timestamp) -> Node {
+pub fn node(registration: &Registration, machine: &Machine, health: &Health, now: Timestamp) -> Node {
     let Allocatable { cpu, memory, ephemeral_storage } = registration.allocatable;
     let resources = BTreeMap::from([
         ("cpu".to_owned(), Quantity(format!("{}m", cpu.0))),
@@ -66,18 +73,22 @@ pub fn node(registration: &Registration, machine: &Machine, now: Timestamp) -> N
         .iter()
         .map(|ip| NodeAddress { address: ip.clone(), type_: "InternalIP".to_owned() })
         .collect();
-    addresses.push(NodeAddress { address: registration.node_name.clone(), type_: "Hostname".to_owned() });
+    // A control plane that calls back tries a host name before any address, and this name may be known to nobody.
+    if registration.kubelet_port.is_none() {
+        addresses.push(NodeAddress { address: registration.node_name.clone(), type_: "Hostname".to_owned() });
+    }
     Node {
         metadata: ObjectMeta {
             name: Some(registration.node_name.clone()),
             labels: Some(registration.labels.clone()),
             ..ObjectMeta::default()
         },
-        spec: None,
+        spec: (!registration.taints.is_empty())
+            .then(|| NodeSpec { taints: Some(registration.taints.clone()), ..NodeSpec::default() }),
         status: Some(NodeStatus {
             capacity: Some(resources.clone()),
             allocatable: Some(resources),
-            conditions: Some(conditions(now)),
+            conditions: Some(conditions(health, &[], now)),
             addresses: Some(addresses),
             daemon_endpoints: registration
                 .kubelet_port
@@ -88,19 +99,33 @@ pub fn node(registration: &Registration, machine: &Machine, now: Timestamp) -> N
     }
 }
 
-fn conditions(now: Timestamp) -> Vec<NodeCondition> {
-    let at = Some(Time(now));
-    let condition = |type_: &str, status: &str, reason: &str, message: &str| NodeCondition {
-        type_: type_.to_owned(),
-        status: status.to_owned(),
-        reason: Some(reason.to_owned()),
-        message: Some(message.to_owned()),
-        last_heartbeat_time: at.clone(),
-        last_transition_time: at.clone(),
+/// What a node says about itself beyond being there.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Health {
+    /// Why no new Pod is taken and some may be evicted, while that is so.
+    pub disk_pressure: Option<String>,
+}
+
+/// The conditions; one whose status has not changed keeps its time.
+fn conditions(health: &Health, before: &[NodeCondition], now: Timestamp) -> Vec<NodeCondition> {
+    let condition = |type_: &str, status: &str, reason: &str, message: &str| {
+        let known = before.iter().find(|c| c.type_ == type_ && c.status == status);
+        NodeCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            last_heartbeat_time: Some(Time(now)),
+            last_transition_time: known.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
+        }
+    };
+    let disk = match &health.disk_pressure {
+        Some(message) => condition("DiskPressure", "True", "KubeletHasDiskPressure", message),
+        None => condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
     };
     vec![
         condition("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
-        condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+        disk,
         condition("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
         condition("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
     ]
@@ -146,11 +171,14 @@ fn system_info(machine: &Machine, labels: &BTreeMap<String, String>) -> NodeSyst
 }
 
 /// Writes the Node and its first Lease. Returns the Node's uid.
-pub async fn register(client: &kube::Client, registration: &Registration) -> Result<String, kube::Error> {
+pub async fn register(
+    client: &kube::Client,
+    registration: &Registration,
+    health: &Health,
+) -> Result<String, kube::Error> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let now = Timestamp::now();
     let machine = tokio::task::spawn_blocking(Machine::read).await.unwrap_or_default();
-    let wanted = node(registration, &machine, now);
+    let wanted = node(registration, &machine, health, Timestamp::now());
     let name = &registration.node_name;
     let stored = match nodes.create(&PostParams::default(), &wanted).await {
         Ok(stored) => stored,
@@ -160,9 +188,9 @@ pub async fn register(client: &kube::Client, registration: &Registration) -> Res
         }
         Err(error) => return Err(error),
     };
-    // A control plane drops the status of a create.
+    // A control plane drops the status of a create. Strategic, because others have conditions of their own in it.
     let status = serde_json::json!({"status": wanted.status});
-    nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+    nodes.patch_status(name, &PatchParams::default(), &Patch::Strategic(&status)).await?;
     let uid = stored.metadata.uid.unwrap_or_default();
     renew(client, name, &uid).await?;
     Ok(uid)
@@ -201,27 +229,77 @@ async fn renew(client: &kube::Client, node_name: &str, node_uid: &str) -> Result
     }
 }
 
-/// Registers, with retries, then renews for as long as it is polled.
-pub async fn run(client: kube::Client, registration: Registration) {
-    let mut uid = None;
+/// Registers, with retries, then keeps Node and Lease true for as long as it is polled.
+pub async fn run(client: kube::Client, registration: Registration, mut health: watch::Receiver<Health>) {
     loop {
-        let result = match &uid {
-            None => register(&client, &registration).await.map(|registered| uid = Some(registered)),
-            Some(uid) => renew(&client, &registration.node_name, uid).await,
-        };
-        let pause = match (&result, &uid) {
-            (Ok(()), _) => RENEW_EVERY,
-            (Err(error), None) => {
+        let now = health.borrow_and_update().clone();
+        match register(&client, &registration, &now).await {
+            Ok(uid) => {
+                stay(&client, &registration, &uid, &mut health).await;
+                info!(node = registration.node_name, "The Node object is gone, registering again");
+            }
+            Err(error) => {
                 warn!(%error, "Could not register the node, trying again");
-                Duration::from_secs(1)
+                tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            (Err(error), Some(_)) => {
-                debug!(%error, "Could not renew the node's lease");
-                RENEW_EVERY / 2
-            }
-        };
-        tokio::time::sleep(pause).await;
+        }
     }
+}
+
+/// Renews the Lease, and writes the conditions when they change or when somebody took this node for dead. Returns when the
+/// Node object is no longer the one registered.
+async fn stay(client: &kube::Client, registration: &Registration, uid: &str, health: &mut watch::Receiver<Health>) {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let own = watcher::Config::default().fields(&format!("metadata.name={}", registration.node_name));
+    let mut events = watcher(nodes, own).default_backoff().boxed();
+    let mut due = Instant::now() + RENEW_EVERY;
+    let (mut doubted, mut reported, mut listed) = (false, Instant::now(), false);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep_until(due) => {
+                let renewed = renew(client, &registration.node_name, uid).await;
+                if let Err(error) = &renewed {
+                    debug!(%error, "Could not renew the node's lease");
+                }
+                due = Instant::now() + if renewed.is_ok() { RENEW_EVERY } else { RENEW_EVERY / 2 };
+            }
+            Ok(()) = health.changed() => doubted = true,
+            Some(event) = events.next() => match event {
+                Ok(watcher::Event::Init) => listed = false,
+                Ok(watcher::Event::InitApply(node) | watcher::Event::Apply(node)) => {
+                    listed = true;
+                    if node.metadata.uid.as_deref() != Some(uid) {
+                        return;
+                    }
+                    doubted |= !is_ready(&node);
+                }
+                Ok(watcher::Event::InitDone) if listed => {}
+                Ok(watcher::Event::InitDone | watcher::Event::Delete(_)) => return,
+                Err(error) => debug!(%error, "Watch of the own Node was interrupted"),
+            },
+        }
+        // Whoever keeps saying the opposite is answered with every renewal, not with every word.
+        if doubted && reported.elapsed() > REPORT_PAUSE {
+            let now = health.borrow_and_update().clone();
+            doubted = report(client, &registration.node_name, &now).await.is_err();
+            reported = Instant::now();
+        } else if doubted {
+            due = due.min(reported + REPORT_PAUSE + Duration::from_millis(10));
+        }
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+async fn report(client: &kube::Client, node_name: &str, health: &Health) -> Result<(), kube::Error> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let before = nodes.get_status(node_name).await?;
+    let before = before.status.and_then(|s| s.conditions).unwrap_or_default();
+    let status = serde_json::json!({"status": {"conditions": conditions(health, &before, Timestamp::now())}});
+    nodes.patch_status(node_name, &PatchParams::default(), &Patch::Strategic(&status)).await.map(drop)
 }
 
 #[cfg(test)]
@@ -237,8 +315,9 @@ mod tests {
             allocatable: Allocatable { cpu: Milli(2000), memory: Milli(4_096_000), ephemeral_storage: Milli(1000) },
             labels: labels("n1"),
             kubelet_port: Some(10250),
+            taints: vec![],
         };
-        let node = node(&registration, &Machine::default(), Timestamp::UNIX_EPOCH);
+        let node = node(&registration, &Machine::default(), &Health::default(), Timestamp::UNIX_EPOCH);
         let status = node.status.unwrap();
         assert_eq!(status.capacity.as_ref().unwrap()["cpu"].0, "2000m");
         assert_eq!(status.capacity.as_ref().unwrap()["memory"].0, "4096");
@@ -247,5 +326,19 @@ mod tests {
         assert_eq!(ready.status, "True");
         assert_eq!(status.daemon_endpoints.unwrap().kubelet_endpoint.unwrap().port, 10250);
         assert_eq!(node.metadata.labels.unwrap()["kubernetes.io/hostname"], "n1");
+    }
+
+    #[test]
+    fn conditions_keep_the_time_of_their_last_change() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = conditions(&Health::default(), &[], at(1));
+        let pressed = Health { disk_pressure: Some("2 % of the disk is free".into()) };
+        let second = conditions(&pressed, &first, at(9));
+        let of = |list: &[NodeCondition], type_: &str| {
+            let found = list.iter().find(|c| c.type_ == type_).unwrap().clone();
+            (found.status, found.last_transition_time.unwrap().0)
+        };
+        assert_eq!(of(&second, "Ready"), ("True".to_owned(), at(1)));
+        assert_eq!(of(&second, "DiskPressure"), ("True".to_owned(), at(9)));
     }
 }

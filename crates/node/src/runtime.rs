@@ -81,6 +81,9 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// Measures a Pod's writable layers and a volume list (bytes and inodes), for eviction and statistics.
     async fn storage_usage(&self, pod: &str) -> Result<StorageUsage, RuntimeError>;
 
+    /// Bytes one volume uses on disk.
+    async fn volume_usage(&self, key: &VolumeKey) -> Result<u64, RuntimeError>;
+
     /// Every Pod this data folder knows, including those whose supervisor died: called once after the node started.
     /// Exits that happened while nobody listened are in the containers' states.
     async fn list(&self) -> Result<Vec<PodState>, RuntimeError>;

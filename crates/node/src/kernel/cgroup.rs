@@ -64,6 +64,16 @@ impl CgroupPlan {
         self.unified.as_ref().map_or(Ok(()), |folder| write_control(&folder.join("cgroup.procs"), "0"))
     }
 
+    /// Moves the calling process in.
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        self.enter_unified().and_then(|()| self.enter_v1())
+    }
+
+    /// Moves another process in.
+    pub(crate) fn adopt(&self, pid: i32) -> io::Result<()> {
+        self.folders().try_for_each(|folder| write_control(&folder.join("cgroup.procs"), &pid.to_string()))
+    }
+
     /// Kills every process inside; the caller waits for them by other means.
     pub(crate) fn kill(&self) -> io::Result<()> {
         if let Some(unified) = &self.unified {

@@ -25,6 +25,8 @@ pub(crate) struct PodNamespaces {
     pub(crate) net: OwnedFd,
     pub(crate) ipc: OwnedFd,
     pub(crate) uts: OwnedFd,
+    /// The process namespace all containers share, when they do, and the process that holds it.
+    pub(crate) shared_processes: Option<(OwnedFd, i32)>,
 }
 
 /// Namespaces of one running container, for commands that join it.

@@ -65,6 +65,45 @@ impl WithPath {
     }
 }
 
+/// Builds the root alone at the folder `at`, for a runtime that does the rest; the working folder is made when missing. `scratch`
+/// is an empty folder, and is one again afterwards.
+pub(crate) fn mount_tree(plan: &RootPlan, owner: Owner<'_>, scratch: &Path, at: &Path, working_dir: &str) -> Step<()> {
+    let (root, _) = mount_root(plan, owner, scratch)?;
+    let built = Builder { root: root.as_fd(), owner, empty: None }.ensure(working_dir, FileKind::Folder).and_then(|_| {
+        // A copy, because the stage around the original can be entered by the host's root only.
+        let copy = clone_tree(&root, Path::new(""), false).step("copying the root")?;
+        attach_at_path(&copy, at).step("attaching the root")
+    });
+    unmount(scratch, UnmountFlags::DETACH).step("leaving the stage")?;
+    built
+}
+
+/// Shows a mount's source at a path of ours, restricted as it will be inside.
+pub(crate) fn expose(source: &BindSource, read_only: bool, owner: Owner<'_>, at: &Path) -> Step<()> {
+    let (tree, kind) = open_bind(source, read_only, owner)?;
+    match kind {
+        FileKind::Folder => std::fs::create_dir(at),
+        FileKind::File => std::fs::File::create(at).map(drop),
+    }
+    .step("making a mount target")?;
+    attach_at_path(&tree, at).step("attaching a mount")
+}
+
+/// Reads a file of a tree without being led out of it by a link.
+pub(crate) fn read_beneath(root: &Path, path: &str) -> io::Result<String> {
+    let root = reopen(root)?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = std::fs::File::from(rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // A list of users longer than this is no list of users.
+    let mut text = String::new();
+    io::Read::read_to_string(&mut io::Read::take(file, 1 << 20), &mut text)?;
+    Ok(text)
+}
+
 /// The new root, and an empty folder to hide others with.
 fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<(OwnedFd, Option<OwnedFd>)> {
     if let Some(host) = &plan.whole_host {
@@ -202,29 +241,7 @@ impl Builder<'_> {
     }
 
     fn place_bind(&self, source: &BindSource, target: &str, read_only: bool) -> Step<()> {
-        let (tree, shifted) = match source {
-            BindSource::Ours(path) => (clone_tree(CWD, path, true).step("opening a mount's source")?, false),
-            BindSource::Named(path) => {
-                let found = open_without_links(path).step("opening a host path without following links")?;
-                (clone_tree(&found, Path::new(""), true).step("opening a host path")?, false)
-            }
-            BindSource::Volume { path, sub_path: None, shifted } => {
-                (clone_tree(CWD, path, false).step("opening a volume")?, *shifted)
-            }
-            BindSource::Volume { path, sub_path: Some(sub_path), shifted } => {
-                let inner = open_sub_path(path, sub_path).step("opening a mount's subPath")?;
-                (clone_tree(&inner, Path::new(""), false).step("opening a mount's subPath")?, *shifted)
-            }
-        };
-        let change = MountChange {
-            set: ATTR_NOSUID | ATTR_NODEV | if read_only { ATTR_RDONLY } else { 0 },
-            propagation: libc::MS_PRIVATE,
-            idmap: if shifted { self.owner.idmap } else { None },
-            recursive: !matches!(source, BindSource::Volume { .. }),
-            ..MountChange::default()
-        };
-        sys::mount_setattr(tree.as_fd(), change).step("restricting a mount")?;
-        let kind = kind_of(tree.as_fd()).step("looking at a mount's source")?;
+        let (tree, kind) = open_bind(source, read_only, self.owner)?;
         self.place(&tree, target, kind)
     }
 
@@ -302,6 +319,34 @@ impl Builder<'_> {
             .step("making a mount target")?;
         openat(folder.as_fd(), name, OFlags::PATH | OFlags::NOFOLLOW).step("opening a mount target")
     }
+}
+
+/// A detached copy of a mount's source with everything taken away that a sandbox must not have.
+fn open_bind(source: &BindSource, read_only: bool, owner: Owner<'_>) -> Step<(OwnedFd, FileKind)> {
+    let (tree, shifted) = match source {
+        BindSource::Ours(path) => (clone_tree(CWD, path, true).step("opening a mount's source")?, false),
+        BindSource::Named(path) => {
+            let found = open_without_links(path).step("opening a host path without following links")?;
+            (clone_tree(&found, Path::new(""), true).step("opening a host path")?, false)
+        }
+        BindSource::Volume { path, sub_path: None, shifted } => {
+            (clone_tree(CWD, path, false).step("opening a volume")?, *shifted)
+        }
+        BindSource::Volume { path, sub_path: Some(sub_path), shifted } => {
+            let inner = open_sub_path(path, sub_path).step("opening a mount's subPath")?;
+            (clone_tree(&inner, Path::new(""), false).step("opening a mount's subPath")?, *shifted)
+        }
+    };
+    let change = MountChange {
+        set: ATTR_NOSUID | ATTR_NODEV | if read_only { ATTR_RDONLY } else { 0 },
+        propagation: libc::MS_PRIVATE,
+        idmap: owner.idmap.filter(|_| shifted),
+        recursive: !matches!(source, BindSource::Volume { .. }),
+        ..MountChange::default()
+    };
+    sys::mount_setattr(tree.as_fd(), change).step("restricting a mount")?;
+    let kind = kind_of(tree.as_fd()).step("looking at a mount's source")?;
+    Ok((tree, kind))
 }
 
 const DEVICES: &[(&CStr, u32, u32)] =

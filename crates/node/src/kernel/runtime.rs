@@ -21,6 +21,7 @@ use super::images::{ImageAlias, ImageStore};
 use super::layers;
 use super::leftovers::{self, Note, OwnNote};
 use super::net::{self, AddressPool, NodeNetwork, PodNetwork};
+use super::oci;
 use super::plan::IdMode;
 use super::spawner::Spawner;
 use super::storage::{self, Storage};
@@ -30,7 +31,8 @@ use super::wire::Call;
 use crate::runtime::{
     AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, ImageError, ImageService, ImageSummary,
     PodRules, PodRuntime, PodSandbox, PodSandboxSpec, PodState, PullPolicy, PullProgress, RegistryCredentials,
-    ResolvedImage, RuntimeError, RuntimeEvent, StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeRequest,
+    ResolvedImage, RuntimeError, RuntimeEvent, RuntimeHandler, StorageMechanism, StorageUsage, Volume, VolumeKey,
+    VolumeRequest,
     Weakness,
 };
 
@@ -177,8 +179,12 @@ impl KernelRuntime {
         let own_layers = self.layers_dir().join(uid);
         let kept_layers = pod.map(|pod| self.layers_dir().join(&pod.keeper));
         let storage = Arc::clone(&self.storage);
+        let foreign = pod.is_none_or(|pod| matches!(pod.plan.spec.handler, RuntimeHandler::Oci { .. }));
         let work = move || -> io::Result<()> {
             create::remove_group(&cgroup)?;
+            if foreign {
+                oci::remove_stray_groups(&cgroup);
+            }
             if let Some(layers) = kept_layers.filter(|layers| has_mounts(layers)) {
                 storage::unmount_below(&layers)?;
             }
@@ -296,7 +302,7 @@ impl PodRuntime for KernelRuntime {
         if let Ok(pod) = self.pod(&spec.uid) {
             return Ok(pod.sandbox.clone());
         }
-        create::check_supported(&spec)?;
+        create::check_supported(&spec, self.privileged)?;
         self.make_pod(spec).await
     }
 
@@ -427,6 +433,13 @@ impl PodRuntime for KernelRuntime {
         })
         .await
         .map_err(|_| RuntimeError::Timeout("measuring storage"))
+    }
+
+    async fn volume_usage(&self, key: &VolumeKey) -> Result<u64, RuntimeError> {
+        let path = self.volume_path(key);
+        tokio::task::spawn_blocking(move || tree::usage(&path).bytes)
+            .await
+            .map_err(|_| RuntimeError::Timeout("measuring a volume"))
     }
 
     async fn list(&self) -> Result<Vec<PodState>, RuntimeError> {

@@ -8,7 +8,7 @@ use libc::sock_filter;
 
 mod tables;
 
-use tables::{ALLOWED, DENIED};
+use tables::{ALLOWED, ALLOWED_NAMES, DENIED, DENIED_NAMES};
 
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
@@ -33,7 +33,7 @@ const fn errno(number: i32) -> u32 {
 }
 
 /// Every flag of clone and unshare that makes a namespace.
-const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWUSER
+pub(crate) const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET
@@ -65,13 +65,28 @@ enum Verdict {
 }
 
 /// Socket families a sandbox may use: unix, inet, netlink (for listing interfaces), inet6.
-const FAMILIES: &[u32] = &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_NETLINK as u32, libc::AF_INET6 as u32];
+pub(crate) const FAMILIES: &[u32] =
+    &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_NETLINK as u32, libc::AF_INET6 as u32];
 
 /// Terminal requests that push input into another program's terminal: TIOCSTI, TIOCLINUX.
 const TERMINAL_INJECTION: &[u32] = &[0x5412, 0x541c];
 
 /// Execution domains that change nothing: Linux, with or without randomised addresses.
-const PERSONALITIES: &[u32] = &[0, 0x0004_0000, 0x0020_0000, 0xffff_ffff];
+pub(crate) const PERSONALITIES: &[u32] = &[0, 0x0004_0000, 0x0020_0000, 0xffff_ffff];
+
+/// Calls that are allowed whatever their arguments, as the kernel names them.
+pub(crate) fn allowed_names() -> Vec<&'static str> {
+    names(ALLOWED_NAMES)
+}
+
+/// Calls that are always refused.
+pub(crate) fn denied_names() -> Vec<&'static str> {
+    names(DENIED_NAMES)
+}
+
+fn names(calls: &[&'static str]) -> Vec<&'static str> {
+    calls.iter().map(|call| call.rsplit_once("SYS_").map_or(*call, |(_, name)| name)).collect()
+}
 
 fn verdict(number: u32) -> Verdict {
     let call = i64::from(number);

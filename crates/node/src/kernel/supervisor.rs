@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::launch::PodNamespaces;
+use super::oci;
 use super::plan::{GroundPlan, PodPlan};
 use super::sys;
 use super::walls::{Named, Step};
@@ -21,6 +22,8 @@ use crate::runtime::PodSandbox;
 mod containers;
 mod execs;
 mod logs;
+mod oci_containers;
+mod pause;
 mod pod;
 pub(crate) mod records;
 mod streams;
@@ -46,6 +49,8 @@ struct Supervisor {
     /// Our own process namespace, to come back to after forking into a container's.
     own_pid_namespace: OwnedFd,
     own_net_namespace: OwnedFd,
+    /// The program that isolates the containers, when it is not us.
+    oci: Option<oci::Runtime>,
     filter: Vec<libc::sock_filter>,
     listener: OwnedFd,
     signals: OwnedFd,
@@ -143,8 +148,10 @@ fn receive_begin(control: &OwnedFd) -> Step<Option<(Begin, OwnedFd)>> {
     }
 }
 
-fn start(plan: PodPlan, ground: Ground, signals: OwnedFd, filter: Vec<libc::sock_filter>) -> Step<Supervisor> {
-    pod::settle(&plan, &ground.namespaces)?;
+fn start(plan: PodPlan, mut ground: Ground, signals: OwnedFd, filter: Vec<libc::sock_filter>) -> Step<Supervisor> {
+    let oci =
+        oci::Runtime::of(&plan).map_err(|failure| ("finding the runtime", io::Error::other(format!("{failure:?}"))))?;
+    pod::settle(&plan, &mut ground.namespaces)?;
     if !plan.ids.is_privileged() {
         // Without privilege there is no way back into the host's network, and no need for it: stay inside.
         sys::setns(ground.namespaces.net.as_fd(), libc::CLONE_NEWNET).step("joining the network namespace")?;
@@ -166,6 +173,7 @@ fn start(plan: PodPlan, ground: Ground, signals: OwnedFd, filter: Vec<libc::sock
         namespaces: ground.namespaces,
         own_pid_namespace: ground.own_pid_namespace,
         own_net_namespace: ground.own_net_namespace,
+        oci,
         filter,
         listener,
         signals,
@@ -407,6 +415,10 @@ impl Supervisor {
         }
         for exec in &self.execs {
             let _ = sys::kill(exec.pid, libc::SIGKILL);
+        }
+        if let Some((_, holder)) = &self.namespaces.shared_processes {
+            // Whatever is left in the shared namespace goes with its first process.
+            let _ = sys::kill(*holder, libc::SIGKILL);
         }
     }
 

@@ -396,6 +396,16 @@ pub(crate) fn ignore_children() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
+/// Closes every descriptor from `first` on and waits for a signal that ends the process.
+pub(crate) fn wait_for_ever(first: u32) -> ! {
+    // SAFETY: closes descriptors of a process that uses none of them any more; pause has no arguments.
+    unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
+    loop {
+        // SAFETY: no arguments, no memory.
+        unsafe { libc::pause() };
+    }
+}
+
 /// Registers a descriptor with tokio.
 pub(crate) fn register(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd stays open, and stays the same file, for as long as it lives; the registration owns it.

@@ -9,9 +9,8 @@ use futures::stream::BoxStream;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::Api;
 use kube::runtime::{WatchStreamExt, watcher};
-use serde_json::json;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
@@ -21,12 +20,16 @@ use super::{NodeError, NodeOptions, Pods, stopped};
 use crate::dns::SharedNames;
 use crate::pods::actor::{self, Birth, Handle, Message};
 use crate::pods::model::PodState;
-use crate::pods::recorder::Severity;
 use crate::pods::recover::recover;
 use crate::pods::shared::Shared;
 use crate::policy::{Member, World};
 use crate::runtime::{self, PodRules, RuntimeEvent};
 use crate::schedule::{self, Decision};
+
+mod binding;
+mod surroundings;
+
+use binding::{bind, explain};
 
 pub(super) type Registry = Arc<Pods>;
 
@@ -63,6 +66,9 @@ pub(super) struct Manager {
     names: SharedNames,
     synced: bool,
     listed: BTreeSet<String>,
+    peers_listed: BTreeSet<String>,
+    /// What this node was told it may not list.
+    forbidden: BTreeSet<&'static str>,
     runtime_events: broadcast::Receiver<RuntimeEvent>,
     runtime_closed: bool,
 }
@@ -93,6 +99,8 @@ impl Manager {
             names,
             synced: false,
             listed: BTreeSet::new(),
+            peers_listed: BTreeSet::new(),
+            forbidden: BTreeSet::new(),
             runtime_events,
             runtime_closed: false,
             shared,
@@ -102,13 +110,14 @@ impl Manager {
 
     pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let client = self.shared.client.clone();
-        let mut pods = watched::<Pod>(Api::all(client.clone()));
-        let mut policies = watched::<NetworkPolicy>(Api::all(client.clone()));
-        let mut namespaces = watched::<Namespace>(Api::all(client.clone()));
-        let mut services = watched::<Service>(Api::all(client));
+        let (mut pods, mut peers) = self.watch_pods(&client);
+        let mut policies = watched::<NetworkPolicy>(Api::all(client.clone()), watcher::Config::default());
+        let mut namespaces = watched::<Namespace>(Api::all(client.clone()), watcher::Config::default());
+        let mut services = watched::<Service>(Api::all(client), watcher::Config::default());
         loop {
             tokio::select! {
                 Some(event) = pods.next() => self.pod_event(event).await,
+                Some(event) = peers.next() => self.peer_event(event).await,
                 Some(event) = policies.next() => self.policy_event(event).await,
                 Some(event) = namespaces.next() => self.namespace_event(event).await,
                 Some(event) = services.next() => self.service_event(event),
@@ -128,6 +137,17 @@ impl Manager {
         }
     }
 
+    /// In embedded mode all Pods at once; else only those bound here, which is all that a kubelet may list, and the others
+    /// beside them, as far as allowed.
+    fn watch_pods(&self, client: &kube::Client) -> (Watch<Pod>, Watch<Pod>) {
+        let all = || watched::<Pod>(Api::all(client.clone()), watcher::Config::default());
+        if self.embedded {
+            return (all(), futures::stream::pending().boxed());
+        }
+        let bound = format!("spec.nodeName={}", self.shared.settings.node_name);
+        (watched(Api::all(client.clone()), watcher::Config::default().fields(&bound)), all())
+    }
+
     async fn pod_event(&mut self, event: Result<watcher::Event<Pod>, watcher::Error>) {
         match event {
             Ok(watcher::Event::Init) => self.listed.clear(),
@@ -138,31 +158,21 @@ impl Manager {
             Ok(watcher::Event::InitDone) => self.pods_listed().await,
             Ok(watcher::Event::Apply(pod)) => self.pod_applied(pod).await,
             Ok(watcher::Event::Delete(pod)) => self.pod_gone(&uid(&pod)).await,
-            Err(error) => debug!(%error, "Watch of Pods was interrupted"),
+            Err(error) => self.interrupted("Pods", &error),
         }
     }
 
     async fn pod_applied(&mut self, pod: Pod) {
         let key = uid(&pod);
-        self.names.write().put_pod(&key, &pod);
-        let member = Member::of(&pod);
-        let changed = self.world.members.get(&key) != Some(&member);
-        if changed {
-            self.world.members.insert(key.clone(), member);
-        }
+        let changed = self.meet(&pod);
         let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref()).unwrap_or_default();
         if node == self.shared.settings.node_name {
             self.give(pod).await;
         } else if node.is_empty() && self.embedded {
             self.schedule(pod);
         }
-        if changed && self.world.has_selectors() {
-            self.refresh_rules().await;
-        } else if changed {
-            self.refresh_rules_of(&key).await;
-        }
-        if changed && let Some(rules) = self.rules.get(&key) {
-            self.names.write().put_rules(&key, rules);
+        if changed {
+            self.spread(&key).await;
         }
     }
 
@@ -211,7 +221,10 @@ impl Manager {
         for key in gone {
             self.pod_gone(&key).await;
         }
-        self.world.members.retain(|key, _| self.listed.contains(key));
+        // Elsewhere the list holds this node's Pods only; peers have a watch of their own.
+        if self.embedded {
+            self.world.members.retain(|key, _| self.listed.contains(key));
+        }
         if !self.synced {
             self.synced = true;
             for (key, _) in std::mem::take(&mut self.found) {
@@ -230,16 +243,12 @@ impl Manager {
     }
 
     async fn pod_gone(&mut self, key: &str) {
-        self.world.members.remove(key);
-        self.names.write().remove_pod(key);
         self.binding.remove(key);
         let handle = self.registry.read().get(key).cloned();
         if let Some(handle) = handle {
             let _ = handle.inbox.send(Message::Gone).await;
         }
-        if self.world.has_selectors() {
-            self.refresh_rules().await;
-        }
+        self.part(key).await;
     }
 
     fn schedule(&mut self, pod: Pod) {
@@ -309,75 +318,6 @@ impl Manager {
         });
     }
 
-    async fn policy_event(&mut self, event: Result<watcher::Event<NetworkPolicy>, watcher::Error>) {
-        let key = |p: &NetworkPolicy| p.metadata.uid.clone().unwrap_or_default();
-        match event {
-            Ok(watcher::Event::Init) => self.world.policies.clear(),
-            Ok(watcher::Event::InitApply(policy)) => {
-                self.world.policies.insert(key(&policy), policy);
-            }
-            Ok(watcher::Event::InitDone) => self.refresh_rules().await,
-            Ok(watcher::Event::Apply(policy)) => {
-                self.world.policies.insert(key(&policy), policy);
-                self.refresh_rules().await;
-            }
-            Ok(watcher::Event::Delete(policy)) => {
-                self.world.policies.remove(&key(&policy));
-                self.refresh_rules().await;
-            }
-            Err(error) => debug!(%error, "Watch of network policies was interrupted"),
-        }
-    }
-
-    async fn namespace_event(&mut self, event: Result<watcher::Event<Namespace>, watcher::Error>) {
-        let name = |n: &Namespace| n.metadata.name.clone().unwrap_or_default();
-        match event {
-            Ok(watcher::Event::InitApply(namespace) | watcher::Event::Apply(namespace)) => {
-                let labels = namespace.metadata.labels.clone().unwrap_or_default();
-                let old = self.world.namespaces.insert(name(&namespace), labels.clone());
-                if old != Some(labels) && self.world.has_selectors() {
-                    self.refresh_rules().await;
-                }
-            }
-            Ok(watcher::Event::Delete(namespace)) => {
-                self.world.namespaces.remove(&name(&namespace));
-            }
-            Ok(watcher::Event::Init | watcher::Event::InitDone) => {}
-            Err(error) => debug!(%error, "Watch of namespaces was interrupted"),
-        }
-    }
-
-    fn service_event(&mut self, event: Result<watcher::Event<Service>, watcher::Error>) {
-        match event {
-            Ok(watcher::Event::Init) => self.names.write().clear_services(),
-            Ok(watcher::Event::InitApply(service) | watcher::Event::Apply(service)) => {
-                self.names.write().put_service(&service);
-            }
-            Ok(watcher::Event::Delete(service)) => self.names.write().remove_service(&service),
-            Ok(watcher::Event::InitDone) => {}
-            Err(error) => debug!(%error, "Watch of services was interrupted"),
-        }
-    }
-
-    async fn refresh_rules(&mut self) {
-        let keys: Vec<String> = self.registry.read().keys().cloned().collect();
-        for key in keys {
-            self.refresh_rules_of(&key).await;
-        }
-    }
-
-    async fn refresh_rules_of(&mut self, key: &str) {
-        let Some(member) = self.world.members.get(key) else { return };
-        let handle = self.registry.read().get(key).cloned();
-        let Some(handle) = handle else { return };
-        let rules = self.world.rules(member);
-        if self.rules.get(key) != Some(&rules) {
-            self.names.write().put_rules(key, &rules);
-            self.rules.insert(key.to_owned(), rules.clone());
-            let _ = handle.inbox.send(Message::Rules(rules)).await;
-        }
-    }
-
     async fn runtime_event(&mut self, event: Result<RuntimeEvent, broadcast::error::RecvError>) {
         match event {
             Ok(RuntimeEvent::ContainerExited { pod, container, attempt, exit }) => {
@@ -433,12 +373,14 @@ fn uid(pod: &Pod) -> String {
     pod.metadata.uid.clone().unwrap_or_default()
 }
 
+type Watch<K> = BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>;
+
 /// A watch that goes on for ever, backing off when the API is away.
-fn watched<K>(api: Api<K>) -> BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>
+fn watched<K>(api: Api<K>, config: watcher::Config) -> Watch<K>
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    watcher(api, watcher::Config::default()).default_backoff().boxed()
+    watcher(api, config).default_backoff().boxed()
 }
 
 /// The state of a Pod that was stopped on purpose: it starts anew, counting on from its restarts.
@@ -459,53 +401,4 @@ fn resumed(pod: &Pod) -> PodState {
         record.backoff = Default::default();
     }
     state
-}
-
-async fn bind(shared: Arc<Shared>, mut pod: Pod) -> Done {
-    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    let name = pod.metadata.name.clone().unwrap_or_default();
-    let api: Api<Pod> = Api::namespaced(shared.client.clone(), &namespace);
-    let node_name = shared.settings.node_name.clone();
-    let binding = schedule::binding(&pod, &node_name);
-    let bound: Result<kube::core::Status, kube::Error> =
-        api.create_subresource("binding", &name, &PostParams::default(), &binding).await;
-    match bound {
-        Ok(_) => {
-            let message = format!("Successfully assigned {namespace}/{name} to {node_name}");
-            shared.recorder.pod(&pod, Severity::Normal, "Scheduled", message);
-            if let Some(spec) = &mut pod.spec {
-                spec.node_name = Some(node_name);
-            }
-        }
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
-            debug!(name, message = status.message, "A Pod was bound or deleted by someone else");
-            return Done::Nothing;
-        }
-        Err(error) => {
-            warn!(%error, name, "Could not bind a Pod");
-            return Done::Nothing;
-        }
-    }
-    Done::Bound(Box::new(pod))
-}
-
-/// Says why a Pod has no node, unless it was said before.
-async fn explain(shared: Arc<Shared>, pod: Pod, message: String) -> Done {
-    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    if conditions.clone().any(|c| c.type_ == "PodScheduled" && c.message.as_deref() == Some(&message)) {
-        return Done::Nothing;
-    }
-    let api: Api<Pod> = Api::namespaced(shared.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"));
-    let others: Vec<_> = conditions.filter(|c| c.type_ != "PodScheduled").cloned().collect();
-    let mut all =
-        vec![json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
-        "lastTransitionTime": k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::now())})];
-    all.extend(others.iter().map(|c| serde_json::to_value(c).unwrap_or_default()));
-    let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"phase": "Pending", "conditions": all}});
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    if let Err(error) = api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
-        debug!(%error, name, "Could not say why a Pod has no node");
-    }
-    shared.recorder.pod(&pod, Severity::Warning, "FailedScheduling", message);
-    Done::Nothing
 }

@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 use super::*;
 use crate::pods::fake::{Behaviour, FakeRuntime};
 use crate::pods::status::condition;
-use crate::runtime::ImageConfig;
+use crate::runtime::{ImageConfig, PodRuntime};
 
 mod lifecycle;
+mod steady;
+mod storage;
 mod surroundings;
 
 /// An API, a node and its fake runtime.
@@ -22,6 +24,7 @@ struct Bench {
     client: kube::Client,
     runtime: Arc<FakeRuntime>,
     node: NodeHandle,
+    storage: crate::evict::StoragePolicy,
     _api: ApiServer,
 }
 
@@ -29,13 +32,17 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 impl Bench {
     async fn open() -> Self {
+        Self::open_with(Default::default()).await
+    }
+
+    async fn open_with(storage: crate::evict::StoragePolicy) -> Self {
         let api = ApiServer::open(Config::default()).await.unwrap();
         let runtime = FakeRuntime::new();
         let command = vec!["serve".to_owned()];
         runtime.image("app:1", ImageConfig { entrypoint: command, ..ImageConfig::default() });
         let client = api.client();
-        let node = start(&client, &runtime).await;
-        Self { client, runtime, node, _api: api }
+        let node = start(&client, &runtime, storage).await;
+        Self { client, runtime, node, storage, _api: api }
     }
 
     fn pods(&self) -> Api<Pod> {
@@ -112,11 +119,11 @@ impl Bench {
     /// Ends the node and starts another on the same machine.
     async fn restart(&mut self) {
         self.node.shutdown().await;
-        self.node = start(&self.client, &self.runtime).await;
+        self.node = start(&self.client, &self.runtime, self.storage).await;
     }
 }
 
-async fn start(client: &kube::Client, runtime: &Arc<FakeRuntime>) -> NodeHandle {
+async fn start(client: &kube::Client, runtime: &Arc<FakeRuntime>, storage: crate::evict::StoragePolicy) -> NodeHandle {
     let options = NodeOptions {
         node_name: "n1".to_owned(),
         data_dir: runtime.folder(),
@@ -126,6 +133,7 @@ async fn start(client: &kube::Client, runtime: &Arc<FakeRuntime>) -> NodeHandle 
             maximum: Duration::from_secs(1),
             reset_after: Duration::from_secs(600),
         },
+        storage,
         ..NodeOptions::default()
     };
     Node::start(client.clone(), runtime.clone(), runtime.clone(), options).await.unwrap()

@@ -21,15 +21,18 @@ use super::refuse;
 use super::sandbox;
 use super::shared::Shared;
 use super::status::{StatusContext, compute};
+use crate::evict::Limits;
 use crate::runtime::{Exit, PodRules, ResolvedImage};
 
 mod act;
 mod ledger;
+mod ports;
+mod probing;
 mod react;
 mod work;
 
 use ledger::Ledger;
-pub(crate) use react::termination;
+pub(crate) use react::{chain, termination};
 
 use react::Done;
 
@@ -61,6 +64,10 @@ pub struct View {
     pub status: PodStatus,
     /// Attempt number by container, for those that ever started.
     pub attempts: BTreeMap<String, u32>,
+    /// What its parts may use on disk.
+    pub storage: Arc<Limits>,
+    /// It has ended or is about to: nothing more is asked of it.
+    pub ending: bool,
 }
 
 /// A running actor.
@@ -114,6 +121,8 @@ pub fn spawn(birth: Birth) -> (Handle, impl Future<Output = String> + Send) {
         rules: birth.rules,
         images: BTreeMap::new(),
         volumes: Arc::default(),
+        storage: Arc::default(),
+        source_watch: None,
         tasks: JoinSet::new(),
         stops: HashMap::new(),
         probes: HashMap::new(),
@@ -146,6 +155,9 @@ struct Actor {
     rules: PodRules,
     images: BTreeMap<String, ResolvedImage>,
     volumes: Arc<BTreeMap<String, Prepared>>,
+    storage: Arc<Limits>,
+    /// Waits for what the volumes' files come from to change.
+    source_watch: Option<AbortHandle>,
     tasks: JoinSet<Done>,
     /// The stop under way for a container.
     stops: HashMap<String, AbortHandle>,
@@ -241,10 +253,15 @@ impl Actor {
             .iter()
             .filter(|(_, c)| !matches!(c.instance, super::model::Instance::None) || c.last.is_some());
         let attempts = attempts.map(|(name, c)| (name.clone(), c.restarts)).collect();
+        let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        let ending = ended || self.state.verdict.is_some() || super::model::deletion_deadline(&self.pod).is_some();
         self.view.send_if_modified(|view| {
-            let changed = view.status != status || view.attempts != attempts;
+            let changed = view.status != status
+                || view.attempts != attempts
+                || view.ending != ending
+                || !Arc::ptr_eq(&view.storage, &self.storage);
             if changed {
-                *view = View { status: status.clone(), attempts };
+                *view = View { status: status.clone(), attempts, storage: Arc::clone(&self.storage), ending };
             }
             changed
         });

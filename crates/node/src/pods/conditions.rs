@@ -8,6 +8,10 @@ use super::status::{Phase, StatusContext, whole_seconds};
 /// Conditions the node computes, in the order it writes them.
 const OWN: [&str; 5] = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 
+/// Whether the limits of the Pod's volumes are held by the file system (True) or only measured (False); the message has
+/// the mechanism of each. Only Pods with such limits have it.
+pub const STORAGE_LIMIT: &str = "runtime.agents.x-k8s.io/StorageLimit";
+
 /// Status, reason and message of a condition.
 struct Value {
     met: bool,
@@ -76,6 +80,17 @@ pub fn compute(
     let foreign = existing.into_iter().flatten().filter(|c| !OWN.contains(&c.type_.as_str())).cloned();
     let mut all = own;
     all.extend(foreign);
+    if let Some(holding) = &state.storage {
+        all.retain(|c| c.type_ != STORAGE_LIMIT);
+        let reason = if holding.firm { "HeldByFileSystem" } else { "Measured" };
+        let (reason, message) = (Some(reason.to_owned()), Some(holding.message.clone()));
+        all.push(condition(STORAGE_LIMIT, Value { met: holding.firm, reason, message }, pod, context));
+    }
+    if let Some(verdict) = state.verdict.as_ref().filter(|v| v.reason == crate::evict::EVICTED) {
+        all.retain(|c| c.type_ != "DisruptionTarget");
+        let (reason, message) = (Some("TerminationByKubelet".to_owned()), Some(verdict.message.clone()));
+        all.push(condition("DisruptionTarget", Value { met: true, reason, message }, pod, context));
+    }
     all
 }
 

@@ -53,8 +53,16 @@ pub enum EnvError {
 }
 
 /// Resolves everything the container declares. Later definitions win over earlier ones, `env` over `envFrom`.
-pub fn resolve(container: &Container, context: EnvContext<'_>) -> Result<Environment, EnvError> {
+/// `links` come first, so that everything the container declares wins over them.
+pub fn resolve(
+    container: &Container,
+    context: EnvContext<'_>,
+    links: Vec<(String, String)>,
+) -> Result<Environment, EnvError> {
     let mut map = OrderedMap::default();
+    for (name, value) in links {
+        map.insert(name, value);
+    }
     let mut skipped = Vec::new();
     add_env_from(container, context.sources, &mut map, &mut skipped)?;
     for variable in container.env.iter().flatten() {
@@ -207,7 +215,11 @@ mod tests {
         }
         let addresses = Addresses { pod_ips: vec!["10.0.0.9".into()], host_ips: vec!["192.0.2.1".into()] };
         let node = Allocatable { cpu: Milli(2000), memory: Milli(4_000_000), ephemeral_storage: Milli(0) };
-        resolve(&spec.containers[0], EnvContext { pod: &pod, spec, sources: &read, addresses: &addresses, node: &node })
+        resolve(
+            &spec.containers[0],
+            EnvContext { pod: &pod, spec, sources: &read, addresses: &addresses, node: &node },
+            vec![],
+        )
     }
 
     fn pairs(environment: &Environment) -> Vec<(&str, &str)> {

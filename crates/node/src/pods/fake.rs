@@ -42,6 +42,7 @@ struct Inner {
     images: HashMap<String, ImageConfig>,
     rules: HashMap<String, PodRules>,
     owners: Vec<String>,
+    usage: HashMap<String, StorageUsage>,
     next_ip: u8,
 }
 
@@ -82,6 +83,11 @@ impl FakeRuntime {
 
     pub(crate) fn rules(&self, pod: &str) -> Option<PodRules> {
         self.inner.lock().rules.get(pod).cloned()
+    }
+
+    /// What a Pod will be found to use.
+    pub(crate) fn uses(&self, pod: &str, usage: StorageUsage) {
+        self.inner.lock().usage.insert(pod.to_owned(), usage);
     }
 
     pub(crate) fn folder(&self) -> PathBuf {
@@ -214,6 +220,7 @@ impl PodRuntime for FakeRuntime {
     }
 
     async fn exec(&self, _: &str, _: &str, request: ExecRequest) -> Result<ExecSession, RuntimeError> {
+        self.log(format!("exec {}", request.command.join(" ")));
         let code = self.inner.lock().exec_codes.get(&request.command[0]).copied().unwrap_or(0);
         let exit = Exit { code, signal: None, oom_killed: false, finished_at: Timestamp::now() };
         Ok(ExecSession {
@@ -254,8 +261,12 @@ impl PodRuntime for FakeRuntime {
         Ok(())
     }
 
-    async fn storage_usage(&self, _: &str) -> Result<StorageUsage, RuntimeError> {
-        Ok(StorageUsage::default())
+    async fn storage_usage(&self, pod: &str) -> Result<StorageUsage, RuntimeError> {
+        Ok(self.inner.lock().usage.get(pod).cloned().unwrap_or_default())
+    }
+
+    async fn volume_usage(&self, _: &VolumeKey) -> Result<u64, RuntimeError> {
+        Ok(0)
     }
 
     async fn list(&self) -> Result<Vec<PodState>, RuntimeError> {

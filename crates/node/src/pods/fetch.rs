@@ -1,6 +1,7 @@
 //! Reads from the API what a Pod refers to: ConfigMaps, Secrets, claims, tokens, registry credentials.
 
 use base64::Engine;
+use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, PodSpec, Secret, ServiceAccount};
 use kube::api::{Api, PostParams};
@@ -76,11 +77,22 @@ async fn tokens(client: &kube::Client, pod: &Pod, spec: &PodSpec, out: &mut Sour
             };
             let answer = accounts.create_token_request(account, &PostParams::default(), &request).await;
             let answer = answer.map_err(failed("token of service account", account))?;
-            let token = answer.status.and_then(|s| s.token).unwrap_or_default();
+            let status = answer.status.unwrap_or_default();
+            if let Some(expires) = status.expiration_timestamp {
+                let renew_at = renewal(Timestamp::now(), expires.0);
+                out.renew_at = Some(out.renew_at.map_or(renew_at, |earliest| earliest.min(renew_at)));
+            }
+            let token = status.token.unwrap_or_default();
             out.tokens.insert((volume.name.clone(), source.path.clone()), token);
         }
     }
     Ok(())
+}
+
+/// A token is renewed when four fifths of its life are over, as kubelets do.
+fn renewal(now: Timestamp, expires: Timestamp) -> Timestamp {
+    let life = expires.duration_since(now);
+    now.saturating_add(life / 5 * 4).unwrap_or(expires)
 }
 
 #[derive(Deserialize)]

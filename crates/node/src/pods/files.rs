@@ -221,6 +221,9 @@ fn insert(out: &mut Files, path: &str, content: Vec<u8>, mode: i32) -> Result<()
 /// Writes the files into `root`, replacing what an earlier call wrote. `generation` names the dated folder and must differ
 /// between calls. With `group` the files belong to it and it may read them (`fsGroup`).
 pub fn write(root: &Path, files: &Files, generation: &str, group: Option<u32>) -> Result<(), FilesError> {
+    if is_current(root, files) {
+        return Ok(());
+    }
     let dated = format!("..{generation}");
     let folder = root.join(&dated);
     let fail = |path: &Path| {
@@ -252,6 +255,17 @@ pub fn write(root: &Path, files: &Files, generation: &str, group: Option<u32>) -
         let _ = fs::remove_dir_all(root.join(old));
     }
     Ok(())
+}
+
+/// Whether these very files are what is there.
+fn is_current(root: &Path, files: &Files) -> bool {
+    let data = root.join("..data");
+    let same = |(name, file): (&String, &File)| fs::read(data.join(name)).is_ok_and(|found| found == file.content);
+    let visible = |names: fs::ReadDir| {
+        names.flatten().filter(|entry| !entry.file_name().to_string_lossy().starts_with("..")).count()
+    };
+    let tops: BTreeSet<&str> = files.keys().filter_map(|name| name.split('/').next()).collect();
+    data.exists() && files.iter().all(same) && fs::read_dir(root).map(visible).ok() == Some(tops.len())
 }
 
 fn set_mode(path: &Path, mode: u32) -> io::Result<()> {

@@ -19,6 +19,8 @@ pub struct PodState {
     pub verdict: Option<Verdict>,
     /// When the node first saw the Pod (`status.startTime`).
     pub started_at: Option<Timestamp>,
+    /// What holds the limits of its volumes, once they are made.
+    pub storage: Option<crate::evict::Holding>,
     /// Set once the final status was written, so that the object may be removed.
     pub final_status_written: bool,
 }

@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::env::Environment;
 use super::expand::expand;
 use super::quantity::{self, QuantityError};
+use crate::evict::VolumeStorage;
 use crate::runtime::{Mount, MountSource};
 
 /// What a volume is on this node.
@@ -90,9 +91,18 @@ pub fn memory_volumes(spec: &PodSpec) -> BTreeMap<String, Option<u64>> {
 /// A volume that is ready to be mounted.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Prepared {
-    Folder { path: PathBuf, read_only: bool },
+    Folder { path: PathBuf, read_only: bool, storage: Option<VolumeStorage> },
     Memory,
     Host { path: PathBuf },
+}
+
+/// The volumes among these that hold data, with what bounds them.
+pub fn storage(prepared: &BTreeMap<String, Prepared>) -> BTreeMap<String, VolumeStorage> {
+    let held = prepared.iter().filter_map(|(name, volume)| match volume {
+        Prepared::Folder { storage: Some(storage), .. } => Some((name.clone(), storage.clone())),
+        _ => None,
+    });
+    held.collect()
 }
 
 /// The mounts of one container, in the order of the spec.
@@ -122,7 +132,7 @@ pub fn mounts(
                 return Err(MountError::BadMountPath(mount.mount_path.clone()));
             }
             let (source, volume_read_only) = match volume {
-                Prepared::Folder { path, read_only } => {
+                Prepared::Folder { path, read_only, .. } => {
                     (MountSource::Data { path: path.clone(), sub_path }, *read_only)
                 }
                 Prepared::Memory => (MountSource::Memory { volume: mount.name.clone(), sub_path }, false),
@@ -169,8 +179,8 @@ mod tests {
     fn mounted(mount: Value) -> Result<Mount, MountError> {
         let container: Container = serde_json::from_value(json!({"name": "a", "volumeMounts": [mount]})).unwrap();
         let prepared = BTreeMap::from([
-            ("d".to_owned(), Prepared::Folder { path: "/data/d".into(), read_only: false }),
-            ("r".to_owned(), Prepared::Folder { path: "/data/r".into(), read_only: true }),
+            ("d".to_owned(), Prepared::Folder { path: "/data/d".into(), read_only: false, storage: None }),
+            ("r".to_owned(), Prepared::Folder { path: "/data/r".into(), read_only: true, storage: None }),
             ("m".to_owned(), Prepared::Memory),
             ("h".to_owned(), Prepared::Host { path: "/srv".into() }),
         ]);

@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SeccompProfile, Securi
 use super::model::{Verdict, roles};
 use crate::runtime::Capability;
 
+mod unsupported;
+
 /// What the operator allows beyond the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed {
@@ -54,9 +56,12 @@ pub fn review(pod: &Pod, allowed: &Allowed) -> Review {
         refuse_volume(volume, allowed, &mut refusals);
     }
     let mut unsupported = Vec::new();
-    warn_pod(spec, &mut unsupported);
-    for (container, _) in roles(spec) {
-        warn_container(container, &mut unsupported);
+    unsupported::of_pod(spec, &mut unsupported);
+    for (container, role) in roles(spec) {
+        unsupported::of_container(container, role, &mut unsupported);
+    }
+    for volume in spec.volumes.iter().flatten() {
+        unsupported::of_volume(volume, &mut unsupported);
     }
     let refusal = (!refusals.is_empty())
         .then(|| Verdict { reason: REFUSED.to_owned(), message: format!("this node refuses {}", refusals.join("; ")) });
@@ -130,164 +135,5 @@ fn is_allowed_host_path(path: &str, allowed: &Allowed) -> bool {
     plain && allowed.host_paths.iter().any(|root| path.starts_with(root))
 }
 
-fn warn_pod(spec: &PodSpec, out: &mut Vec<String>) {
-    let set = [
-        (spec.affinity.is_some(), "affinity has no effect on this node"),
-        (
-            spec.topology_spread_constraints.as_ref().is_some_and(|t| !t.is_empty()),
-            "topologySpreadConstraints have no effect on this node",
-        ),
-        (
-            spec.ephemeral_containers.as_ref().is_some_and(|e| !e.is_empty()),
-            "ephemeralContainers are not started by this node; use exec",
-        ),
-        (
-            spec.resource_claims.as_ref().is_some_and(|r| !r.is_empty()),
-            "resourceClaims are not supported: no device will be there",
-        ),
-        (spec.set_hostname_as_fqdn == Some(true), "setHostnameAsFQDN is not supported: the hostname is the short one"),
-        (
-            spec.priority_class_name.as_deref().is_some_and(|p| !p.is_empty()),
-            "priorityClassName has no effect on this node",
-        ),
-        (
-            spec.security_context.as_ref().is_some_and(|s| s.se_linux_options.is_some()),
-            "seLinuxOptions have no effect on this node",
-        ),
-        (
-            spec.security_context.as_ref().is_some_and(|s| s.app_armor_profile.is_some()),
-            "appArmorProfile has no effect on this node",
-        ),
-        (
-            spec.security_context.as_ref().is_some_and(|s| s.windows_options.is_some()),
-            "windowsOptions have no effect on this node",
-        ),
-    ];
-    out.extend(set.iter().filter(|(present, _)| *present).map(|(_, message)| (*message).to_owned()));
-}
-
-fn warn_container(container: &Container, out: &mut Vec<String>) {
-    let security = container.security_context.as_ref();
-    let set = [
-        (
-            container.ports.iter().flatten().any(|p| p.host_port.is_some_and(|p| p != 0)),
-            "hostPort is not opened: reach the Pod through the router or port-forward",
-        ),
-        (container.volume_devices.as_ref().is_some_and(|v| !v.is_empty()), "volumeDevices are not supported"),
-        (
-            container.restart_policy_rules.as_ref().is_some_and(|r| !r.is_empty()),
-            "restartPolicyRules have no effect: the Pod's restartPolicy decides",
-        ),
-        (
-            container.resize_policy.as_ref().is_some_and(|r| !r.is_empty()),
-            "resizePolicy has no effect: resources are fixed while a container runs",
-        ),
-        (
-            security.is_some_and(|s| s.allow_privilege_escalation == Some(true)),
-            "allowPrivilegeEscalation: true has no effect: no-new-privileges is always on",
-        ),
-        (security.is_some_and(|s| s.se_linux_options.is_some()), "seLinuxOptions have no effect on this node"),
-        (security.is_some_and(|s| s.app_armor_profile.is_some()), "appArmorProfile has no effect on this node"),
-        (security.is_some_and(|s| s.windows_options.is_some()), "windowsOptions have no effect on this node"),
-    ];
-    let who = &container.name;
-    out.extend(set.iter().filter(|(present, _)| *present).map(|(_, message)| format!("container {who}: {message}")));
-    for mount in container.volume_mounts.iter().flatten() {
-        if mount.mount_propagation.as_deref().is_some_and(|p| p != "None") {
-            out.push(format!("container {who}: mountPropagation of {} has no effect", mount.name));
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::{Value, json};
-
-    fn read(spec: Value) -> Review {
-        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap();
-        review(&pod, &Allowed { host_paths: vec!["/srv/data".into()] })
-    }
-
-    fn container(security: Value) -> Value {
-        json!({"containers": [{"name": "a", "securityContext": security}]})
-    }
-
-    #[test]
-    fn what_would_open_a_wall_is_refused_with_its_name() {
-        let volume = |path: &str| json!({"containers": [], "volumes": [{"name": "v", "hostPath": {"path": path}}]});
-        for (spec, word) in [
-            (json!({"containers": [], "hostNetwork": true}), "hostNetwork"),
-            (json!({"containers": [], "hostPID": true}), "hostPID"),
-            (json!({"containers": [], "hostIPC": true}), "hostIPC"),
-            (json!({"containers": [], "hostUsers": true}), "hostUsers"),
-            (container(json!({"privileged": true})), "privileged"),
-            (container(json!({"procMount": "Unmasked"})), "procMount"),
-            (container(json!({"seccompProfile": {"type": "Unconfined"}})), "Unconfined"),
-            (json!({"containers": [], "securityContext": {"seccompProfile": {"type": "Unconfined"}}}), "Unconfined"),
-            (container(json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}})), "Localhost"),
-            (container(json!({"capabilities": {"add": ["SYS_ADMIN"]}})), "SYS_ADMIN"),
-            (container(json!({"capabilities": {"add": ["ALL"]}})), "ALL"),
-            (
-                json!({"containers": [], "securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}),
-                "kernel.msgmax",
-            ),
-            (volume("/etc"), "hostPath /etc"),
-            (volume("/srv/data/../../etc"), "hostPath"),
-            (volume("/srv/database"), "hostPath"),
-            (volume("srv/data"), "hostPath"),
-        ] {
-            let review = read(spec.clone());
-            let refusal = review.refusal.unwrap_or_else(|| panic!("not refused: {spec}"));
-            assert_eq!(refusal.reason, "PodRefused");
-            assert!(refusal.message.contains(word), "{} lacks {word}", refusal.message);
-        }
-    }
-
-    #[test]
-    fn every_reason_is_in_one_message() {
-        let message = read(json!({"hostPID": true, "hostIPC": true, "containers": []})).refusal.unwrap().message;
-        assert_eq!(message, "this node refuses hostPID: true; hostIPC: true");
-    }
-
-    #[test]
-    fn ordinary_and_hardened_pods_pass_without_a_word() {
-        for spec in [
-            json!({"containers": [{"name": "a", "image": "x"}]}),
-            json!({"hostNetwork": false, "hostUsers": false, "os": {"name": "linux"},
-                "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "fsGroup": 2000,
-                    "seccompProfile": {"type": "RuntimeDefault"}},
-                "containers": [{"name": "a", "securityContext": {"allowPrivilegeEscalation": false,
-                    "privileged": false, "readOnlyRootFilesystem": true,
-                    "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}}]}),
-            json!({"containers": [], "volumes": [{"name": "v", "hostPath": {"path": "/srv/data/sub"}}]}),
-        ] {
-            assert_eq!(read(spec.clone()), Review::default(), "{spec}");
-        }
-    }
-
-    #[test]
-    fn fields_without_effect_are_named() {
-        for (spec, word) in [
-            (json!({"containers": [], "affinity": {}}), "affinity"),
-            (json!({"containers": [{"name": "a", "ports": [{"containerPort": 1, "hostPort": 2}]}]}), "hostPort"),
-            (
-                json!({"containers": [{"name": "a", "volumeDevices": [{"name": "x", "devicePath": "/d"}]}]}),
-                "volumeDevices",
-            ),
-            (container(json!({"allowPrivilegeEscalation": true})), "allowPrivilegeEscalation"),
-            (container(json!({"seLinuxOptions": {}})), "seLinuxOptions"),
-            (
-                json!({"containers": [{"name": "a", "volumeMounts": [
-                    {"name": "v", "mountPath": "/v", "mountPropagation": "Bidirectional"}]}]}),
-                "mountPropagation",
-            ),
-        ] {
-            let review = read(spec);
-            assert_eq!(review.refusal, None);
-            let [(reason, message)] = &review.warnings[..] else { panic!("{:?}", review.warnings) };
-            assert_eq!(reason, "UnsupportedField");
-            assert!(message.contains(word), "{message} lacks {word}");
-        }
-    }
-}
+mod tests;

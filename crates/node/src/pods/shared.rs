@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
+
 use super::backoff::BackoffPolicy;
+use super::links::Services;
 use super::recorder::Recorder;
 use super::refuse::Allowed;
 use super::resources::Allocatable;
+use crate::evict::StoragePolicy;
 use crate::runtime::{ImageService, SharedRuntime};
 
 /// Settings that Pods are run by.
@@ -26,6 +30,7 @@ pub struct Settings {
     pub runtime_handlers: BTreeMap<String, String>,
     pub log_max_bytes: u64,
     pub log_max_files: u32,
+    pub storage: StoragePolicy,
 }
 
 /// Handed to every Pod's actor.
@@ -37,6 +42,8 @@ pub struct Shared {
     pub settings: Settings,
     pub host_ips: Vec<String>,
     pub allocatable: Allocatable,
+    /// The Services there are, for variables that name them.
+    pub services: RwLock<Services>,
 }
 
 impl Shared {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, PodSpec, Secret};
 
 /// Names of the objects, in the Pod's namespace, that must be read before the Pod can run.
@@ -26,6 +27,8 @@ pub struct Sources {
     pub claims: BTreeMap<String, PersistentVolumeClaim>,
     /// Service account tokens, by volume name and path inside it.
     pub tokens: BTreeMap<(String, String), String>,
+    /// When the first of them should be renewed.
+    pub renew_at: Option<Timestamp>,
 }
 
 /// Bytes of a key of a ConfigMap, from `data` or `binaryData`.
@@ -52,6 +55,17 @@ pub fn wanted(spec: &PodSpec) -> Wanted {
             out.secrets.extend(source.secret_key_ref.iter().map(|r| r.name.clone()));
         }
     }
+    let volumes = wanted_by_volumes(spec);
+    out.config_maps.extend(volumes.config_maps);
+    out.secrets.extend(volumes.secrets);
+    out.claims.extend(volumes.claims);
+    out.secrets.extend(spec.image_pull_secrets.iter().flatten().map(|s| s.name.clone()));
+    out
+}
+
+/// The references of the volumes alone: those whose files follow their objects.
+pub fn wanted_by_volumes(spec: &PodSpec) -> Wanted {
+    let mut out = Wanted::default();
     for volume in spec.volumes.iter().flatten() {
         out.config_maps.extend(volume.config_map.iter().map(|c| c.name.clone()));
         out.secrets.extend(volume.secret.iter().filter_map(|s| s.secret_name.clone()));
@@ -61,7 +75,6 @@ pub fn wanted(spec: &PodSpec) -> Wanted {
             out.secrets.extend(source.secret.iter().map(|s| s.name.clone()));
         }
     }
-    out.secrets.extend(spec.image_pull_secrets.iter().flatten().map(|s| s.name.clone()));
     out
 }
 

@@ -14,6 +14,7 @@ use super::mounts::{self, MountError, Prepared, VolumeKind};
 use super::quantity;
 use super::shared::Shared;
 use super::sources::Sources;
+use crate::evict::VolumeStorage;
 use crate::runtime::{RuntimeError, VolumeKey, VolumeRequest};
 
 /// Why a Pod's volumes are not there (`FailedMount`).
@@ -57,7 +58,9 @@ pub async fn prepare(
     pod: &Pod,
     spec: &PodSpec,
     sources: &Sources,
+    pod_ips: Vec<String>,
 ) -> Result<BTreeMap<String, Prepared>, VolumeError> {
+    let addresses = Addresses { pod_ips, host_ips: shared.host_ips.clone() };
     let group = spec.security_context.as_ref().and_then(|s| s.fs_group).and_then(|g| u32::try_from(g).ok());
     let mut out = BTreeMap::new();
     for volume in spec.volumes.iter().flatten() {
@@ -66,16 +69,16 @@ pub async fn prepare(
             VolumeKind::Ephemeral { limit } => {
                 let uid = pod.metadata.uid.clone().unwrap_or_default();
                 let key = VolumeKey::PodEphemeral { pod: uid, name: volume.name.clone() };
-                let path = ensure(shared, &volume.name, VolumeRequest { key, limit_bytes: limit, group }).await?;
-                Prepared::Folder { path, read_only: false }
+                ensure(shared, &volume.name, VolumeRequest { key, limit_bytes: limit, group }, false).await?
             }
             VolumeKind::Claim { claim, read_only } => {
-                let path = claimed(shared, &volume.name, &claim, sources, group).await?;
-                Prepared::Folder { path, read_only }
+                let request = claimed(shared, &volume.name, &claim, sources, group).await?;
+                ensure(shared, &volume.name, request, read_only).await?
             }
             VolumeKind::Files => Prepared::Folder {
-                path: write_files(shared, pod, spec, volume, sources, group).await?,
+                path: write_files(shared, pod, spec, volume, sources, &addresses, group).await?,
                 read_only: true,
+                storage: None,
             },
             VolumeKind::Host { path, type_ } => on_host(shared, &volume.name, path, &type_).await?,
         };
@@ -84,19 +87,27 @@ pub async fn prepare(
     Ok(out)
 }
 
-async fn ensure(shared: &Shared, volume: &str, request: VolumeRequest) -> Result<PathBuf, VolumeError> {
+async fn ensure(
+    shared: &Shared,
+    volume: &str,
+    request: VolumeRequest,
+    read_only: bool,
+) -> Result<Prepared, VolumeError> {
+    let (key, limit) = (request.key.clone(), request.limit_bytes);
     let made = shared.runtime.ensure_volume(request).await;
-    made.map(|v| v.path).map_err(|source| VolumeError::Runtime { volume: volume.to_owned(), source })
+    let made = made.map_err(|source| VolumeError::Runtime { volume: volume.to_owned(), source })?;
+    let storage = Some(VolumeStorage { key, limit, mechanism: made.mechanism });
+    Ok(Prepared::Folder { path: made.path, read_only, storage })
 }
 
-/// The folder of a bound claim whose volume is ours.
+/// The folder of a bound claim whose volume is ours, as it is asked of the runtime.
 async fn claimed(
     shared: &Shared,
     volume: &str,
     claim: &str,
     sources: &Sources,
     group: Option<u32>,
-) -> Result<PathBuf, VolumeError> {
+) -> Result<VolumeRequest, VolumeError> {
     let missing = || VolumeError::NoClaim(volume.to_owned(), claim.to_owned());
     let found: &PersistentVolumeClaim = sources.claims.get(claim).ok_or_else(missing)?;
     let bound = found.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Bound");
@@ -111,7 +122,7 @@ async fn claimed(
     }
     let capacity = persistent.spec.as_ref().and_then(|s| s.capacity.as_ref()).and_then(|c| c.get("storage"));
     let limit_bytes = capacity.and_then(|q| quantity::of(q).ok()).map(quantity::Milli::units_u64).filter(|l| *l > 0);
-    ensure(shared, volume, VolumeRequest { key: VolumeKey::Persistent { name }, limit_bytes, group }).await
+    Ok(VolumeRequest { key: VolumeKey::Persistent { name }, limit_bytes, group })
 }
 
 async fn write_files(
@@ -120,11 +131,11 @@ async fn write_files(
     spec: &PodSpec,
     volume: &Volume,
     sources: &Sources,
+    addresses: &Addresses,
     group: Option<u32>,
 ) -> Result<PathBuf, VolumeError> {
     let failed = |source| VolumeError::Files { volume: volume.name.clone(), source };
-    let addresses = Addresses { pod_ips: Vec::new(), host_ips: shared.host_ips.clone() };
-    let context = FilesContext { pod, spec, sources, addresses: &addresses, node: &shared.allocatable };
+    let context = FilesContext { pod, spec, sources, addresses, node: &shared.allocatable };
     let content = files::files_of(volume, context).map_err(failed)?.unwrap_or_default();
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let root = shared.runtime.pod_dir(uid).join("files").join(&volume.name);

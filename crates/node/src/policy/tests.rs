@@ -106,6 +106,9 @@ fn selectors_name_pods_in_the_right_namespaces() {
     );
     let by_name = json!({"matchLabels": {"kubernetes.io/metadata.name": "other"}});
     assert_eq!(shown(&rules(&[to(json!({"namespaceSelector": by_name}))]).egress), ["10.80.0.3/32 []"]);
+    let unlabelled = json!({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]});
+    let found = rules(&[to(json!({"namespaceSelector": unlabelled, "podSelector": db}))]);
+    assert_eq!(shown(&found.egress), ["10.80.0.2/32 []"], "a name is not the only label of a namespace");
     let ingress = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": db}], "ports": [{"port": "sql"}]}]});
     assert_eq!(
         shown(&rules(&[ingress]).ingress),

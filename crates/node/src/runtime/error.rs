@@ -18,7 +18,9 @@ pub enum RuntimeError {
     #[error("cannot run {command}: {message}")]
     CannotRun { command: String, message: String },
     /// A program that another isolation needs is not installed.
-    #[error("runtime class handler {handler} needs the program {program}, which is not installed")]
+    #[error(
+        "runtime class handler {handler} needs the program {program}, which is not installed; install it, or leave runtimeClassName out"
+    )]
     MissingProgram { handler: String, program: String },
     /// The Pod's supervisor is gone, and the Pod with it.
     #[error("the supervisor of pod {0} is gone")]

@@ -106,6 +106,21 @@ impl Bench {
         self.until(name, phase, |p| p.status.as_ref().and_then(|s| s.phase.as_deref()) == Some(phase)).await
     }
 
+    /// Waits for an event with this reason; returns its message.
+    pub(crate) async fn until_event(&self, reason: &str) -> String {
+        let events: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.client.clone(), "default");
+        let look = async {
+            loop {
+                let list = events.list(&Default::default()).await.unwrap();
+                if let Some(event) = list.items.into_iter().find(|e| e.reason.as_deref() == Some(reason)) {
+                    return event.message.unwrap_or_default();
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, look).await.unwrap_or_else(|_| panic!("no event {reason}"))
+    }
+
     pub(crate) async fn delete(&self, name: &str) {
         self.pods().delete(name, &DeleteParams::default()).await.unwrap();
         let gone = await_condition(self.pods(), name, |pod: Option<&Pod>| pod.is_none());

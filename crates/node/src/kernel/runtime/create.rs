@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::super::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
 use super::super::ids::Block;
+use super::super::oci;
 use super::super::plan::{ContainerPlan, GroundPlan, PodPlan};
 use super::super::storage::{DiskSpace, Storage};
 use super::super::supervisor::records;
@@ -121,20 +122,17 @@ pub(super) fn remove_group(group: &CgroupPlan) -> io::Result<()> {
 }
 
 /// What this node cannot do is named, never left out in silence.
-pub(super) fn check_supported(spec: &PodSandboxSpec) -> Result<(), RuntimeError> {
-    if spec.share_processes {
-        return Err(RuntimeError::Refused("shareProcessNamespace is not supported by this node".to_owned()));
-    }
+pub(super) fn check_supported(spec: &PodSandboxSpec, privileged: bool) -> Result<(), RuntimeError> {
     let RuntimeHandler::Oci { handler, program } = &spec.handler else { return Ok(()) };
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let found = Path::new(program).is_absolute() && Path::new(program).exists()
-        || std::env::split_paths(&folders).any(|folder| folder.join(program).exists());
-    if !found {
+    if oci::find_program(program).is_none() {
         return Err(RuntimeError::MissingProgram { handler: handler.clone(), program: program.clone() });
     }
-    Err(RuntimeError::Refused(format!(
-        "runtime class handler {handler} ({program}) cannot be used by this node; leave runtimeClassName out for the built-in isolation"
-    )))
+    if !privileged {
+        return Err(RuntimeError::Refused(format!(
+            "runtime class handler {handler} ({program}) needs a node that runs as root; leave runtimeClassName out for the built-in isolation"
+        )));
+    }
+    Ok(())
 }
 
 impl KernelRuntime {
@@ -343,7 +341,10 @@ impl KernelRuntime {
             return Err(RuntimeError::Refused(format!("container {} has no command", spec.name)));
         }
         let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
-        let root = self.privileged.then(|| pod.plan.ids.host_range().0);
+        let root = self.privileged.then(|| match &pod.plan.spec.handler {
+            RuntimeHandler::Oci { program, .. } if !oci::Convention::of(program).user_namespace => 0,
+            _ => pod.plan.ids.host_range().0,
+        });
         let wanted = layers::Wanted {
             owner: &pod.keeper,
             container: &spec.name,

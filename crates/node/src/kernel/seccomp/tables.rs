@@ -1,8 +1,18 @@
 //! Which system calls a sandbox has. Calls in neither table do not exist for it.
 
+/// A table of calls by number, for the filter, and by name, for the profiles that other runtimes read.
+macro_rules! calls {
+    ($(#[$doc:meta])* $numbers:ident, $names:ident = [$($(#[$on:meta])* $call:path),* $(,)?]) => {
+        $(#[$doc])*
+        pub(super) const $numbers: &[i64] = &[$($(#[$on])* $call),*];
+        pub(super) const $names: &[&str] = &[$($(#[$on])* stringify!($call)),*];
+    };
+}
+
+calls! {
 /// Refused although programs may try them: the kernel's own answer without privilege would be EPERM too, so programs know
 /// how to go on.
-pub(super) const DENIED: &[i64] = &[
+DENIED, DENIED_NAMES = [
     libc::SYS_acct,
     libc::SYS_add_key,
     libc::SYS_bpf,
@@ -61,10 +71,12 @@ pub(super) const DENIED: &[i64] = &[
     libc::SYS_uselib,
     #[cfg(target_arch = "x86_64")]
     libc::SYS__sysctl,
-];
+]
+}
 
+calls! {
 /// Allowed whatever the arguments; calls whose arguments decide are in the parent module.
-pub(super) const ALLOWED: &[i64] = &[
+ALLOWED, ALLOWED_NAMES = [
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_adjtimex,
@@ -387,4 +399,5 @@ pub(super) const ALLOWED: &[i64] = &[
     libc::SYS_utimes,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_vfork,
-];
+]
+}

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::super::launch::{self, ContainerNamespaces, Report, Streams};
+use super::super::oci;
 use super::super::plan::ContainerPlan;
 use super::super::sys::{self, Fork};
 use super::super::wire::{self, Answer, Failure, Message};
@@ -30,10 +31,12 @@ pub(super) struct Container {
     pub(super) outputs: Vec<Output>,
     pub(super) sinks: Vec<Sink>,
     /// The pipe or terminal to write input into.
-    input: Option<OwnedFd>,
-    log: Log,
+    pub(super) input: Option<OwnedFd>,
+    pub(super) log: Log,
+    /// Of a container that another runtime isolates.
+    pub(super) bundle: Option<(oci::Runtime, oci::Bundle)>,
     /// What the counter said when it started: it may be the whole Pod's.
-    oom_kills_before: u64,
+    pub(super) oom_kills_before: u64,
 }
 
 impl Container {
@@ -96,6 +99,9 @@ impl Container {
 
     pub(super) fn kill(&self) {
         if let Some(pid) = self.pid {
+            if let Some((runtime, _)) = &self.bundle {
+                runtime.kill(&self.plan.id, libc::SIGKILL);
+            }
             // The first process takes its whole process namespace along; the group is for what left it, if anything could.
             let _ = sys::kill(pid, libc::SIGKILL);
             let _ = self.plan.cgroup.kill();
@@ -126,7 +132,10 @@ impl Supervisor {
             return Err(protocol("the Pod is being removed"));
         }
         let previous = known.and_then(|index| self.containers.get(index)).and_then(previous_attempt);
-        let container = self.launch(plan, previous)?;
+        let container = match self.oci.clone() {
+            Some(runtime) => self.launch_with(runtime, plan, previous)?,
+            None => self.launch(plan, previous)?,
+        };
         let state = container.state.clone();
         records::write_container(&self.plan.dir, &state)
             .map_err(|error| Failure::kernel("writing the container's record", &error))?;
@@ -143,12 +152,8 @@ impl Supervisor {
         plan.cgroup.create().map_err(failed("making the container's control groups"))?;
         let (streams, mut ends) = open_streams(&plan).map_err(failed("making pipes"))?;
         let (report, child_report) = report_pair().map_err(failed("making a report socket"))?;
-        let mut flags = libc::CLONE_NEWNS;
-        if plan.walls.pid_namespace {
-            flags |= libc::CLONE_NEWPID;
-        }
         let oom_kills_before = plan.cgroup.oom_kills();
-        let pid = match launch::fork_in_group(flags, &plan.cgroup).map_err(failed("forking"))? {
+        let pid = match self.fork_container(&plan).map_err(failed("forking"))? {
             (Fork::Child, placed) => launch::container_main(
                 &self.plan,
                 &plan,
@@ -194,13 +199,37 @@ impl Supervisor {
             sinks: Vec::new(),
             input: ends.input,
             log,
+            bundle: None,
             oom_kills_before,
             plan,
         })
     }
 
+    /// Forks into a mount namespace of its own, and into a process namespace: its own, or the one the Pod shares.
+    fn fork_container(&self, plan: &ContainerPlan) -> io::Result<(Fork, bool)> {
+        match &self.namespaces.shared_processes {
+            Some((processes, _)) => {
+                let forked = self.fork_into(processes.as_fd(), &plan.cgroup)?;
+                if matches!(forked, (Fork::Child, _)) && sys::unshare(libc::CLONE_NEWNS).is_err() {
+                    sys::exit_now(127);
+                }
+                Ok(forked)
+            }
+            None if plan.walls.pid_namespace => {
+                launch::fork_in_group(libc::CLONE_NEWNS | libc::CLONE_NEWPID, &plan.cgroup)
+            }
+            None => launch::fork_in_group(libc::CLONE_NEWNS, &plan.cgroup),
+        }
+    }
+
     pub(super) fn signal_container(&mut self, name: &str, signal: i32) -> Result<(), Failure> {
-        let pid = self.running(name)?.pid.unwrap_or_default();
+        let container = self.running(name)?;
+        if let Some((runtime, _)) = &container.bundle
+            && runtime.kill(&container.plan.id, signal)
+        {
+            return Ok(());
+        }
+        let pid = container.pid.unwrap_or_default();
         sys::kill(pid, signal).map_err(|error| Failure::kernel("signalling the container", &error))
     }
 
@@ -258,6 +287,10 @@ impl Supervisor {
         container.input = None;
         let exit = exit_of(status, container.plan.cgroup.oom_kills() > container.oom_kills_before, now);
         container.state.exit = Some(exit);
+        if let Some((runtime, bundle)) = container.bundle.take() {
+            runtime.delete(&container.plan.id);
+            drop(bundle);
+        }
         // Without its record the exit would be lost with us, so there is nothing better to do than to go on and tell.
         let _ = records::write_container(&self.plan.dir, &container.state);
         let message =
@@ -323,7 +356,7 @@ pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd, buffer: &mut [u8]) -> Re
     Err(failure)
 }
 
-fn open_streams(plan: &ContainerPlan) -> io::Result<(Streams, OwnEnds)> {
+pub(super) fn open_streams(plan: &ContainerPlan) -> io::Result<(Streams, OwnEnds)> {
     if plan.spec.tty {
         let none = OwnEnds { input: None, outputs: Vec::new() };
         return Ok((Streams::Terminal { rows: 24, columns: 80 }, none));

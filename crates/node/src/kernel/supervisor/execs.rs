@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use super::super::cgroup::CgroupPlan;
 use super::super::launch::{self, Program, Streams};
@@ -16,6 +17,14 @@ pub(super) struct RunningExec {
     pub(super) pid: i32,
     /// Who asked, and under which request id, until that connection closes.
     peer: Option<(u64, u64)>,
+    /// Another runtime's note of the command's own pid, when `pid` is the program that runs it.
+    inner: Option<PathBuf>,
+}
+
+impl RunningExec {
+    pub(super) fn new(pid: i32, connection: u64, request: u64, inner: Option<PathBuf>) -> Self {
+        Self { pid, peer: Some((connection, request)), inner }
+    }
 }
 
 impl Supervisor {
@@ -29,6 +38,9 @@ impl Supervisor {
     ) -> Result<Option<OwnedFd>, Failure> {
         let failed = |step: &'static str| move |error: io::Error| Failure::kernel(step, &error);
         let streams = streams_of(&call, descriptors)?;
+        if self.oci.is_some() {
+            return self.start_exec_with(connection, request, &call, streams);
+        }
         let (report, child_report) = report_pair().map_err(failed("making a report socket"))?;
         let missing = || Failure::NotRunning { container: call.container.clone() };
         let container = self
@@ -52,25 +64,33 @@ impl Supervisor {
             let (pod, filter) = (&self.namespaces, &self.filter);
             launch::exec_main(&self.plan, &container.plan, pod, namespaces, &program, streams, report, filter, placed)
         };
-        let group = &container.plan.cgroup;
-        let forked = if self.plan.ids.is_privileged() {
-            fork_there_and_back(namespaces.pid.as_fd(), self.own_pid_namespace.as_fd(), group)
-        } else {
-            fork_through_another(namespaces.pid.as_fd(), group)
-        };
+        let forked = self.fork_into(namespaces.pid.as_fd(), &container.plan.cgroup);
         let pid = match forked.map_err(failed("forking into the process namespace"))? {
             (Fork::Child, placed) => run(streams, &child_report, placed),
             (Fork::Parent(pid), _) => pid,
         };
         drop((streams, child_report));
         let terminal = wait_for_exec(pid, &report, &mut self.buffer)?;
-        self.execs.push(RunningExec { pid, peer: Some((connection, request)) });
+        self.execs.push(RunningExec::new(pid, connection, request, None));
         Ok(terminal)
+    }
+
+    /// Forks a child that lands in another process namespace; tells whether it is in its group of the unified tree.
+    pub(super) fn fork_into(&self, processes: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
+        if self.plan.ids.is_privileged() {
+            fork_there_and_back(processes, self.own_pid_namespace.as_fd(), group)
+        } else {
+            fork_through_another(processes, group)
+        }
     }
 
     pub(super) fn note_exec_exit(&mut self, pid: i32, exit: Exit) {
         let Some(index) = self.execs.iter().position(|exec| exec.pid == pid) else { return };
         let exec = self.execs.swap_remove(index);
+        if let Some(note) = &exec.inner {
+            let _ = std::fs::remove_file(note);
+            let _ = std::fs::remove_file(note.with_extension("json"));
+        }
         if let Some((connection, id)) = exec.peer {
             self.tell(Some(connection), &Message::ExecExited { id, exit }, &[]);
         }
@@ -79,6 +99,9 @@ impl Supervisor {
     pub(super) fn kill_exec(&mut self, connection: u64, request: u64) {
         for exec in self.execs.iter().filter(|exec| exec.peer == Some((connection, request))) {
             // Its own session's children go with its terminal or their pipes.
+            if let Some(note) = &exec.inner {
+                self.kill_inner(note);
+            }
             let _ = sys::kill(exec.pid, libc::SIGKILL);
         }
     }

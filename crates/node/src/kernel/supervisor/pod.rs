@@ -8,10 +8,12 @@ use std::path::Path;
 use super::super::cgroup;
 use super::super::launch::PodNamespaces;
 use super::super::net;
+use super::super::oci;
 use super::super::plan::{BLOCK_SIZE, GroundPlan, IdMode, PodPlan};
 use super::super::rootfs::{memory_volume_path, new_mount};
 use super::super::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
 use super::super::walls::{Named, Step};
+use crate::runtime::RuntimeHandler;
 
 /// Everything the Pod stands on, made.
 pub(super) struct Ground {
@@ -41,7 +43,7 @@ impl Ground {
 }
 
 /// Makes of its ground the Pod itself: limits, files, names, memory volumes.
-pub(super) fn settle(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<()> {
+pub(super) fn settle(plan: &PodPlan, namespaces: &mut PodNamespaces) -> Step<()> {
     cgroup::apply(&plan.limits).step("setting the Pod's limits")?;
     write_etc(plan).step("writing the Pod's files")?;
     fs::create_dir_all(plan.dir.join("root")).step("making the Pod's folders")?;
@@ -49,8 +51,14 @@ pub(super) fn settle(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<()> {
     if !plan.spec.sysctls.is_empty() {
         set_parameters(plan, namespaces).step("setting kernel parameters")?;
     }
-    if !plan.spec.memory_volumes.is_empty() {
+    if !plan.spec.memory_volumes.is_empty() || matches!(plan.spec.handler, RuntimeHandler::Oci { .. }) {
         memory_volumes(plan)?;
+    }
+    if matches!(plan.spec.handler, RuntimeHandler::Oci { .. }) {
+        oci::prepare()?;
+    }
+    if plan.spec.share_processes {
+        namespaces.shared_processes = Some(super::pause::start(plan, namespaces)?);
     }
     Ok(())
 }
@@ -197,6 +205,7 @@ fn open_all(plan: &GroundPlan, pid: i32, own_user: bool) -> io::Result<PodNamesp
         net: sys::open_namespace(pid, "net")?,
         ipc: sys::open_namespace(pid, "ipc")?,
         uts: sys::open_namespace(pid, "uts")?,
+        shared_processes: None,
     })
 }
 
@@ -214,7 +223,8 @@ fn configure_inside(plan: &GroundPlan) -> io::Result<()> {
     write_parameter("net.ipv4.ip_unprivileged_port_start", "0")
 }
 
-/// Memory volumes live in a mount namespace of the supervisor's own: they end with it, and the host never sees them.
+/// Memory volumes, and the bundles of other runtimes, live in a mount namespace of the supervisor's own: they end with it,
+/// and the host never sees them.
 fn memory_volumes(plan: &PodPlan) -> Step<()> {
     sys::unshare(libc::CLONE_NEWNS).step("making the supervisor's mount namespace")?;
     sys::make_private_recursive(c"/").step("making mounts private")?;

@@ -193,7 +193,7 @@ async fn pods_stopped_on_purpose_start_again_even_when_they_never_restart() {
     bench.until_ready("p").await;
     bench.node.stop_all().await.unwrap();
     bench.until_called("remove p").await;
-    bench.node = start(&bench.client, &bench.runtime).await;
+    bench.node = start(&bench.client, &bench.runtime, bench.storage).await;
     bench.until_called("start main#1").await;
     bench.until_ready("p").await;
 }

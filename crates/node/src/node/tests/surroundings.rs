@@ -159,3 +159,81 @@ async fn a_field_without_effect_is_an_event() {
     bench.until_ready("p").await;
     assert!(bench.until_event("UnsupportedField").await.contains("hostPort"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hooks_run_after_the_start_and_before_the_signal() {
+    let bench = Bench::open().await;
+    let spec = json!({"containers": [{"name": "main", "image": "app:1", "lifecycle": {
+        "postStart": {"exec": {"command": ["hello"]}}, "preStop": {"exec": {"command": ["goodbye"]}}}}]});
+    bench.create("p", spec).await;
+    bench.until_ready("p").await;
+    bench.pods().delete("p", &DeleteParams::default()).await.unwrap();
+    bench.until_gone("p").await;
+    let calls = bench.runtime.calls();
+    let order: Vec<&str> = calls.iter().map(String::as_str).filter(|c| !c.starts_with("forget")).collect();
+    assert_eq!(order, ["create p", "start main#0", "exec hello", "exec goodbye", "signal main 15", "remove p"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_start_hook_ends_the_container() {
+    let bench = Bench::open().await;
+    bench.runtime.exec_code("hello", 1);
+    let spec = json!({"restartPolicy": "Never", "containers": [{"name": "main", "image": "app:1",
+        "lifecycle": {"postStart": {"exec": {"command": ["hello"]}}}}]});
+    bench.create("p", spec).await;
+    bench.until_phase("p", "Failed").await;
+    bench.until_called("kill main").await;
+    assert!(bench.until_event("FailedPostStartHook").await.contains("PostStartHook"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_probes_wait_for_the_startup_probe() {
+    let bench = Bench::open().await;
+    bench.runtime.exec_code("up", 1);
+    bench.runtime.exec_code("alive", 1);
+    let probe = |command: &str| json!({"exec": {"command": [command]}, "periodSeconds": 1, "failureThreshold": 60});
+    let mut liveness = probe("alive");
+    liveness["failureThreshold"] = 1.into();
+    let spec = json!({"containers": [{"name": "main", "image": "app:1", "startupProbe": probe("up"),
+        "livenessProbe": liveness, "readinessProbe": probe("ready")}]});
+    bench.create("p", spec).await;
+    bench.until_called("exec up").await;
+    let calls = bench.runtime.calls();
+    assert!(!calls.iter().any(|c| c == "exec alive" || c == "exec ready"), "{calls:?}");
+    let started = |p: &Pod| p.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].started;
+    let running = bench.until_phase("p", "Running").await;
+    assert_eq!((started(&running), is_ready(&running)), (Some(false), false));
+    bench.runtime.exec_code("alive", 0);
+    bench.runtime.exec_code("up", 0);
+    let ready = bench.until_ready("p").await;
+    assert_eq!((started(&ready), restarts(&ready)), (Some(true), 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_follow_their_objects_and_variables_do_not() {
+    let bench = Bench::open().await;
+    let maps: Api<ConfigMap> = Api::namespaced(bench.client.clone(), "default");
+    let map = |value: &str| serde_json::from_value(json!({"metadata": {"name": "c"}, "data": {"key": value}})).unwrap();
+    maps.create(&PostParams::default(), &map("one")).await.unwrap();
+    let spec = json!({"containers": [{"name": "main", "image": "app:1",
+            "env": [{"name": "KEY", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "key"}}}],
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "c"}},
+            {"downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}}]}}]});
+    let pod = bench.create_with("p", json!({"labels": {"a": "1"}}), spec).await;
+    bench.until_ready("p").await;
+    let folder = bench.runtime.pod_dir(&uid(&pod)).join("files/v");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+    assert_eq!((read("key"), read("labels")), ("one".to_owned(), "a=\"1\"".to_owned()));
+    maps.replace("c", &PostParams::default(), &map("two")).await.unwrap();
+    let labels = kube::api::Patch::Merge(json!({"metadata": {"labels": {"a": "2"}}}));
+    bench.pods().patch("p", &Default::default(), &labels).await.unwrap();
+    let followed = async {
+        while (read("key"), read("labels")) != ("two".to_owned(), "a=\"2\"".to_owned()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, followed).await.expect("the files follow");
+    let env = bench.runtime.spec(&uid(&pod), "main").unwrap().env;
+    assert!(env.contains(&("KEY".to_owned(), "one".to_owned())), "{env:?}");
+}

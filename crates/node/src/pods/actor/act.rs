@@ -9,6 +9,7 @@ use super::{Actor, work};
 use crate::pods::model::{ImageStep, Instance, Sandbox, Volumes, roles};
 use crate::pods::plan::Action;
 use crate::pods::recorder::Severity;
+use crate::pods::refresh::{self, Versions};
 
 impl Actor {
     /// Begins an action. True when the state changed in a way that calls for another plan at once.
@@ -34,13 +35,36 @@ impl Actor {
     fn prepare_volumes(&mut self) -> bool {
         let none = self.pod.spec.as_ref().is_none_or(|s| s.volumes.as_ref().is_none_or(Vec::is_empty));
         if none {
+            self.note_storage(&Default::default());
             self.state.volumes = Volumes::Ready;
             return true;
         }
         self.state.volumes = Volumes::Preparing;
-        let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
-        self.tasks.spawn(async move { Done::Volumes(work::prepare_volumes(&shared, &pod).await) });
+        self.make_volumes(Done::Volumes);
         false
+    }
+
+    /// Makes the volumes, or brings their files up to date.
+    pub(super) fn make_volumes(&mut self, done: fn(Result<work::MadeVolumes, String>) -> Done) {
+        let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
+        let pod_ips = self.state.sandbox.info().map(|i| i.pod_ips.clone()).unwrap_or_default();
+        self.tasks.spawn(async move { done(work::prepare_volumes(&shared, &pod, pod_ips).await) });
+    }
+
+    /// Watches what the volumes' files come from.
+    pub(super) fn watch_sources(&mut self, versions: Versions) {
+        if let Some(watch) = self.source_watch.take() {
+            watch.abort();
+        }
+        if versions.is_empty() {
+            return;
+        }
+        let client = self.shared.client.clone();
+        let namespace = self.pod.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        self.source_watch = Some(self.tasks.spawn(async move {
+            refresh::outdated(client, namespace, versions).await;
+            Done::SourcesChanged
+        }));
     }
 
     fn create_sandbox(&mut self) {

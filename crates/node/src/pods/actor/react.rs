@@ -2,26 +2,30 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
 use tracing::{debug, info, warn};
 
-use super::work::{SandboxUp, StartFailure};
+use super::work::{MadeVolumes, SandboxUp, StartFailure};
 use super::{Actor, Message};
-use crate::pods::check::Target;
+use crate::evict::{self, Limits};
 use crate::pods::model::{
     ImageStatus, ImageStep, Instance, Role, Run, Sandbox, SandboxInfo, StartError, Termination, Volumes,
     deletion_deadline, roles,
 };
-use crate::pods::mounts::Prepared;
-use crate::pods::probe::{Change, ProbeKind};
-use crate::pods::prober::{self, ProbeReport, Prober};
-use crate::pods::sandboxd;
+use crate::pods::mounts::{self, Prepared};
+use crate::pods::{sandbox, sandboxd};
 use crate::runtime::{ContainerState, Exit, ImageError, ResolvedImage, RuntimeError};
 
 /// The end of one of the actor's tasks.
 pub(super) enum Done {
-    Volumes(Result<BTreeMap<String, Prepared>, String>),
+    Volumes(Result<MadeVolumes, String>),
+    /// What the volumes' files come from changed.
+    SourcesChanged,
+    /// The files are up to date again.
+    Refreshed(Result<MadeVolumes, String>),
     Sandbox(Result<SandboxUp, RuntimeError>),
     Image {
         container: String,
@@ -39,12 +43,23 @@ pub(super) enum Done {
     Removed(Result<(), RuntimeError>),
     StatusWritten(Result<(), kube::Error>),
     Deleted(Result<(), kube::Error>),
-    /// A probe's task, which ends only when it cannot be tried.
-    ProbeEnded,
+    /// A task whose end changes nothing: a probe that cannot be tried, a clean-up.
+    Nothing,
 }
 
 /// Pause before a failed preparation is tried again.
 const RETRY: SignedDuration = SignedDuration::from_secs(2);
+
+/// Pause before files that could not be brought up to date are tried again.
+const REFRESH_AGAIN: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Whether a volume tells the Pod about itself.
+fn has_downward_files(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()).any(|volume| {
+        let projected = volume.projected.iter().flat_map(|p| p.sources.iter().flatten());
+        volume.downward_api.is_some() || projected.into_iter().any(|source| source.downward_api.is_some())
+    })
+}
 
 fn later(now: Timestamp, by: SignedDuration) -> Timestamp {
     now.saturating_add(by).unwrap_or(now)
@@ -54,7 +69,12 @@ impl Actor {
     pub(super) async fn receive(&mut self, message: Message) {
         match message {
             Message::Update(pod) => {
+                let told = |pod: &Pod| (pod.metadata.labels.clone(), pod.metadata.annotations.clone());
+                let downward = told(&pod) != told(&self.pod) && has_downward_files(&pod);
                 self.pod = pod;
+                if downward && self.state.volumes == Volumes::Ready {
+                    self.make_volumes(Done::Refreshed);
+                }
                 self.settle_deletion();
             }
             Message::Gone => {
@@ -104,6 +124,8 @@ impl Actor {
         let now = Timestamp::now();
         match done {
             Done::Volumes(result) => self.volumes_prepared(result, now),
+            Done::SourcesChanged => self.make_volumes(Done::Refreshed),
+            Done::Refreshed(result) => self.refreshed(result),
             Done::Sandbox(result) => self.sandbox_created(result, now).await,
             Done::Image { container, result } => self.image_here(&container, result, now),
             Done::Started { container, attempt, result } => self.started(&container, attempt, result, now).await,
@@ -115,14 +137,30 @@ impl Actor {
             Done::Removed(result) => self.sandbox_removed(result, now),
             Done::StatusWritten(result) => self.status_written(result, now),
             Done::Deleted(result) => self.object_deleted(result).await,
-            Done::ProbeEnded => {}
+            Done::Nothing => {}
         }
         self.settle_deletion();
     }
 
-    fn volumes_prepared(&mut self, result: Result<BTreeMap<String, Prepared>, String>, now: Timestamp) {
+    /// An object that went away leaves its files as they are, as with a kubelet; it may come back.
+    fn refreshed(&mut self, result: Result<MadeVolumes, String>) {
         match result {
-            Ok(prepared) => {
+            Ok(made) => self.watch_sources(made.versions),
+            Err(message) => {
+                self.warn("FailedMount", message);
+                self.source_watch = Some(self.tasks.spawn(async {
+                    tokio::time::sleep(REFRESH_AGAIN).await;
+                    Done::SourcesChanged
+                }));
+            }
+        }
+    }
+
+    fn volumes_prepared(&mut self, result: Result<MadeVolumes, String>, now: Timestamp) {
+        match result {
+            Ok(MadeVolumes { prepared, versions }) => {
+                self.watch_sources(versions);
+                self.note_storage(&prepared);
                 self.volumes = prepared.into();
                 self.state.volumes = Volumes::Ready;
             }
@@ -131,6 +169,29 @@ impl Actor {
                 self.state.volumes = Volumes::Failed { message, retry_at: later(now, RETRY) };
             }
         }
+    }
+
+    /// Takes note of what bounds the Pod's storage.
+    pub(super) fn note_storage(&mut self, prepared: &BTreeMap<String, Prepared>) {
+        let Some(spec) = self.pod.spec.as_ref() else { return };
+        let volumes = mounts::storage(prepared);
+        self.state.storage = evict::holding(&volumes);
+        let limits = Limits::of(spec, volumes, &self.shared.settings.storage);
+        self.storage = Arc::new(limits);
+    }
+
+    /// What an evicted Pod wrote goes with it, or its eviction would free nothing; volumes of claims stay.
+    fn free_storage(&mut self) {
+        if self.state.verdict.as_ref().is_none_or(|v| v.reason != evict::EVICTED) {
+            return;
+        }
+        let (runtime, owner) = (self.shared.runtime.clone(), sandbox::owner(&self.pod));
+        self.tasks.spawn(async move {
+            if let Err(error) = runtime.forget_owner(&owner).await {
+                warn!(%error, owner, "Could not remove what an evicted Pod wrote");
+            }
+            Done::Nothing
+        });
     }
 
     async fn sandbox_created(&mut self, result: Result<SandboxUp, RuntimeError>, now: Timestamp) {
@@ -147,7 +208,11 @@ impl Actor {
             }
             Err(error) => {
                 let message = chain(&error);
-                self.warn("FailedCreatePodSandBox", message.clone());
+                let reason = match error {
+                    RuntimeError::MissingProgram { .. } => error.reason(),
+                    _ => "FailedCreatePodSandBox",
+                };
+                self.warn(reason, message.clone());
                 if matches!(error, RuntimeError::Refused(_)) {
                     let verdict =
                         crate::pods::model::Verdict { reason: "PodRefused".to_owned(), message: message.clone() };
@@ -263,6 +328,9 @@ impl Actor {
         let termination = termination(&run, &exit, message);
         info!(container, exit_code = exit.code, "Container ended");
         let main_restarts = exit.code != 0;
+        if exit.code != 0 {
+            self.look_for_taken_ports(container);
+        }
         self.state.record_mut(container).instance = Instance::Exited(termination);
         if main_restarts && self.state.record(container).restarts > 0 && deletion_deadline(&self.pod).is_none() {
             self.warn("BackOff", format!("Back-off restarting failed container {container}"));
@@ -333,7 +401,10 @@ impl Actor {
 
     fn sandbox_removed(&mut self, result: Result<(), RuntimeError>, now: Timestamp) {
         match result {
-            Ok(()) => self.state.sandbox = Sandbox::Absent,
+            Ok(()) => {
+                self.state.sandbox = Sandbox::Absent;
+                self.free_storage();
+            }
             Err(error) => {
                 let message = chain(&error);
                 warn!(%message, "Could not remove a Pod, trying again");
@@ -386,117 +457,6 @@ impl Actor {
         let spec = self.pod.spec.as_ref()?;
         let brings = self.images.iter().map(|(name, image)| (name.clone(), image.config.inject_sandboxd)).collect();
         sandboxd::target(&self.pod, spec, &brings).map(|c| c.name.clone())
-    }
-
-    pub(super) fn target(&self, container: &str) -> Target {
-        let ip = self.state.sandbox.info().and_then(|i| i.pod_ips.first()).and_then(|ip| ip.parse().ok());
-        Target { runtime: self.shared.runtime.clone(), pod: self.uid.clone(), container: container.to_owned(), ip }
-    }
-
-    /// Probes of containers that already ran when the node came back.
-    pub(super) fn resume_probes(&mut self) {
-        let running: Vec<String> = self
-            .state
-            .containers
-            .iter()
-            .filter(|(_, c)| c.instance.run().is_some())
-            .map(|(name, _)| name.clone())
-            .collect();
-        for container in running {
-            let (started, ready) = (self.state.record(&container).started, self.state.record(&container).ready);
-            self.start_probes(&container);
-            let record = self.state.record_mut(&container);
-            record.started |= started;
-            record.ready |= ready;
-        }
-    }
-
-    fn start_probes(&mut self, container: &str) {
-        let Some(spec) = self.container_spec(container) else { return };
-        let attempt = self.state.record(container).restarts;
-        let implicit = (self.sandboxd_target().as_deref() == Some(container)).then_some(sandboxd::PORT);
-        let probes = prober::probes_of(&spec, implicit);
-        let has = |kind: ProbeKind| probes.iter().any(|(k, _, _)| *k == kind);
-        let record = self.state.record_mut(container);
-        record.started = !has(ProbeKind::Startup);
-        record.ready = record.started && !has(ProbeKind::Readiness);
-        let mut handles = Vec::new();
-        let has_startup = has(ProbeKind::Startup);
-        for (kind, check, timing) in probes {
-            if has_startup && kind != ProbeKind::Startup {
-                continue;
-            }
-            let prober = Prober {
-                target: self.target(container),
-                attempt,
-                kind,
-                check,
-                timing,
-                reports: self.probe_sender.clone(),
-            };
-            handles.push(self.tasks.spawn(async move {
-                prober.run().await;
-                Done::ProbeEnded
-            }));
-        }
-        self.probes.insert(container.to_owned(), handles);
-    }
-
-    pub(super) fn probe_reported(&mut self, report: ProbeReport) {
-        let record = self.state.record(&report.container);
-        if record.restarts != report.attempt || record.instance.run().is_none_or(|r| r.stopping) {
-            return;
-        }
-        match (report.kind, report.change) {
-            (_, Change::None) => {}
-            (ProbeKind::Readiness, Change::Passed) => self.state.record_mut(&report.container).ready = true,
-            (ProbeKind::Readiness, Change::Failed(message)) => {
-                self.state.record_mut(&report.container).ready = false;
-                self.warn("Unhealthy", format!("Readiness probe failed: {message}"));
-            }
-            (ProbeKind::Startup, Change::Passed) => self.startup_passed(&report.container),
-            (ProbeKind::Liveness, Change::Passed) => {}
-            (kind @ (ProbeKind::Liveness | ProbeKind::Startup), Change::Failed(message)) => {
-                self.warn("Unhealthy", format!("{} probe failed: {message}", kind.as_str()));
-                let grace = self.probe_grace(&report.container, kind);
-                self.stop_container(&report.container, grace);
-            }
-        }
-    }
-
-    fn startup_passed(&mut self, container: &str) {
-        let Some(mut spec) = self.container_spec(container) else { return };
-        spec.startup_probe = None;
-        for probe in self.probes.remove(container).into_iter().flatten() {
-            probe.abort();
-        }
-        let implicit = (self.sandboxd_target().as_deref() == Some(container)).then_some(sandboxd::PORT);
-        let probes = prober::probes_of(&spec, implicit);
-        let record = self.state.record_mut(container);
-        record.started = true;
-        record.ready = !probes.iter().any(|(kind, _, _)| *kind == ProbeKind::Readiness);
-        let attempt = record.restarts;
-        let mut handles = Vec::new();
-        for (kind, check, timing) in probes {
-            let (target, reports) = (self.target(container), self.probe_sender.clone());
-            let prober = Prober { target, attempt, kind, check, timing, reports };
-            handles.push(self.tasks.spawn(async move {
-                prober.run().await;
-                Done::ProbeEnded
-            }));
-        }
-        self.probes.insert(container.to_owned(), handles);
-    }
-
-    fn probe_grace(&self, container: &str, kind: ProbeKind) -> std::time::Duration {
-        let spec = self.container_spec(container);
-        let probe = spec.as_ref().and_then(|c| match kind {
-            ProbeKind::Liveness => c.liveness_probe.as_ref(),
-            ProbeKind::Startup => c.startup_probe.as_ref(),
-            ProbeKind::Readiness => None,
-        });
-        let own = probe.and_then(|p| p.termination_grace_period_seconds).and_then(|s| u64::try_from(s).ok());
-        own.map_or_else(|| crate::pods::model::grace_period(&self.pod), std::time::Duration::from_secs)
     }
 }
 

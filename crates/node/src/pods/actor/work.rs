@@ -17,16 +17,18 @@ use crate::pods::container::{Assembly, assemble};
 use crate::pods::downward::Addresses;
 use crate::pods::env::{self, EnvContext};
 use crate::pods::fetch;
+use crate::pods::links;
 use crate::pods::model::roles;
 use crate::pods::mounts::{self, Prepared};
 use crate::pods::recorder::Severity;
+use crate::pods::refresh::Versions;
 use crate::pods::sandbox::{self, Naming};
 use crate::pods::shared::Shared;
 use crate::pods::sources;
 use crate::pods::volumes;
 use crate::runtime::{
-    ContainerState, ImageError, LogTarget, Mount, MountSource, PodRules, PodSandbox, PullPolicy, ResolvedImage,
-    RuntimeError,
+    ContainerState, ImageError, LogTarget, Mount, MountSource, PodRules, PodSandbox, PullPolicy, PullProgress,
+    ResolvedImage, RuntimeError,
 };
 
 /// A sandbox that came up, with the rules it was given.
@@ -59,10 +61,18 @@ pub(super) async fn create_sandbox(shared: &Shared, pod: &Pod, rules: PodRules) 
     Ok(SandboxUp { sandbox, rules })
 }
 
-pub(super) async fn prepare_volumes(shared: &Shared, pod: &Pod) -> Result<BTreeMap<String, Prepared>, String> {
-    let Some(spec) = pod.spec.as_ref() else { return Ok(BTreeMap::new()) };
+/// Volumes as they were made, and what their files were made from.
+#[derive(Default)]
+pub(super) struct MadeVolumes {
+    pub(super) prepared: BTreeMap<String, Prepared>,
+    pub(super) versions: Versions,
+}
+
+pub(super) async fn prepare_volumes(shared: &Shared, pod: &Pod, pod_ips: Vec<String>) -> Result<MadeVolumes, String> {
+    let Some(spec) = pod.spec.as_ref() else { return Ok(MadeVolumes::default()) };
     let sources = fetch::sources(&shared.client, pod, spec).await.map_err(|error| chain(&error))?;
-    volumes::prepare(shared, pod, spec, &sources).await.map_err(|error| chain(&error))
+    let prepared = volumes::prepare(shared, pod, spec, &sources, pod_ips).await.map_err(|error| chain(&error))?;
+    Ok(MadeVolumes { prepared, versions: Versions::of(spec, &sources) })
 }
 
 pub(super) async fn ensure_image(shared: &Shared, pod: &Pod, container: &str) -> Result<ResolvedImage, ImageError> {
@@ -77,13 +87,45 @@ pub(super) async fn ensure_image(shared: &Shared, pod: &Pod, container: &str) ->
         None => PullPolicy::IfNotPresent,
     };
     let credentials = fetch::credentials(&shared.client, pod).await;
-    let asked_at = Instant::now();
-    let image = shared.images.ensure(reference, policy, &credentials, None).await?;
-    if asked_at.elapsed() > Duration::from_millis(100) {
-        let message = format!("Successfully pulled image {reference:?} in {:?}", asked_at.elapsed());
+    let (sender, progress) = tokio::sync::watch::channel(PullProgress::default());
+    let pull = shared.images.ensure(reference, policy, &credentials, Some(sender));
+    let (image, told) = tokio::join!(pull, tell_progress(shared, pod, reference, progress));
+    let image = image?;
+    if let Some((asked_at, bytes)) = told {
+        let message =
+            format!("Successfully pulled image {reference:?} in {:?}. Image size: {bytes} bytes.", asked_at.elapsed());
         shared.recorder.pod(pod, Severity::Normal, "Pulled", message);
     }
     Ok(image)
+}
+
+/// How often a pull that goes on is reported.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
+
+/// Reports a pull that really moves bytes; ends with it. Gives when it began and how much it moved.
+async fn tell_progress(
+    shared: &Shared,
+    pod: &Pod,
+    reference: &str,
+    mut progress: tokio::sync::watch::Receiver<PullProgress>,
+) -> Option<(Instant, u64)> {
+    progress.changed().await.ok()?;
+    let begun = Instant::now();
+    shared.recorder.pod(pod, Severity::Normal, "Pulling", format!("Pulling image {reference:?}"));
+    let mut next = begun + PROGRESS_EVERY;
+    loop {
+        let PullProgress { done, total } = *progress.borrow_and_update();
+        tokio::select! {
+            changed = progress.changed() => if changed.is_err() {
+                return Some((begun, total.max(done)));
+            },
+            () = tokio::time::sleep_until(next) => {
+                let message = format!("Pulling image {reference:?}: {done} of {total} bytes");
+                shared.recorder.pod(pod, Severity::Normal, "PullProgress", message);
+                next += PROGRESS_EVERY;
+            }
+        }
+    }
 }
 
 /// No tag, or the tag `latest`: the default policy is then Always.
@@ -144,7 +186,11 @@ impl Start {
         let addresses = Addresses { pod_ips: self.pod_ips.clone(), host_ips: self.shared.host_ips.clone() };
         let context =
             EnvContext { pod: &pod, spec, sources: &sources, addresses: &addresses, node: &self.shared.allocatable };
-        let environment = env::resolve(container, context).map_err(|e| StartFailure::config(&e))?;
+        let links = {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            links::variables(&self.shared.services.read(), namespace, spec.enable_service_links != Some(false))
+        };
+        let environment = env::resolve(container, context, links).map_err(|e| StartFailure::config(&e))?;
         if !environment.skipped.is_empty() {
             let message = format!("keys {:?} of container {} cannot be variables", environment.skipped, self.container);
             self.shared.recorder.pod(&pod, Severity::Warning, "InvalidEnvironmentVariableNames", message);

@@ -1,0 +1,246 @@
+//! Containers and commands of a Pod that another runtime isolates: the same streams, logs, records and exits.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use rustix::fs::{Gid, Mode, OFlags, Uid};
+
+use super::super::launch::Streams;
+use super::super::oci::{self, Bundle, Console, NamespacePaths, Process};
+use super::super::plan::{ContainerPlan, IdMode};
+use super::super::rootfs::Owner;
+use super::super::sys::{self, Fork};
+use super::super::wire::{ExecCall, Failure};
+use super::Supervisor;
+use super::containers::{Container, OwnEnds, open_streams};
+use super::execs::RunningExec;
+use super::logs::{Log, Stream};
+use super::streams::Output;
+use crate::runtime::{ContainerState, PreviousAttempt};
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::kernel(step, &error)
+}
+
+impl Supervisor {
+    /// Starts a container with another runtime.
+    pub(super) fn launch_with(
+        &mut self,
+        runtime: oci::Runtime,
+        plan: ContainerPlan,
+        previous: Option<PreviousAttempt>,
+    ) -> Result<Container, Failure> {
+        let log = Log::open(&plan.spec.log).map_err(failed("opening the log"))?;
+        plan.cgroup.create().map_err(failed("making the container's control groups"))?;
+        let (uid, gid) = self.plan.ids.root_seen_by_setup();
+        let owner = Owner { uid, gid, idmap: self.namespaces.user.as_ref().map(AsFd::as_fd) };
+        let made = Bundle::make(&self.plan, &plan, &runtime, &self.namespace_paths(), owner)
+            .and_then(|bundle| self.create_and_start(&runtime, &plan, &bundle).map(|started| (bundle, started)));
+        let (bundle, (pid, ends)) = match made {
+            Ok(made) => made,
+            Err(failure) => {
+                let _ = plan.cgroup.kill();
+                let _ = plan.cgroup.remove();
+                return Err(failure);
+            }
+        };
+        let outputs =
+            ends.outputs.into_iter().map(|(fd, stream)| Output::new(fd, stream)).collect::<io::Result<Vec<_>>>();
+        let state = ContainerState {
+            name: plan.spec.name.clone(),
+            attempt: plan.spec.attempt,
+            id: plan.id.clone(),
+            pid: pid.unsigned_abs(),
+            started_at: Timestamp::now(),
+            exit: None,
+            previous,
+        };
+        Ok(Container {
+            state,
+            pid: Some(pid),
+            namespaces: None,
+            outputs: outputs.map_err(failed("preparing output"))?,
+            sinks: Vec::new(),
+            input: ends.input,
+            log,
+            bundle: Some((runtime, bundle)),
+            oom_kills_before: plan.cgroup.oom_kills(),
+            plan,
+        })
+    }
+
+    fn create_and_start(
+        &self,
+        runtime: &oci::Runtime,
+        plan: &ContainerPlan,
+        bundle: &Bundle,
+    ) -> Result<(i32, OwnEnds), Failure> {
+        let console = plan
+            .spec
+            .tty
+            .then(|| Console::open(bundle.dir()))
+            .transpose()
+            .map_err(failed("making a console socket"))?;
+        let (streams, mut ends) = open_streams(plan).map_err(failed("making pipes"))?;
+        let streams = match streams {
+            Streams::Pipes { stdin, stdout, stderr } => [stdin, stdout, stderr],
+            Streams::Terminal { .. } => [null()?, null()?, null()?],
+        };
+        self.give_pipes(plan, bundle, &streams);
+        let pid = runtime.create(plan, bundle, &streams, console.as_ref().map(Console::path))?;
+        let started = take_over(runtime, plan, pid).and_then(|()| match &console {
+            None => Ok(None),
+            Some(console) => console.receive().map(Some).map_err(failed("receiving the terminal")),
+        });
+        let started = started.and_then(|terminal| runtime.start(plan, bundle).map(|()| terminal));
+        match started {
+            Err(failure) => {
+                runtime.delete(&plan.id);
+                Err(failure)
+            }
+            Ok(None) => Ok((pid, ends)),
+            Ok(Some(terminal)) => {
+                let copy = terminal.try_clone().map_err(failed("copying the terminal"))?;
+                ends = OwnEnds { input: Some(copy), outputs: vec![(terminal, Stream::Stdout)] };
+                Ok((pid, ends))
+            }
+        }
+    }
+
+    /// Makes the pipes the process's own, so that it can open `/dev/stdout` again by name.
+    fn give_pipes(&self, plan: &ContainerPlan, bundle: &Bundle, streams: &[OwnedFd; 3]) {
+        let (IdMode::Block { first }, Ok(user)) = (self.plan.ids, bundle.find_user(plan)) else { return };
+        for stream in &streams[1..] {
+            let is_pipe = rustix::fs::fstat(stream)
+                .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
+            if is_pipe {
+                let (uid, gid) = (Uid::from_raw(first + user.uid), Gid::from_raw(first + user.gid));
+                let _ = rustix::fs::fchown(stream, Some(uid), Some(gid));
+            }
+        }
+    }
+
+    fn namespace_paths(&self) -> NamespacePaths {
+        let path = |fd: &OwnedFd| PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()));
+        NamespacePaths {
+            user: self.namespaces.user.as_ref().map(path),
+            net: path(&self.namespaces.net),
+            ipc: path(&self.namespaces.ipc),
+            uts: path(&self.namespaces.uts),
+            pid: self.namespaces.shared_processes.as_ref().map(|(fd, _)| path(fd)),
+        }
+    }
+
+    /// Runs a command in a container of another runtime; gives its terminal if it asked for one.
+    pub(super) fn start_exec_with(
+        &mut self,
+        connection: u64,
+        request: u64,
+        call: &ExecCall,
+        streams: Streams,
+    ) -> Result<Option<OwnedFd>, Failure> {
+        let missing = || Failure::NotRunning { container: call.container.clone() };
+        let found = self.containers.iter().find(|c| c.state.name == call.container && c.pid.is_some());
+        let container = found.ok_or_else(missing)?;
+        let (runtime, bundle) = container.bundle.as_ref().ok_or_else(missing)?;
+        let spec = &container.plan.spec;
+        let command = || call.command.first().cloned().unwrap_or_default();
+        let user = bundle
+            .find(call.user.as_ref().unwrap_or(&spec.user))
+            .map_err(|message| Failure::CannotRun { command: command(), message })?;
+        let env: Vec<_> = spec.env.iter().chain(&call.env).cloned().collect();
+        let document = oci::process_document(&Process {
+            command: &call.command,
+            env: &env,
+            working_dir: call.working_dir.as_deref().unwrap_or(&spec.working_dir),
+            user: &user,
+            capabilities: &spec.capabilities,
+            terminal: call.tty.is_some(),
+            oom_score_adj: spec.oom_score_adj,
+            hostname: &self.plan.spec.hostname,
+        });
+        let note = bundle.dir().join(format!("exec-{connection}-{request}.pid"));
+        let process = note.with_extension("json");
+        fs::write(&process, document.to_string()).map_err(failed("writing the command"))?;
+        let (streams, master) = match streams {
+            Streams::Pipes { stdin, stdout, stderr } => (ExecStreams::Pipes([stdin, stdout, stderr]), None),
+            Streams::Terminal { rows, columns } => {
+                let (master, slave) = open_terminal(rows, columns).map_err(failed("opening a terminal"))?;
+                (ExecStreams::Terminal(slave), Some(master))
+            }
+        };
+        let pid = match sys::fork_with(0).map_err(failed("forking"))? {
+            Fork::Child => {
+                if streams.take().is_err() {
+                    sys::exit_now(127);
+                }
+                runtime.exec_here(&container.plan.id, &process, &note)
+            }
+            Fork::Parent(pid) => pid,
+        };
+        self.execs.push(RunningExec::new(pid, connection, request, Some(note)));
+        Ok(master)
+    }
+
+    /// Kills a command by the pid its runtime noted, if that pid is really one of this Pod's: a runtime with a kernel of its
+    /// own may mean a number of its own.
+    pub(super) fn kill_inner(&self, note: &Path) {
+        let pid = fs::read_to_string(note).ok().and_then(|text| text.trim().parse::<i32>().ok());
+        let Some(pid) = pid.filter(|pid| *pid > 1) else { return };
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        if groups.contains(&self.plan.group) {
+            let _ = sys::kill(pid, libc::SIGKILL);
+        }
+    }
+}
+
+/// What the program that runs a command has as its streams.
+enum ExecStreams {
+    Pipes([OwnedFd; 3]),
+    Terminal(OwnedFd),
+}
+
+impl ExecStreams {
+    /// Makes them the calling process's own.
+    fn take(&self) -> io::Result<()> {
+        sys::reset_signals();
+        sys::set_parent_death_signal(libc::SIGKILL)?;
+        rustix::process::setsid()?;
+        match self {
+            Self::Pipes(streams) => (0..3).zip(streams).try_for_each(|(number, fd)| sys::dup_onto(fd.as_fd(), number)),
+            Self::Terminal(slave) => {
+                sys::take_terminal(slave.as_fd())?;
+                (0..3).try_for_each(|number| sys::dup_onto(slave.as_fd(), number))
+            }
+        }
+    }
+}
+
+/// A terminal of the host; the runtime copies between it and the one it makes inside.
+fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let master = rustix::fs::open("/dev/ptmx", flags, Mode::empty())?;
+    rustix::pty::grantpt(&master)?;
+    rustix::pty::unlockpt(&master)?;
+    let name = rustix::pty::ptsname(&master, Vec::new())?;
+    let slave = rustix::fs::open(name.as_c_str(), flags, Mode::empty())?;
+    let size = rustix::termios::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(&master, size)?;
+    Ok((master, slave))
+}
+
+/// Puts the container, which does nothing yet, into the groups that hold its limits.
+fn take_over(runtime: &oci::Runtime, plan: &ContainerPlan, pid: i32) -> Result<(), Failure> {
+    if runtime.convention().own_groups {
+        return Ok(());
+    }
+    plan.cgroup.adopt(pid).map_err(failed("entering the control groups"))
+}
+
+fn null() -> Result<OwnedFd, Failure> {
+    let file = fs::OpenOptions::new().read(true).write(true).open("/dev/null");
+    Ok(file.map_err(failed("opening /dev/null"))?.into())
+}
