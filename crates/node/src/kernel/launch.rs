@@ -348,8 +348,7 @@ fn nest_user(found: &FoundUser) -> io::Result<()> {
 
 fn set_limits(ids: IdMode) -> io::Result<()> {
     sys::set_limit(libc::RLIMIT_CORE, 0, 0)?;
-    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let hard = files.maximum.unwrap_or(OPEN_FILES).min(OPEN_FILES);
+    let hard = open_files();
     sys::set_limit(libc::RLIMIT_NOFILE, hard, hard)?;
     if !ids.is_privileged() {
         let processes = rustix::process::getrlimit(rustix::process::Resource::Nproc);
@@ -357,6 +356,12 @@ fn set_limits(ids: IdMode) -> io::Result<()> {
         sys::set_limit(libc::RLIMIT_NPROC, hard, hard)?;
     }
     Ok(())
+}
+
+/// How many files a process of a sandbox may have open on this host.
+pub(crate) fn open_files() -> u64 {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    files.maximum.unwrap_or(OPEN_FILES).min(OPEN_FILES)
 }
 
 /// Open files per process; far above what programs use, far below what a loop over all of them notices.

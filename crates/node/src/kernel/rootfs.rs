@@ -69,11 +69,12 @@ impl WithPath {
 /// is an empty folder, and is one again afterwards.
 pub(crate) fn mount_tree(plan: &RootPlan, owner: Owner<'_>, scratch: &Path, at: &Path, working_dir: &str) -> Step<()> {
     let (root, _) = mount_root(plan, owner, scratch)?;
-    let built = Builder { root: root.as_fd(), owner, empty: None }.ensure(working_dir, FileKind::Folder).and_then(|_| {
-        // A copy, because the stage around the original can be entered by the host's root only.
-        let copy = clone_tree(&root, Path::new(""), false).step("copying the root")?;
-        attach_at_path(&copy, at).step("attaching the root")
-    });
+    let built =
+        Builder { root: root.as_fd(), owner, empty: None }.ensure(working_dir, FileKind::Folder).and_then(|_| {
+            // A copy, because the stage around the original can be entered by the host's root only.
+            let copy = clone_tree(&root, Path::new(""), false).step("copying the root")?;
+            attach_at_path(&copy, at).step("attaching the root")
+        });
     unmount(scratch, UnmountFlags::DETACH).step("leaving the stage")?;
     built
 }

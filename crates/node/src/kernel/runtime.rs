@@ -32,8 +32,7 @@ use crate::runtime::{
     AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, ImageError, ImageService, ImageSummary,
     PodRules, PodRuntime, PodSandbox, PodSandboxSpec, PodState, PullPolicy, PullProgress, RegistryCredentials,
     ResolvedImage, RuntimeError, RuntimeEvent, RuntimeHandler, StorageMechanism, StorageUsage, Volume, VolumeKey,
-    VolumeRequest,
-    Weakness,
+    VolumeRequest, Weakness,
 };
 
 mod create;

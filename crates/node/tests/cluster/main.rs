@@ -52,8 +52,10 @@ async fn kubectl_runs_reads_enters_forwards_and_deletes_a_pod() {
     let mut forward = bench.forward("p", 8888).await;
     let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", forward.port)).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    tokio::time::timeout(LIMIT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    let mut answer = Vec::new();
+    // kubectl may end the connection with a reset once both sides have said everything.
+    let _ = tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer)).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     forward.end();
     bench.ok(&["delete", "pod", "p", "--grace-period=1", "--timeout=60s"]).await;

@@ -42,6 +42,8 @@ pub(crate) struct Process<'a> {
     pub(crate) capabilities: &'a [Capability],
     pub(crate) terminal: bool,
     pub(crate) oom_score_adj: i32,
+    /// Open files; more than this host's own limit cannot be given.
+    pub(crate) open_files: u64,
     pub(crate) hostname: &'a str,
 }
 
@@ -64,7 +66,7 @@ pub(crate) fn process_document(process: &Process<'_>) -> Value {
         "cwd": process.working_dir,
         "capabilities": {"bounding": names, "effective": names, "permitted": names, "inheritable": names,
             "ambient": names},
-        "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 65_536, "soft": 65_536},
+        "rlimits": [{"type": "RLIMIT_NOFILE", "hard": process.open_files, "soft": process.open_files},
             {"type": "RLIMIT_CORE", "hard": 0, "soft": 0}],
         "noNewPrivileges": true,
         "oomScoreAdj": process.oom_score_adj,
@@ -90,6 +92,7 @@ pub(super) fn document(
         capabilities: &spec.capabilities,
         terminal: spec.tty,
         oom_score_adj: spec.oom_score_adj,
+        open_files: crate::kernel::launch::open_files(),
         hostname: &pod.spec.hostname,
     };
     let steps = crate::kernel::rootfs::plan_root(pod, container).steps;

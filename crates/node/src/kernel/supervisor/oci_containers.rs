@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 
-use super::super::launch::Streams;
+use super::super::launch::{Streams, open_files};
 use super::super::oci::{self, Bundle, Console, NamespacePaths, Process};
 use super::super::plan::{ContainerPlan, IdMode};
 use super::super::rootfs::Owner;
@@ -160,6 +160,7 @@ impl Supervisor {
             capabilities: &spec.capabilities,
             terminal: call.tty.is_some(),
             oom_score_adj: spec.oom_score_adj,
+            open_files: open_files(),
             hostname: &self.plan.spec.hostname,
         });
         let note = bundle.dir().join(format!("exec-{connection}-{request}.pid"));
