@@ -1,6 +1,8 @@
 //! Pods isolated by another runtime of this machine, chosen by `runtimeClassName`: everything a Pod of the built-in
 //! isolation has, as far as the convention allows.
 
+use std::collections::BTreeSet;
+
 use agent_sandbox_node::logs::LogOptions;
 use agent_sandbox_node::runtime::{ExecRequest, TerminalSize};
 use serde_json::{Value, json};
@@ -20,22 +22,27 @@ fn installed(program: &str) -> bool {
     found
 }
 
-/// Groups of this test's Pod left in any tree.
-fn groups_of(uid: &str) -> Vec<String> {
-    let wanted = format!("pod-{uid}");
-    let mut found = Vec::new();
-    let mut folders = vec![std::path::PathBuf::from("/sys/fs/cgroup")];
-    while let Some(folder) = folders.pop() {
+/// Every group below one of our nodes, in any tree.
+fn groups() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![(std::path::PathBuf::from("/sys/fs/cgroup"), false)];
+    while let Some((folder, ours)) = folders.pop() {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                if entry.file_name().to_string_lossy() == wanted {
-                    found.push(entry.path().display().to_string());
+                if ours {
+                    found.insert(entry.path().display().to_string());
                 }
-                folders.push(entry.path());
+                let ours = ours || entry.file_name().to_string_lossy().starts_with("agent-sandbox-");
+                folders.push((entry.path(), ours));
             }
         }
     }
     found
+}
+
+/// The groups that hold this container's processes, by its name, which no other test has.
+fn groups_named(name: &str) -> Vec<String> {
+    groups().into_iter().filter(|group| group.ends_with(&format!("/{name}"))).collect()
 }
 
 async fn a_whole_computer(program: &str) {
@@ -43,21 +50,21 @@ async fn a_whole_computer(program: &str) {
         return;
     }
     let bench = Bench::open().await;
-    let container = json!({"name": "main", "image": "host", "resources": {"limits": {"memory": "256Mi"}},
+    let name = format!("only-{program}-{}", std::process::id());
+    let container = json!({"name": name, "image": "host", "resources": {"limits": {"memory": "256Mi"}},
         "volumeMounts": [{"name": "data", "mountPath": "/data"}]});
     let spec = json!({"runtimeClassName": program, "containers": [container], "terminationGracePeriodSeconds": 1,
         "volumes": [{"name": "data", "emptyDir": {}}]});
-    let pod = bench.create("p", json!({}), spec).await;
-    let uid = pod.metadata.uid.unwrap();
+    bench.create("p", json!({}), spec).await;
     bench.until_ready("p").await;
-    let failed = bench.exec("p", "main", &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
+    let failed = bench.exec("p", &name, &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
     assert_eq!(failed, Ran { code: 3, stdout: "out\n".into(), stderr: "err\n".into() });
-    assert_eq!(bench.output("p", "main", &["hostname"]).await, "p\n");
-    assert_eq!(bench.output("p", "main", &["id", "-u"]).await, "1000\n");
-    bench.output("p", "main", &["sh", "-c", "echo kept > /data/file && cat /data/file"]).await;
-    let map = bench.output("p", "main", &["cat", "/proc/self/uid_map"]).await;
+    assert_eq!(bench.output("p", &name, &["hostname"]).await, "p\n");
+    assert_eq!(bench.output("p", &name, &["id", "-u"]).await, "1000\n");
+    bench.output("p", &name, &["sh", "-c", "echo kept > /data/file && cat /data/file"]).await;
+    let map = bench.output("p", &name, &["cat", "/proc/self/uid_map"]).await;
     assert!(map.split_whitespace().nth(1).is_some_and(|first| first != "0"), "a user namespace: {map}");
-    let status = bench.output("p", "main", &["cat", "/proc/self/status"]).await;
+    let status = bench.output("p", &name, &["cat", "/proc/self/status"]).await;
     let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(|v| v.trim().to_owned());
     assert_eq!(field("Seccomp:").as_deref(), Some("2"));
     assert_eq!(field("NoNewPrivs:").as_deref(), Some("1"));
@@ -67,9 +74,9 @@ async fn a_whole_computer(program: &str) {
     let mut answer = String::new();
     tokio::time::timeout(LIMIT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "the daemon answers in the Pod's network: {answer}");
-    assert!(!groups_of(&uid).is_empty(), "control: its groups are found");
+    assert!(!groups_named(&name).is_empty(), "control: its groups are found");
     bench.delete("p").await;
-    assert_eq!(groups_of(&uid), Vec::<String>::new(), "nothing is left of it");
+    assert_eq!(groups_named(&name), Vec::<String>::new(), "nothing is left of it");
     bench.close().await;
 }
 
