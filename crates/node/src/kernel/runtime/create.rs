@@ -357,10 +357,17 @@ impl KernelRuntime {
         sync_later(layer.join(layers::MARK));
         let group = format!("{}/{}", pod.plan.group, spec.name);
         let (own, of_pod) = (self.hard_limits(&spec.limits, false), self.hard_limits(&pod.plan.spec.limits, true));
+        let cgroup = match &pod.plan.spec.handler {
+            // A runtime that makes groups makes them in every tree, and counts there.
+            RuntimeHandler::Oci { program, .. } if !oci::Convention::of(program).own_groups => {
+                self.layout.plan(&group, own)
+            }
+            _ => self.layout.plan_below(&pod.plan.cgroup, &group, own, of_pod),
+        };
         let plan = ContainerPlan {
             id: uuid::Uuid::new_v4().simple().to_string(),
             layer,
-            cgroup: self.layout.plan_below(&pod.plan.cgroup, &group, own, of_pod),
+            cgroup,
             walls: self.config.walls,
             spec,
         };

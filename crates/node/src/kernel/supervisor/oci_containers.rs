@@ -35,6 +35,7 @@ impl Supervisor {
     ) -> Result<Container, Failure> {
         let log = Log::open(&plan.spec.log).map_err(failed("opening the log"))?;
         plan.cgroup.create().map_err(failed("making the container's control groups"))?;
+        let oom_kills_before = plan.cgroup.oom_kills();
         let (uid, gid) = self.plan.ids.root_seen_by_setup();
         let owner = Owner { uid, gid, idmap: self.namespaces.user.as_ref().map(AsFd::as_fd) };
         let made = Bundle::make(&self.plan, &plan, &runtime, &self.namespace_paths(), owner)
@@ -67,7 +68,7 @@ impl Supervisor {
             input: ends.input,
             log,
             bundle: Some((runtime, bundle)),
-            oom_kills_before: plan.cgroup.oom_kills(),
+            oom_kills_before,
             plan,
         })
     }
