@@ -221,6 +221,12 @@ pub(crate) fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
     .map(drop)
 }
 
+/// Every descriptor from `first` on is closed by exec, whoever opened it.
+pub(crate) fn close_from_on_exec(first: u32) -> io::Result<()> {
+    // SAFETY: integers only; nothing is closed before exec.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) }).map(drop)
+}
+
 /// Closes every descriptor from 3 up but this one, which becomes 3 and is closed by exec. Owners of the others must never
 /// use or drop them again: only for a process that is about to execute another program.
 pub(crate) fn close_all_but(kept: &OwnedFd) -> io::Result<OwnedFd> {
