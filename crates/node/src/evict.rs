@@ -216,7 +216,7 @@ mod tests {
         };
         assert_eq!(held(&[("v", volume(None, StorageMechanism::Measured))]), None);
         let quota = ("q", volume(Some(7), StorageMechanism::ProjectQuota));
-        assert!(held(&[quota.clone()]).is_some_and(|h| h.firm && h.message == "q: 7 bytes, ProjectQuota"));
+        assert!(held(std::slice::from_ref(&quota)).is_some_and(|h| h.firm && h.message == "q: 7 bytes, ProjectQuota"));
         assert!(held(&[quota, ("m", volume(Some(1), StorageMechanism::Measured))]).is_some_and(|h| !h.firm));
     }
 

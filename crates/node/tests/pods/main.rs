@@ -6,7 +6,6 @@
 
 mod bench;
 mod lifecycle;
-mod oci;
 mod policy;
 mod shared;
 mod state;
