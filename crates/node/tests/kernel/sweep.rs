@@ -117,12 +117,14 @@ async fn every_set_user_id_file_in_view_gives_nothing() {
     let mut gained = BTreeMap::new();
     for file in &files {
         let (_, inside, _) = node.exec("p1", "c", &["sh", "-c", AS_WHOM, file]).await;
-        assert_eq!(inside, "1000 1000 0 ", "{file}");
+        // Some run another program, which tells its own part.
+        assert!(!inside.is_empty() && inside.replace("1000 1000 0 ", "").is_empty(), "{file}: {inside}");
         let mut outside = Command::new("sh");
         let outside = outside.args(["-c", AS_WHOM, file]).uid(1000).gid(1000).output().unwrap();
         gained.insert(*file, String::from_utf8_lossy(&outside.stdout).into_owned());
     }
-    assert!(gained.values().any(|answer| answer != "1000 1000 0 "), "control: outside some gain something: {gained:?}");
+    let gains = |answer: &String| answer.is_empty() || !answer.replace("1000 1000 0 ", "").is_empty();
+    assert!(gained.values().any(gains), "control: outside some gain something: {gained:?}");
     node.runtime.remove_pod("p1").await.unwrap();
 }
 
