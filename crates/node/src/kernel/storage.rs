@@ -178,8 +178,15 @@ mod tests {
             }
         };
         assert!(inodes_end == Some(libc::ENOSPC) && files < 100_000, "{inodes_end:?} after {files}");
+        // Somebody inside still has it open: what is mounted again is the same file system, not a second one.
+        let held = fs::File::open(folder.join("kept")).unwrap();
         storage.close();
         assert!(!folder.join("kept").exists(), "nothing is mounted any more");
+        storage.ensure(&folder, None).unwrap();
+        let same = |file: &fs::File| file.metadata().map(|found| (found.dev(), found.ino())).unwrap();
+        assert_eq!(same(&fs::File::open(folder.join("kept")).unwrap()), same(&held));
+        storage.close();
+        drop(held);
         assert_eq!(storage.ensure(&folder, None).unwrap(), StorageMechanism::LoopFile, "what it was made as stays");
         assert_eq!(fs::read_to_string(folder.join("kept")).unwrap(), "kept");
         storage.remove(&folder).unwrap();

@@ -94,8 +94,12 @@ fn copy_sparse(from: &Path, to: &Path, bytes: u64) -> io::Result<()> {
 
 /// Mounts the file system in `image` at a folder.
 pub(super) fn mount(image: &Path, folder: &Path) -> io::Result<()> {
-    let backing = fs::OpenOptions::new().read(true).write(true).open(image)?;
-    let (device, held) = attach(&backing)?;
+    // Two devices over one file would be two file systems that know nothing of each other. A mount of it that is still being
+    // taken down, or that a sandbox still has, is joined instead: one device is one file system.
+    let (device, held) = match attached(image)? {
+        Some(found) => found,
+        None => attach(&fs::OpenOptions::new().read(true).write(true).open(image)?)?,
+    };
     let context = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, "source", device.as_str())?;
     rustix::mount::fsconfig_create(&context)?;
@@ -105,6 +109,26 @@ pub(super) fn mount(image: &Path, folder: &Path) -> io::Result<()> {
     drop(held);
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     Ok(rustix::mount::move_mount(&mount, "", rustix::fs::CWD, folder, flags)?)
+}
+
+/// The loop device that already lies over a file, held so that it stays.
+fn attached(image: &Path) -> io::Result<Option<(String, fs::File)>> {
+    let image = image.canonicalize()?;
+    for entry in fs::read_dir("/sys/block")?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // A file that was removed meanwhile is told from one of the same name by a word after it.
+        let behind = || fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+        if !name.starts_with("loop") || Path::new(behind().trim_end()) != image {
+            continue;
+        }
+        let path = format!("/dev/{name}");
+        let Ok(device) = fs::OpenOptions::new().read(true).write(true).open(&path) else { continue };
+        // It may have gone, and been used again, before it was held.
+        if Path::new(behind().trim_end()) == image {
+            return Ok(Some((path, device)));
+        }
+    }
+    Ok(None)
 }
 
 /// A loop device over a file, which goes with its last user; its path, and the first user.
