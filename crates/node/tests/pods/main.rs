@@ -6,6 +6,7 @@
 
 mod bench;
 mod lifecycle;
+mod oci;
 mod policy;
 mod shared;
 mod state;
