@@ -77,8 +77,8 @@ pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
         return Path::new(program).exists().then(|| program.into());
     }
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    // Services start with a short PATH; runtimes are often in the administrator's folders.
-    let usual = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    // Supervisors have no environment at all, and services a short PATH.
+    let usual = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
     std::env::split_paths(&folders).chain(usual).map(|folder| folder.join(program)).find(|path| path.exists())
 }
 
