@@ -85,6 +85,11 @@ async fn a_pod_of_runc_is_a_whole_computer() {
     a_whole_computer("runc").await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_crun_is_a_whole_computer() {
+    a_whole_computer("crun").await;
+}
+
 async fn ends_are_reported(program: &str) {
     if !is_root() || !installed(program) {
         return;
@@ -118,6 +123,11 @@ async fn ends_are_reported(program: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn ends_of_runc_containers_are_reported() {
     ends_are_reported("runc").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ends_of_crun_containers_are_reported() {
+    ends_are_reported("crun").await;
 }
 
 async fn terminals_work(program: &str) {
@@ -158,6 +168,11 @@ async fn terminals_work(program: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn terminals_of_runc_work() {
     terminals_work("runc").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn terminals_of_crun_work() {
+    terminals_work("crun").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
