@@ -1,7 +1,7 @@
 //! A node of the shared control plane and a namespace of its own for each test.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::Duration;
 
 use agent_sandbox_node::NodeOptions;
@@ -34,6 +34,8 @@ pub(crate) struct Ran {
 pub(crate) struct Forward {
     pub(crate) port: u16,
     child: Child,
+    /// kubectl goes on to write here, and ends when it cannot.
+    _output: BufReader<ChildStdout>,
 }
 
 impl Forward {
@@ -158,9 +160,11 @@ impl Bench {
         let begin = tokio::task::spawn_blocking(move || {
             let mut child = command.spawn().unwrap();
             let mut line = String::new();
-            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let mut output = BufReader::new(child.stdout.take().unwrap());
+            output.read_line(&mut line).unwrap();
             let port = line.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-            Forward { port: port.unwrap_or_else(|| unreachable!("kubectl said {line:?}")), child }
+            let port = port.unwrap_or_else(|| unreachable!("kubectl said {line:?}"));
+            Forward { port, child, _output: output }
         });
         tokio::time::timeout(LIMIT, begin).await.expect("the port is forwarded").unwrap()
     }
