@@ -10,7 +10,8 @@ use kube::{
 };
 
 /// Warnings after which a Pod that is to run once will not run.
-const FINAL: [&str; 4] = ["FailedCreatePodSandBox", "FailedMount", "Failed", "InspectFailed"];
+const FINAL: [&str; 5] =
+    ["FailedCreatePodSandBox", "FailedMount", "Failed", "InspectFailed", "RuntimeClassUnavailable"];
 
 fn about(pod: &str) -> String {
     format!("involvedObject.name={pod},type=Warning")

@@ -99,7 +99,8 @@ fn an_isolation_that_is_not_here_is_named_with_the_program_to_install() {
     let output = run(&["--isolation", "gvisor", "--timeout", "60s", "--", "true"]);
     if Command::new("runsc").arg("--version").output().is_err() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        let said = "error: the sandbox cannot start: runtime class handler gvisor needs the program runsc, which is not installed\n";
+        let said = "error: the sandbox cannot start: runtime class handler gvisor needs the program runsc, which is not installed; \
+                    install it, or leave runtimeClassName out\n";
         assert_eq!(text(&output.stderr), said);
     }
 }
