@@ -338,7 +338,6 @@ impl PodRuntime for KernelRuntime {
             None => create::SavedPlan::read(&self.pod_dir(uid)).map(|saved| (saved.plan, saved.keeper)),
         };
         self.remove_remains(uid, pod.as_deref()).await?;
-        self.pods.lock().remove(uid);
         if let Some((plan, keeper)) = saved {
             self.release_network(&plan);
             if keeper == uid {
@@ -347,6 +346,8 @@ impl PodRuntime for KernelRuntime {
             }
             self.holders.lock().retain(|kept, holder| *kept != keeper || holder != uid);
         }
+        // Last: whoever no longer finds the Pod may forget its owner.
+        self.pods.lock().remove(uid);
         drop(guard);
         self.turns.lock().remove(uid);
         Ok(())
