@@ -201,6 +201,10 @@ impl KernelRuntime {
     /// Gives the host back what is not any Pod's: the group above all Pods and the node's network. While a Pod is left they stay,
     /// because it needs them. Called when dropped; a program that is about to exit calls it, because tasks may hold on to the runtime.
     pub fn close(&self) {
+        // What was given back may be another runtime's by now.
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
         self.close_ready();
         if self.privileged
             && let Err(error) = self.ids.lock().release()

@@ -59,6 +59,8 @@ impl Bench {
         let Self { client, node, runtime, folder, _api } = self;
         node.shutdown().await;
         drop(node);
+        // A process ends here; tasks that still hold the runtime must not give things back after the next one has taken them.
+        runtime.close();
         drop(runtime);
         let (node, runtime) = start(&client, folder.path().to_owned()).await;
         Self { client, node, runtime, folder, _api }
