@@ -358,8 +358,13 @@ impl PodRuntime for KernelRuntime {
     }
 
     async fn forget_owner(&self, owner: &str) -> Result<(), RuntimeError> {
-        if self.holders.lock().contains_key(owner) {
-            return Err(RuntimeError::Refused(format!("a Pod of owner {owner} still exists")));
+        let holder = self.holders.lock().get(owner).cloned();
+        if let Some(uid) = holder {
+            if !self.pod(&uid).is_ok_and(|pod| pod.is_being_removed()) {
+                return Err(RuntimeError::Refused(format!("a Pod of owner {owner} still exists")));
+            }
+            // Whoever began to remove it may have been stopped half-way; a second removal waits for the first and ends it.
+            self.remove_pod(&uid).await?;
         }
         let step = |source| RuntimeError::Kernel { step: "removing kept layers".to_owned(), source };
         let folder = self.layers_dir().join(layers::one_name(owner).map_err(step)?);

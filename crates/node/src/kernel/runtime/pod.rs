@@ -65,6 +65,10 @@ impl Pod {
         self.books.lock().removing = true;
     }
 
+    pub(super) fn is_being_removed(&self) -> bool {
+        self.books.lock().removing
+    }
+
     pub(super) fn note_started(&self, mut state: ContainerState) -> ContainerState {
         let mut books = self.books.lock();
         let early = books.early.remove(&(state.name.clone(), state.attempt));
