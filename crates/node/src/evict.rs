@@ -16,6 +16,8 @@ pub const EVICTED: &str = "Evicted";
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct StoragePolicy {
     pub check_every: Duration,
+    /// A Pod is measured at least this often: other Pods that free space could hide one that fills it.
+    pub sweep_every: Duration,
     /// What a Pod may write where it asked for no limit.
     pub default_limit: u64,
     /// Below either of the two, the machine is short of space.
@@ -28,6 +30,7 @@ impl Default for StoragePolicy {
         Self {
             // A fast disk fills about 10 GiB in that time: late enough to be cheap, early enough to matter.
             check_every: Duration::from_secs(10),
+            sweep_every: Duration::from_secs(300),
             default_limit: 10 << 30,
             min_free_percent: 5,
             min_free_bytes: 2 << 30,

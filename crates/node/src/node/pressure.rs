@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -19,9 +18,6 @@ use crate::pods::actor::{Handle, Message};
 use crate::pods::model::Verdict;
 use crate::pods::shared::Shared;
 use crate::register::Health;
-
-/// A Pod is measured at least this often: other Pods that free space could hide one that fills it.
-const SWEEP_EVERY: Duration = Duration::from_secs(300);
 
 /// Watches the disk for as long as it is polled.
 pub(super) struct Monitor {
@@ -87,7 +83,7 @@ impl Monitor {
     fn is_due(&self, uid: &str, space: Space, short: bool) -> bool {
         let Some(last) = self.measured.get(uid) else { return true };
         let grown = space.used().saturating_sub(last.disk_used);
-        short || grown >= last.headroom || last.at.elapsed() >= SWEEP_EVERY
+        short || grown >= last.headroom || last.at.elapsed() >= self.policy.sweep_every
     }
 
     async fn measure(&mut self, uid: &str, handle: &Handle, space: Space) {
