@@ -31,7 +31,11 @@ def program(engine, code, **options):
     """Starts a Python program of its own against the engine."""
     environment = {**os.environ, "KUBECONFIG": str(engine.kubeconfig)}
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    # A shell starts background jobs with interrupts ignored, and Python then leaves them ignored.
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard, **options
+    )
 
 
 def wait_until(condition, seconds=30):
