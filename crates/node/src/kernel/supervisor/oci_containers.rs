@@ -87,7 +87,7 @@ impl Supervisor {
             .map_err(failed("making a console socket"))?;
         let (streams, mut ends) = open_streams(plan).map_err(failed("making pipes"))?;
         let streams = match streams {
-            Streams::Pipes { stdin, stdout, stderr } => [stdin, stdout, stderr],
+            Streams::Pipes { stdin, stdout, stderr } => [own_input(stdin)?, stdout, stderr],
             Streams::Terminal { .. } => [null()?, null()?, null()?],
         };
         self.give_pipes(plan, bundle, &streams);
@@ -242,7 +242,15 @@ fn take_over(runtime: &oci::Runtime, plan: &ContainerPlan, pid: i32) -> Result<(
     plan.cgroup.adopt(pid).map_err(failed("entering the control groups"))
 }
 
+/// An input that a runtime may give to the sandbox's user, as crun does with whatever it finds: never the host's `/dev/null`.
+fn own_input(stdin: OwnedFd) -> Result<OwnedFd, Failure> {
+    let is_pipe = rustix::fs::fstat(&stdin)
+        .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
+    if is_pipe { Ok(stdin) } else { null() }
+}
+
+/// Nothing to read and nowhere to write, of our own: the terminal replaces it.
 fn null() -> Result<OwnedFd, Failure> {
-    let file = fs::OpenOptions::new().read(true).write(true).open("/dev/null");
-    Ok(file.map_err(failed("opening /dev/null"))?.into())
+    let file = rustix::fs::memfd_create("nothing", rustix::fs::MemfdFlags::CLOEXEC);
+    file.map_err(|error| failed("making an empty stream")(error.into()))
 }
