@@ -24,7 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
 mod access;
-mod backend;
+pub mod backend;
 mod routes;
 mod tls;
 

@@ -20,7 +20,7 @@ mod spec;
 mod state;
 mod volume;
 
-pub use error::RuntimeError;
+pub use error::{RuntimeError, chain};
 pub use image::{
     ImageConfig, ImageContent, ImageError, ImageService, ImageSummary, PullPolicy, PullProgress, RegistryCredentials,
     ResolvedImage,

@@ -4,7 +4,10 @@
 //! data folder, which only its owner can enter.
 
 use super::images::{ImageReply, ImageRequest, perform};
-use agent_sandbox_node::{kernel::KernelRuntime, runtime::PullProgress};
+use agent_sandbox_node::{
+    kernel::KernelRuntime,
+    runtime::{PullProgress, chain},
+};
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -113,16 +116,6 @@ async fn send(writer: &mut (impl tokio::io::AsyncWrite + Unpin), line: &Line) ->
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
     Ok(tokio::time::timeout(PATIENCE, writer.write_all(&text)).await.context("nobody reads the answer")??)
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text.push_str(&format!(": {inner}"));
-        source = inner.source();
-    }
-    text
 }
 
 /// Asks the engine whose socket this is.

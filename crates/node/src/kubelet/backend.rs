@@ -33,38 +33,20 @@ impl NodeBackend for Backend {
         pod: &PodRef,
         options: LogOptions,
     ) -> Result<BoxStream<'static, std::io::Result<Bytes>>, NodeError> {
-        let wanted = logs::LogOptions {
-            follow: options.follow,
-            timestamps: options.timestamps,
-            tail_lines: options.tail_lines,
-            since: options.since,
-            limit_bytes: options.limit_bytes,
-            stream: match options.stream {
-                LogStreams::All => logs::LogStream::All,
-                LogStreams::Stdout => logs::LogStream::Stdout,
-                LogStreams::Stderr => logs::LogStream::Stderr,
-            },
-        };
-        let chunks: node::LogChunks =
-            self.0.logs(&key(pod), &options.container, options.previous, wanted).await.map_err(refusal)?;
+        let chunks: node::LogChunks = self
+            .0
+            .logs(&key(pod), &options.container, options.previous, log_options(&options))
+            .await
+            .map_err(refusal)?;
         Ok(chunks.boxed())
     }
 
     async fn exec(&self, pod: &PodRef, request: ExecRequest) -> Result<ProcessSession, NodeError> {
-        let wanted = runtime::ExecRequest {
-            command: request.command,
-            stdin: request.streams.stdin,
-            stdout: request.streams.stdout,
-            stderr: request.streams.stderr,
-            tty: request.streams.tty,
-            ..runtime::ExecRequest::default()
-        };
-        Ok(session(self.0.exec(&key(pod), &request.container, wanted).await.map_err(refusal)?))
+        Ok(session(self.0.exec(&key(pod), &request.container, command(&request)).await.map_err(refusal)?))
     }
 
     async fn attach(&self, pod: &PodRef, container: &str, streams: StreamSet) -> Result<ProcessSession, NodeError> {
-        let wanted = runtime::AttachRequest { stdin: streams.stdin, stdout: streams.stdout, stderr: streams.stderr };
-        Ok(session(self.0.attach(&key(pod), container, wanted).await.map_err(refusal)?))
+        Ok(session(self.0.attach(&key(pod), container, attachment(streams)).await.map_err(refusal)?))
     }
 
     async fn port_forward(&self, pod: &PodRef, port: u16) -> Result<Box<dyn Duplex>, NodeError> {
@@ -72,12 +54,46 @@ impl NodeBackend for Backend {
     }
 }
 
-fn key(pod: &PodRef) -> PodKey {
+/// The Pod that an API server speaks of, as the node knows it.
+pub fn key(pod: &PodRef) -> PodKey {
     PodKey { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: Some(pod.uid.clone()) }
 }
 
+/// What an API server asks of a Pod's log, in the node's words.
+pub fn log_options(options: &LogOptions) -> logs::LogOptions {
+    logs::LogOptions {
+        follow: options.follow,
+        timestamps: options.timestamps,
+        tail_lines: options.tail_lines,
+        since: options.since,
+        limit_bytes: options.limit_bytes,
+        stream: match options.stream {
+            LogStreams::All => logs::LogStream::All,
+            LogStreams::Stdout => logs::LogStream::Stdout,
+            LogStreams::Stderr => logs::LogStream::Stderr,
+        },
+    }
+}
+
+/// The command that an API server wants to run in a container, in the node's words.
+pub fn command(request: &ExecRequest) -> runtime::ExecRequest {
+    runtime::ExecRequest {
+        command: request.command.clone(),
+        stdin: request.streams.stdin,
+        stdout: request.streams.stdout,
+        stderr: request.streams.stderr,
+        tty: request.streams.tty,
+        ..runtime::ExecRequest::default()
+    }
+}
+
+/// The streams of a container that an API server wants to join, in the node's words.
+pub fn attachment(streams: StreamSet) -> runtime::AttachRequest {
+    runtime::AttachRequest { stdin: streams.stdin, stdout: streams.stdout, stderr: streams.stderr }
+}
+
 fn refusal(error: ServiceError) -> NodeError {
-    let text = crate::pods::actor::chain(&error);
+    let text = runtime::chain(&error);
     match error {
         ServiceError::NoPod { .. } => NodeError::NotFound(text),
         ServiceError::NotStarted { .. }
@@ -90,7 +106,8 @@ fn refusal(error: ServiceError) -> NodeError {
     }
 }
 
-fn session(from: ExecSession) -> ProcessSession {
+/// A session of the node as an API server carries it.
+pub fn session(from: ExecSession) -> ProcessSession {
     let resize = from.resize.map(|apply| {
         let (sender, mut sizes) = mpsc::channel::<TerminalSize>(RESIZES);
         // Ends with the session, which owns the only sender.

@@ -32,7 +32,7 @@ mod react;
 mod work;
 
 use ledger::Ledger;
-pub(crate) use react::{chain, termination};
+pub(crate) use react::termination;
 
 use react::Done;
 

@@ -65,3 +65,14 @@ impl RuntimeError {
         !matches!(self, Self::Refused(_) | Self::CannotRun { .. } | Self::UnknownPod(_) | Self::NotRunning { .. })
     }
 }
+
+/// An error with its causes, for people.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

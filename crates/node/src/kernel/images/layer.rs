@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::unpack::{LayerBounds, unpack};
 use crate::kernel::tree;
-use crate::runtime::ImageError;
+use crate::runtime::{ImageError, chain};
 
 /// Most bytes after the end of a layer's last entry. Tools pad to a block of theirs, of at most some megabytes.
 const MAX_PADDING: u64 = 64 << 20;
@@ -119,16 +119,6 @@ impl Drop for Staging {
             tracing::warn!(%error, path = %self.0.display(), "An unfinished layer stays behind");
         }
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text.push_str(&format!(": {inner}"));
-        source = inner.source();
-    }
-    text
 }
 
 fn decompress<'r>(stream: &'r mut impl Read, media_type: &str) -> io::Result<Box<dyn Read + 'r>> {

@@ -17,7 +17,7 @@ use crate::pods::model::{
 };
 use crate::pods::mounts::{self, Prepared};
 use crate::pods::{sandbox, sandboxd};
-use crate::runtime::{ContainerState, Exit, ImageError, ResolvedImage, RuntimeError};
+use crate::runtime::{ContainerState, Exit, ImageError, ResolvedImage, RuntimeError, chain};
 
 /// The end of one of the actor's tasks.
 pub(super) enum Done {
@@ -481,17 +481,6 @@ pub(crate) fn termination(run: &Run, exit: &Exit, message: Option<String>) -> Te
         started_at: Some(run.started_at),
         finished_at: exit.finished_at,
     }
-}
-
-/// An error with its causes, for people.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 fn is_not_found(error: &kube::Error) -> bool {

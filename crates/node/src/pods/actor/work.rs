@@ -11,7 +11,6 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::react::chain;
 use crate::pods::check::{Check, Target};
 use crate::pods::container::{Assembly, assemble};
 use crate::pods::downward::Addresses;
@@ -28,7 +27,7 @@ use crate::pods::sources;
 use crate::pods::volumes;
 use crate::runtime::{
     ContainerState, ImageError, LogTarget, Mount, MountSource, PodRules, PodSandbox, PullPolicy, PullProgress,
-    ResolvedImage, RuntimeError,
+    ResolvedImage, RuntimeError, chain,
 };
 
 /// A sandbox that came up, with the rules it was given.
