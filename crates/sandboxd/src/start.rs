@@ -28,6 +28,8 @@ use crate::server::{App, Listeners, Token, serve};
 /// Enough for two cores; more threads would only cost memory in every sandbox.
 const WORKERS: usize = 2;
 const BLOCKING_THREADS: usize = 16;
+/// For good: where processes are used up no thread can be started, and file calls must still find one.
+const BLOCKING_THREADS_KEPT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const STACK: usize = 256 * 1024;
 
 /// Why the daemon could not start.
@@ -81,9 +83,11 @@ pub fn run(config: Config) -> Result<u8, RunError> {
         .worker_threads(WORKERS)
         .max_blocking_threads(BLOCKING_THREADS)
         .thread_stack_size(STACK)
-        .thread_keep_alive(Duration::from_secs(5))
+        .thread_keep_alive(BLOCKING_THREADS_KEPT)
         .enable_all()
         .build()?;
+    // The first of them, before anything else can use up the processes.
+    drop(runtime.spawn_blocking(|| ()));
     let outcome = runtime.block_on(daemon(config));
     runtime.shutdown_background();
     outcome

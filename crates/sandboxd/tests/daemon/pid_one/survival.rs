@@ -109,6 +109,19 @@ fn in_debian() {
     survive(Ground::Debian);
 }
 
+/// A sandbox that used up its processes before the first file call: no thread can be started for it any more.
+#[test]
+fn files_are_served_where_nothing_can_be_started() {
+    let Some(cgroup) = Some(LIMIT).filter(|_| is_root()).and_then(Cgroup::new) else {
+        println!("skipped: needs root and a writable pids cgroup");
+        return;
+    };
+    let survivor = Survivor::start(Ground::Machine, cgroup).expect("the machine's own root");
+    survivor.cgroup.limit(survivor.cgroup.size());
+    assert_eq!(survivor.daemon.upload("in-need", b"x").status, 200);
+    assert_eq!(survivor.daemon.get("/download/in-need").text(), "x");
+}
+
 /// Ten thousand commands, by default a twentieth: no zombie, no descriptor left.
 fn short_commands_leave_nothing(survivor: &Survivor) {
     let daemon = &survivor.daemon;
@@ -201,9 +214,13 @@ impl Cgroup {
             let path = Path::new(base).join(&name);
             std::fs::create_dir(&path).ok()?;
             let cgroup = Self { path };
-            std::fs::write(cgroup.path.join("pids.max"), limit.to_string()).ok()?;
+            cgroup.path.join("pids.max").exists().then(|| cgroup.limit(limit))?;
             Some(cgroup)
         })
+    }
+
+    fn limit(&self, processes: u32) {
+        std::fs::write(self.path.join("pids.max"), processes.to_string()).expect("root may limit");
     }
 
     fn size(&self) -> u32 {
