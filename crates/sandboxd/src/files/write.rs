@@ -16,7 +16,10 @@ use super::refuse::{is_kernel_file_system, kind, require_regular, require_single
 use super::root::Located;
 
 /// Bytes gathered before one trip to the file system.
-const BATCH: usize = 256 * 1024;
+const BATCH: usize = 1024 * 1024;
+
+/// Bytes of a replaced file that are freed while nobody waits.
+const LARGE: i64 = 4 << 20;
 
 static SEQUENCE: AtomicU64 = AtomicU64::new(0);
 
@@ -111,6 +114,7 @@ impl Replacement {
             rustix::fs::fsync(&self.file)?;
         }
         let Some(temporary) = self.temporary.clone() else { return Ok(()) };
+        let _replaced = Replaced::hold(&self.parent, &self.name);
         match renameat(&self.parent, &temporary, &self.parent, &self.name) {
             Ok(()) => {
                 self.temporary = None;
@@ -137,6 +141,26 @@ impl Drop for Replacement {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
             let _ = unlinkat(&self.parent, temporary, AtFlags::empty());
+        }
+    }
+}
+
+/// The file that a replacement took the name of. Freeing the pages of a large one takes as long as writing a tenth of
+/// them: whoever waits for the new content need not wait for that, so the last hold on it is let go of elsewhere.
+struct Replaced(Option<OwnedFd>);
+
+impl Replaced {
+    fn hold(parent: &OwnedFd, name: &CString) -> Self {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(parent, name, flags, Mode::empty()).ok();
+        Self(file.filter(|file| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_size >= LARGE)))
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        if let (Some(file), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            drop(runtime.spawn_blocking(move || drop(file)));
         }
     }
 }
