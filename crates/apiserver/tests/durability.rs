@@ -89,12 +89,16 @@ async fn everything_is_there_after_a_restart_and_versions_go_on() {
 }
 
 async fn send(server: &ApiServer, method: &str, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
+    let (code, bytes) = send_for_bytes(server, method, path, body).await;
+    (code, serde_json::from_slice(&bytes).unwrap_or_default())
+}
+
+async fn send_for_bytes(server: &ApiServer, method: &str, path: &str, body: &serde_json::Value) -> (u16, bytes::Bytes) {
     let request = http::Request::builder().method(method).uri(path).header("content-type", "application/json");
     let request = request.body(Full::new(bytes::Bytes::from(body.to_string()))).expect("a request");
     let response = server.handle(&UserInfo::administrator(), request).await;
     let code = response.status().as_u16();
-    let bytes = response.into_body().collect().await.expect("a body").to_bytes();
-    (code, serde_json::from_slice(&bytes).unwrap_or_default())
+    (code, response.into_body().collect().await.expect("a body").to_bytes())
 }
 
 #[tokio::test]
@@ -138,6 +142,44 @@ async fn damaged_foreign_and_newer_files_are_named_and_left_alone() {
     edit("PRAGMA application_id=7");
     let error = text_of(&open(folder.path()).await.err().expect("foreign"));
     assert!(error.contains("not a data file of this program"), "{error}");
+}
+
+/// The first format had every object as plain JSON.
+#[tokio::test]
+async fn a_file_of_the_first_format_is_read_and_goes_on_in_the_newest() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("objects.db");
+    let mut long = config("long");
+    long.data = Some([("k".to_owned(), "the same again ".repeat(200))].into());
+    let plain = {
+        let server = open(folder.path()).await.unwrap();
+        long = configs(&server).create(&PostParams::default(), &long).await.unwrap();
+        let path = "/api/v1/namespaces/default/configmaps/long";
+        let (_, plain) = send_for_bytes(&server, "GET", path, &serde_json::Value::Null).await;
+        server.close();
+        plain
+    };
+    {
+        let database = rusqlite::Connection::open(&file).unwrap();
+        let edited = database
+            .execute(
+                "UPDATE objects SET data = ?1 WHERE version = ?2 AND substr(data, 1, 1) = x'01'",
+                rusqlite::params![&plain[..], i64::try_from(version(&long)).unwrap()],
+            )
+            .unwrap();
+        assert_eq!(edited, 1, "the row was compressed");
+        database.execute_batch("PRAGMA user_version=1").unwrap();
+    }
+    let server = open(folder.path()).await.unwrap();
+    assert_eq!(configs(&server).get("long").await.unwrap(), long);
+    let later = configs(&server).create(&PostParams::default(), &config("later")).await.unwrap();
+    assert!(version(&later) > version(&long));
+    server.close();
+    drop(server);
+    let format: i32 = rusqlite::Connection::open(&file)
+        .and_then(|database| database.query_row("PRAGMA user_version", [], |row| row.get(0)))
+        .unwrap();
+    assert_eq!(format, 2);
 }
 
 /// The child of the crash test: writes and watches until it is killed, and says what it was told.
