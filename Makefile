@@ -39,6 +39,8 @@ check: setup ## Formatting, lints, generated files
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo xtask conformance
+	@if command -v cargo-deny >/dev/null; then cargo deny check bans licenses sources; \
+	else echo "SKIPPED: licences and sources of the dependencies need cargo-deny (cargo install --locked cargo-deny)"; fi
 
 .PHONY: test
 test: setup ## All tests
