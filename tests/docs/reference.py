@@ -130,6 +130,37 @@ EVENTS = {
     "WarmPoolNotProgressing": ("SandboxWarmPool", "members do not become ready; the note says why"),
 }
 
+NODE_EVENTS = {
+    "Scheduled": "the Pod was given to this node",
+    "FailedScheduling": "the Pod asks for what this node does not have",
+    "Pulling": "an image is being fetched",
+    "PullProgress": "how far a long pull has come",
+    "Pulled": "the image is here, or was already",
+    "ImageAlias": "a local image stands in for the one that was named",
+    "Started": "a container runs",
+    "Killing": "a container is being stopped",
+    "BackOff": "a container fails again and again; the next attempt waits",
+    "Failed": "a container could not be made or started, or its image not be fetched; the note says why",
+    "Unhealthy": "a probe failed",
+    "FailedMount": "a volume cannot be made ready; it is tried again",
+    "FailedCreatePodSandBox": "the Pod's namespaces, network or root could not be made; the note says which step",
+    "RuntimeClassUnavailable": "the program of the Pod's runtime class is missing; the note says what to install",
+    "FailedPostStartHook": "the container's hook failed, and so it was stopped",
+    "InvalidEnvironmentVariableNames": "keys of a ConfigMap or Secret that cannot be variables were left out",
+    "NetworkPolicyFailed": "network rules could not be set; the Pod stays closed",
+    "PodRefused": "the Pod asks for what this node never gives; it has failed",
+    "UnsupportedField": "the Pod has a field that has no effect here",
+    "PortTaken": "sandboxd could not listen on one of its ports",
+    "DeadlineExceeded": "the Pod ran longer than its activeDeadlineSeconds",
+    "Evicted": "the Pod used more of the disk than it may, or the node ran short",
+    "SupervisorLost": "the Pod's supervisor was killed; its containers are gone",
+    "SharedUid": "weaker without root: all Pods run as the calling user",
+    "LimitNotEnforced": "weaker without root: a memory or CPU limit is not held",
+    "StorageMeasuredOnly": "a disk limit is measured and evicted by, not held by the file system",
+    "NoEgress": "without root and pasta no traffic leaves the Pod",
+    "NoLandlock": "the kernel has no Landlock; the other walls stand",
+}
+
 
 def conditions():
     page = generated_from("`crates/api/src/conditions`") + (
@@ -145,6 +176,8 @@ def conditions():
             page += f"| {variant} | {f'`{reasons[variant]}`' if variant in reasons else 'the Pod’s own' if variant == 'Mirrored' else '`PodSucceeded` or `PodFailed`' if variant == 'Finished' else '`ClaimExpired`' if variant == 'Expired' else f'`{variant}`'} | {words} |\n"
     page += "\n## Events of the controller\n\n| reason | on | meaning |\n|---|---|---|\n"
     page += "".join(f"| `{reason}` | {kind} | {text} |\n" for reason, (kind, text) in EVENTS.items())
+    page += "\n## Events of the embedded node\n\nAll of them are about Pods. `kubectl describe pod` shows them in order.\n\n| reason | meaning |\n|---|---|\n"
+    page += "".join(f"| `{reason}` | {text} |\n" for reason, text in NODE_EVENTS.items())
     return page
 
 

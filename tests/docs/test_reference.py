@@ -20,3 +20,21 @@ def test_every_event_of_the_controller_is_listed():
             said |= set(re.findall(r'self\.event\(\s*\S+,\s*"([A-Z]\w+)"', file.read_text()))
     assert said, "the pattern finds nothing any more"
     assert said <= set(reference.EVENTS), said - set(reference.EVENTS)
+
+
+# What an event's reason looks like at the places that record one, or that name one for them.
+SAID_BY_THE_NODE = [
+    r'\.(?:warn|note)\(\s*"([A-Z]\w+)"',
+    r'recorder\s*\.pod\([^;]*?Severity::\w+,\s*"([A-Z]\w+)"',
+    r'Verdict \{\s*reason: "([A-Z]\w+)"',
+    r'Self::(?:SharedUid|LimitNotEnforced|StorageMeasuredOnly|NoEgress|NoLandlock) => "([A-Z]\w+)"',
+    r'Self::MissingProgram \{ \.\. \} => "([A-Z]\w+)"',
+    r'const (?:REFUSED|EVICTED|UNSUPPORTED): &str = "([A-Z]\w+)"',
+    r'_ => "(FailedCreatePodSandBox)"',
+]
+
+
+def test_every_event_of_the_node_is_listed_and_no_other():
+    sources = [file.read_text() for file in (reference.ROOT / "crates/node/src").rglob("*.rs") if "tests" not in file.parts and file.name != "tests.rs"]
+    said = {reason for pattern in SAID_BY_THE_NODE for source in sources for reason in re.findall(pattern, source)}
+    assert said == set(reference.NODE_EVENTS), said ^ set(reference.NODE_EVENTS)

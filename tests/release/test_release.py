@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tarfile
@@ -85,3 +86,20 @@ def test_the_bill_of_materials_names_what_is_shipped(dist):
     assert bill["bomFormat"] == "CycloneDX" and {"tokio", "rustls", "kube"} <= names
     assert not {"proptest", "insta"} & names, "test dependencies are not shipped"
     assert all(component["licenses"] for component in bill["components"])
+
+
+def test_documentation_of_versions_lies_side_by_side(dist, tmp_path):
+    """The newest is shown, the menu knows the others, and a page that is not there finds its style."""
+    archive = next(dist.glob("agent-sandbox-*-docs.tar.gz"))
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="tar")
+    folder = tmp_path / "docs"
+    newest = json.loads((folder / "versions.json").read_text())[0]["version"]
+    shutil.copytree(folder / newest, folder / "0.0.9")
+    subprocess.run([ROOT / "scripts" / "docs-versions", newest, folder], check=True, timeout=60)
+    menu = json.loads((folder / "versions.json").read_text())
+    assert [(entry["version"], entry["aliases"]) for entry in menu] == [(newest, ["latest"]), ("0.0.9", [])]
+    assert (folder / "latest" / "index.html").samefile(folder / newest / "index.html")
+    missing = (folder / "404.html").read_text()
+    for address in re.findall(r'(?:href|src)="/([^"#?]+)"', missing):
+        assert (folder / address).exists(), address
