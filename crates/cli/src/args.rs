@@ -5,6 +5,7 @@ mod hosting;
 mod image;
 mod objects;
 mod process;
+mod typos;
 mod values;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -16,6 +17,7 @@ pub(crate) use hosting::*;
 pub(crate) use image::*;
 pub(crate) use objects::*;
 pub(crate) use process::*;
+pub(crate) use typos::{nearest, parse};
 pub(crate) use values::object_name;
 
 const EXAMPLES: &str = "\

@@ -9,7 +9,6 @@ mod output;
 mod target;
 mod terminal;
 
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -20,7 +19,7 @@ fn main() -> ExitCode {
     if controller.first().is_some_and(|word| word == "controller") {
         return commands::controller(controller);
     }
-    let cli = args::Cli::parse();
+    let cli = args::parse(std::env::args_os());
     if let args::Command::Controller { arguments } = cli.command {
         // Flags of ours came first. The one that both have means the same.
         let program = ["controller".to_owned()].into_iter();

@@ -36,7 +36,7 @@ macro_rules! mistakes {
 }
 
 mistakes! {
-    top: [["lst"], ["--nope"], ["exce", "a", "--", "b"]];
+    top: [["lst"], ["--nope"], ["exce", "a", "--", "b"], ["rnu", "--", "true"], ["pu"], ["zzzzzz"]];
     run: [
         ["run"],
         ["run", "--memory", "lots", "--", "true"],
@@ -49,7 +49,7 @@ mistakes! {
     up: [["up", "--api-listen", "here"], ["up", "--router-auth", "maybe"], ["up", "--warm", "-1"]];
     down: [["down", "now"], ["down", "--purge=yes"], ["down", "--force"]];
     status: [["status", "-o", "xml"], ["status", "box"], ["status", "--watch"]];
-    doctor: [["doctor", "now"], ["doctor", "-o", "xml"], ["doctor", "--fix"]];
+    doctor: [["doctor", "now"], ["doctor", "-o", "xml"], ["doctor", "--fixx"]];
     create: [["create"], ["create", "Bad_Name"], ["create", "a", "--env", "X"], ["create", "a", "--expires-in", "x"]];
     claim: [["claim"], ["claim", "UPPER"], ["claim", "a", "--wait", "forever"]];
     list: [["list", "-o", "wide"], ["list", "box"], ["list"]];

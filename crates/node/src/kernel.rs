@@ -19,6 +19,7 @@ mod plan;
 mod rootfs;
 mod runtime;
 mod seccomp;
+mod share;
 mod spawner;
 mod storage;
 mod supervisor;
@@ -30,6 +31,7 @@ mod wire;
 
 pub use config::{HelperProgram, KernelConfig, NodeDefaults};
 pub use images::ImageAlias;
+pub use leftovers::{Stray, remove_stray, strays};
 pub use plan::Walls;
 pub use runtime::KernelRuntime;
 pub(crate) use spawner::take_over;

@@ -109,6 +109,9 @@ pub(crate) struct StatusArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
+    /// Remove what nodes that are gone left on this machine
+    #[arg(long)]
+    pub(crate) fix: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

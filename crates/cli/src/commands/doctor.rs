@@ -6,7 +6,7 @@ use crate::{
     host, output,
 };
 use agent_sandbox_node::{
-    kernel::{KernelConfig, KernelRuntime},
+    kernel::{KernelConfig, KernelRuntime, Stray, remove_stray, strays},
     runtime::{PodRuntime as _, WeaknessKind},
 };
 use anyhow::{Context as _, Result};
@@ -56,6 +56,7 @@ pub(crate) async fn doctor(global: &GlobalArgs, args: &DoctorArgs) -> Result<Exi
     let data = DataDir::locate(global.data_dir.as_deref())?;
     let mut checks = vec![user_namespaces()];
     checks.extend(isolation().await?);
+    checks.extend(remains(args.fix));
     checks.push(programs("kubectl", "install kubectl to use the engine with it"));
     checks.push(oci_runtimes());
     checks.push(disk(data.path()));
@@ -93,6 +94,52 @@ async fn isolation() -> Result<Vec<Check>> {
     let weaker =
         weaknesses.into_iter().map(|weakness| Check::new(Verdict::Weaker, weakness.message, remedy(weakness.kind)));
     Ok(weaker.collect())
+}
+
+/// What dead nodes left on the machine and the runtime, which has just been opened, did not clear away by itself.
+fn remains(fix: bool) -> Vec<Check> {
+    let left = strays();
+    if left.is_empty() {
+        return vec![Check::good("nothing is left of engines that are gone")];
+    }
+    let judge = |stray: &Stray| match stray {
+        Stray::Pods { data_dir } => {
+            // The node's folder is two levels down in the engine's.
+            let engine = data_dir.ancestors().nth(2).filter(|folder| folder.join("node/kernel") == *data_dir);
+            let folder = engine.unwrap_or(data_dir).display();
+            Check::new(
+                Verdict::Weaker,
+                format!("sandboxes of an engine that died still run; its folder is {folder}"),
+                format!(
+                    "agent-sandbox --data-dir {folder} up takes them over again, agent-sandbox --data-dir {folder} down stops them"
+                ),
+            )
+        }
+        other if fix => match remove_stray(other) {
+            Ok(()) => Check::good(format!("removed {}", describe(other))),
+            Err(error) => Check::new(
+                Verdict::Weaker,
+                format!("{} cannot be removed: {error}", describe(other)),
+                "see what uses it, or restart the machine",
+            ),
+        },
+        other => {
+            let what = format!("{} was left by an engine that is gone", describe(other));
+            Check::new(Verdict::Weaker, what, "agent-sandbox doctor --fix removes it")
+        }
+    };
+    left.iter().map(judge).collect()
+}
+
+fn describe(stray: &Stray) -> String {
+    match stray {
+        Stray::Pods { data_dir } => format!("sandboxes of {}", data_dir.display()),
+        Stray::Table { name, data_dir: Some(folder) } => {
+            format!("nftables table inet {name} (of {})", folder.display())
+        }
+        Stray::Table { name, data_dir: None } => format!("nftables table inet {name}"),
+        Stray::Group { folder } => format!("control group {}", folder.display()),
+    }
 }
 
 fn remedy(kind: WeaknessKind) -> &'static str {

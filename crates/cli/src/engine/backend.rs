@@ -5,8 +5,8 @@ use agent_sandbox_apiserver::node::{
     Duplex, ExecRequest, LogOptions, NodeBackend, NodeError, PodRef, ProcessSession, StreamSet,
 };
 use agent_sandbox_node::{
-    NodeHandle, ServiceError,
-    kubelet::backend::{attachment, command, key, log_options, session},
+    NodeHandle,
+    kubelet::backend::{attachment, command, key, log_options, refusal, session},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -74,15 +74,5 @@ impl NodeBackend for Backend {
             }
             Some(door) => Ok(door.connect()),
         }
-    }
-}
-
-fn refusal(error: ServiceError) -> NodeError {
-    let text = error.to_string();
-    match error {
-        ServiceError::NoPod { .. } => NodeError::NotFound(text),
-        ServiceError::NotStarted { .. } | ServiceError::NoPrevious { .. } => NodeError::BadRequest(text),
-        ServiceError::NotListening { .. } => NodeError::Unavailable(text),
-        ServiceError::Runtime(_) => NodeError::Internal(text),
     }
 }

@@ -108,6 +108,7 @@ fn every_output_is_as_it_was() {
             &["exec", "box", "--", "echo", "hello"],
             &["exec", "box", "--", "false"],
             &["exec", "box", "--", "no-such-program"],
+            &["exec", "box", "--", "/etc/passwd"],
             &["exec", "bxo", "--", "true"],
             &["exec", "box", "-c", "none", "--", "true"],
             &["shell", "bxo"],

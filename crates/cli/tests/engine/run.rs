@@ -28,10 +28,14 @@ fn run_passes_the_exit_code_and_the_streams_through() {
     );
     let output = run(&["--timeout", "1s", "--", "sleep", "60"]);
     assert_eq!(output.status.code(), Some(124));
-    match run(&["--", "/no/such/program"]).status.code() {
-        Some(126 | 127 | 1) => {}
-        other => panic!("a missing program is an error, not {other:?}"),
-    }
+    let said = "cannot run no-such-program: there is no such program in the sandbox's PATH\n";
+    let output = run(&["--", "no-such-program"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(127), said));
+    let output = run(&["--", "/no/such/program"]);
+    assert_eq!(output.status.code(), Some(127), "{output:?}");
+    let output = run(&["--", "/etc/passwd"]);
+    assert_eq!(output.status.code(), Some(126), "{output:?}");
+    assert!(text(&output.stderr).starts_with("cannot run /etc/passwd: Permission denied"), "{output:?}");
 }
 
 #[test]

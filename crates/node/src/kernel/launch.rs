@@ -229,7 +229,7 @@ fn run(
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let found = match find_user(program.user, &read("/etc/passwd"), &read("/etc/group")) {
         Ok(found) => found,
-        Err(error) => fail(report, cannot_run(program, error.to_string())),
+        Err(error) => fail(report, cannot_run(program, error.to_string(), false)),
     };
     if let Err((step, error)) = settle(ids, program, &found, entry, streams, report) {
         fail(report, kernel_failure(step, &error));
@@ -253,11 +253,11 @@ fn run(
     if let Err(error) = rustix::process::chdir(program.working_dir) {
         fail(
             report,
-            cannot_run(program, format!("working folder {}: {}", program.working_dir, io::Error::from(error))),
+            cannot_run(program, format!("working folder {}: {}", program.working_dir, io::Error::from(error)), false),
         );
     }
     let error = exec_by_path(program.command, &environment, &path);
-    fail(report, cannot_run(program, error.to_string()))
+    fail(report, cannot_run(program, error.to_string(), error.raw_os_error() == Some(libc::ENOENT)))
 }
 
 /// Streams, working folder and user namespace: what still needs the privileges of set-up.
@@ -421,8 +421,8 @@ fn exec_by_path(command: &[String], environment: &[CString], path: &str) -> io::
     last
 }
 
-fn cannot_run(program: &Program<'_>, message: String) -> Failure {
-    Failure::CannotRun { command: program.command.first().cloned().unwrap_or_default(), message }
+fn cannot_run(program: &Program<'_>, message: String, missing: bool) -> Failure {
+    Failure::CannotRun { command: program.command.first().cloned().unwrap_or_default(), message, missing }
 }
 
 fn kernel_failure(step: &str, error: &io::Error) -> Failure {

@@ -1,10 +1,10 @@
 //! What a node has put on the host outside its folder, noted where every other node of the machine can see it: when a node
-//! died without cleaning up and nobody will start it again, the next one to start cleans up for it.
+//! died without cleaning up and nothing of it runs any more, the next one to start cleans up for it.
 
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,43 @@ use serde::{Deserialize, Serialize};
 use super::supervisor::records::{self, ProcessRecord};
 use super::{cgroup, net};
 
-/// Beside the table of id blocks; gone with the machine's uptime, as is what it tells about.
-const FOLDER: &str = "/run/agent-sandbox/nodes";
+mod forwarding;
+mod strays;
+
+pub(crate) use forwarding::{needs_forwarding, no_longer_forwards};
+pub use strays::{Stray, remove_stray, strays};
+
+/// Gone with the machine's uptime, as is what it tells about.
+const FOLDER: &str = "/run/agent-sandbox";
+const NOTES: &str = "/run/agent-sandbox/nodes";
+
+/// Held while a node puts something on the machine or clears it away, so that nobody clears away what is just being made.
+pub(crate) struct Turn(#[expect(dead_code, reason = "the lock lasts as long as the file is open")] fs::File);
+
+impl Turn {
+    /// Waits for whoever has it, which takes milliseconds; a process that dies gives it up.
+    pub(crate) fn take() -> io::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(NOTES)?;
+        let path = Path::new(FOLDER).join("nodes.lock");
+        let lock = fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+        Ok(Self(lock))
+    }
+}
+
+/// Namespaces in which a note is true: elsewhere its process ids and its table's name mean something else, or nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Namespaces {
+    network: u64,
+    processes: u64,
+}
+
+impl Namespaces {
+    pub(crate) fn own() -> io::Result<Self> {
+        let inode = |kind: &str| fs::metadata(format!("/proc/self/ns/{kind}")).map(|metadata| metadata.ino());
+        Ok(Self { network: inode("net")?, processes: inode("pid")? })
+    }
+}
 
 /// One node's note.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,30 +61,48 @@ pub(crate) struct Note {
     pub(crate) gateway: Option<Ipv4Addr>,
     /// Folders of the group above its Pods.
     pub(crate) groups: Vec<PathBuf>,
+    /// Missing in notes of versions that did not tell.
+    pub(crate) namespaces: Option<Namespaces>,
 }
 
 impl Note {
-    /// Whether nobody will ever clean up after this node.
+    /// Whether its node is dead, as far as can be told from here.
+    fn is_of_the_dead(&self) -> bool {
+        let here = self.namespaces.is_none_or(|theirs| Namespaces::own().is_ok_and(|ours| ours == theirs));
+        here && !records::is_running(&self.process)
+    }
+
+    /// Whether what it tells about serves nobody: a node that starts again in the same folder makes it anew.
     fn is_abandoned(&self) -> bool {
-        !records::is_running(&self.process) && (self.thrown_away || !self.data_dir.exists())
+        self.is_of_the_dead() && (self.thrown_away || !self.data_dir.exists() || self.is_deserted())
+    }
+
+    /// Whether no process of any Pod is left.
+    fn is_deserted(&self) -> bool {
+        !self.groups.is_empty() && self.groups.iter().all(|group| whole(group).processes().is_empty())
     }
 
     /// Tells whether nothing is left. Pods that end with their node may still be about to.
-    fn clean_up(&self) -> bool {
+    fn clean_up(&self, turn: &Turn, word: &str) -> bool {
         let mut clean = true;
         for group in &self.groups {
-            let plan = cgroup::CgroupPlan { unified: Some(group.clone()), ..cgroup::CgroupPlan::default() };
-            let _ = plan.kill();
+            let _ = whole(group).kill();
             clean &= cgroup::remove_tree(group).is_ok();
         }
         if let Some(table) = &self.table {
-            let _ = net::delete_table(table);
+            clean &= net::delete_table(table).is_ok();
         }
         if let Some(gateway) = self.gateway {
-            let _ = net::loopback_address(gateway, false);
+            clean &= net::loopback_address(gateway, false).is_ok();
         }
+        no_longer_forwards(turn, word);
         clean
     }
+}
+
+/// A group as the folder it is in one tree.
+fn whole(group: &Path) -> cgroup::CgroupPlan {
+    cgroup::CgroupPlan { unified: Some(group.to_owned()), ..cgroup::CgroupPlan::default() }
 }
 
 /// The note of a node that runs; removed when it gave everything back.
@@ -57,9 +110,8 @@ pub(crate) struct OwnNote(PathBuf);
 
 impl OwnNote {
     /// Writes this node's note, named by a word of its folder's.
-    pub(crate) fn write(word: &str, note: &Note) -> io::Result<Self> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(FOLDER)?;
-        let path = Path::new(FOLDER).join(word);
+    pub(crate) fn write(_turn: &Turn, word: &str, note: &Note) -> io::Result<Self> {
+        let path = Path::new(NOTES).join(word);
         records::replace_text(&path, &serde_json::to_string(note).map_err(io::Error::other)?)?;
         Ok(Self(path))
     }
@@ -69,15 +121,19 @@ impl OwnNote {
     }
 }
 
-/// Cleans up after nodes that nobody will start again. Best effort: a failure concerns somebody else's remains.
-pub(crate) fn sweep() {
-    let Ok(entries) = fs::read_dir(FOLDER) else { return };
-    for entry in entries.flatten() {
-        let note = fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok());
-        let Some(note) = note.filter(Note::is_abandoned) else { continue };
+/// Cleans up after nodes that left nothing running. Best effort: a failure concerns somebody else's remains.
+pub(crate) fn sweep(turn: &Turn) {
+    for (word, note) in notes().into_iter().filter(|(_, note)| note.is_abandoned()) {
         tracing::info!(data_dir = %note.data_dir.display(), "Cleaning up after a node that died");
-        if note.clean_up() {
-            let _ = fs::remove_file(entry.path());
+        if note.clean_up(turn, &word) {
+            let _ = fs::remove_file(Path::new(NOTES).join(word));
         }
     }
+}
+
+/// All notes of this machine that can be read, with the words they are named by.
+fn notes() -> Vec<(String, Note)> {
+    let entries = fs::read_dir(NOTES).into_iter().flatten().flatten();
+    let named = entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
+    named.filter_map(|(word, path)| Some((word, serde_json::from_slice(&fs::read(path).ok()?).ok()?))).collect()
 }

@@ -215,7 +215,7 @@ impl Link {
     fn failed(&self, failure: Failure) -> RuntimeError {
         match failure {
             Failure::NotRunning { container } => RuntimeError::NotRunning { pod: self.pod.clone(), container },
-            Failure::CannotRun { command, message } => RuntimeError::CannotRun { command, message },
+            Failure::CannotRun { command, message, missing } => RuntimeError::CannotRun { command, message, missing },
             Failure::Kernel { step, errno } => {
                 RuntimeError::Kernel { step, source: io::Error::from_raw_os_error(errno) }
             }

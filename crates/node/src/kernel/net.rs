@@ -13,7 +13,8 @@ mod nft;
 mod node;
 mod pool;
 
-pub(crate) use node::{NodeNetwork, delete_table, pod_network, word_of};
+pub(crate) use nft::tables;
+pub(crate) use node::{NodeNetwork, delete_table, pod_network, table_name, word_of};
 pub(crate) use pool::{AddressPool, PodNetwork};
 
 use netlink::{Netlink, link_message};

@@ -219,7 +219,10 @@ impl Runtime {
                 .iter()
                 .any(|word| message.to_ascii_lowercase().contains(word));
         if about_command {
-            return Failure::CannotRun { command, message };
+            let missing = ["not found", "no such file", "cannot find"]
+                .iter()
+                .any(|word| message.to_ascii_lowercase().contains(word));
+            return Failure::CannotRun { command, message, missing };
         }
         Failure::Kernel { step: format!("{} {step} ({message})", self.name()), errno: libc::EIO }
     }

@@ -14,18 +14,16 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::{broadcast, watch};
 
-use super::cgroup::CgroupLayout;
 use super::config::KernelConfig;
 use super::ids::{IdBlocks, SharedTable};
 use super::images::{ImageAlias, ImageStore};
 use super::layers;
-use super::leftovers::{self, Note, OwnNote};
-use super::net::{self, AddressPool, NodeNetwork, PodNetwork};
+use super::net::AddressPool;
 use super::oci;
 use super::plan::IdMode;
+use super::share::HostShare;
 use super::spawner::Spawner;
 use super::storage::{self, Storage};
-use super::supervisor::records::ProcessRecord;
 use super::tree;
 use super::wire::Call;
 use crate::runtime::{
@@ -51,7 +49,7 @@ const EVENT_BUFFER: usize = 4_096;
 pub struct KernelRuntime {
     config: KernelConfig,
     privileged: bool,
-    layout: CgroupLayout,
+    share: HostShare,
     spawner: tokio::sync::Mutex<Option<Spawner>>,
     ready: ReadyPool,
     storage: Arc<Storage>,
@@ -59,9 +57,6 @@ pub struct KernelRuntime {
     this: Weak<Self>,
     ids: Mutex<IdBlocks>,
     images: ImageStore,
-    /// As root: addresses and rules of Pods.
-    network: Option<NodeNetwork>,
-    pod_network: PodNetwork,
     addresses: Mutex<AddressPool>,
     pods: Books,
     /// Which Pod uses what is kept for an owner: two Pods of one owner at a time must not share a writable layer.
@@ -71,10 +66,7 @@ pub struct KernelRuntime {
     events: broadcast::Sender<RuntimeEvent>,
     /// Whether Pods of an earlier node process have been looked for.
     recovered: AtomicBool,
-    /// The node's network was given back.
-    closed: AtomicBool,
     weaknesses: Vec<Weakness>,
-    note: Option<OwnNote>,
 }
 
 /// All Pods by uid; shared with the tasks that listen to supervisors.
@@ -87,11 +79,6 @@ impl KernelRuntime {
         let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
         prepare_data_dir(&config.data_dir).map_err(step("preparing the data folder"))?;
         let privileged = rustix::process::geteuid().is_root();
-        if privileged {
-            leftovers::sweep();
-        }
-        let layout = detect_cgroups(&config, privileged);
-        let layout = create::prepare_node_group(layout, &config, privileged);
         let images_dir = config.image_dir.clone().unwrap_or_else(|| config.data_dir.join("images"));
         let (host_paths, aliases, mirrors) =
             (config.host_paths.clone(), config.image_aliases.clone(), config.registry_mirrors.clone());
@@ -103,9 +90,7 @@ impl KernelRuntime {
         let table = SharedTable::of_machine(&config.data_dir, privileged);
         let ids = IdBlocks::open(&config.data_dir, config.first_id, config.id_blocks, table)
             .map_err(step("reading id blocks"))?;
-        let pod_network = net::pod_network(&config.data_dir, config.pod_network.as_deref())
-            .map_err(step("choosing a network for Pods"))?;
-        let network = open_network(&config, pod_network, privileged);
+        let share = HostShare::open(&config, privileged)?;
         let spawner = spawner
             .await
             .map_err(|_| RuntimeError::Timeout("starting the spawner"))?
@@ -114,29 +99,24 @@ impl KernelRuntime {
             .await
             .map_err(|_| RuntimeError::Timeout("preparing images"))?
             .map_err(step("preparing the image store"))?;
-        let note = if privileged { write_note(&config, &layout, network.as_ref()) } else { None };
         let storage = Arc::new(Storage::new(&config.data_dir, privileged));
-        let weaknesses = create::weaknesses(&layout, privileged, network.is_some(), &storage);
+        let weaknesses = create::weaknesses(&share.layout, privileged, share.network.is_some(), &storage);
         let runtime = Arc::new_cyclic(|this| Self {
             privileged,
-            layout,
+            addresses: Mutex::new(AddressPool::new(share.pod_network)),
+            share,
             spawner: tokio::sync::Mutex::new(Some(spawner)),
             ready: ReadyPool::default(),
             storage,
             this: this.clone(),
             ids: Mutex::new(ids),
             images,
-            network,
-            pod_network,
-            addresses: Mutex::new(AddressPool::new(pod_network)),
             pods: Books::default(),
             holders: Mutex::new(HashMap::new()),
             turns: Mutex::new(HashMap::new()),
             events: broadcast::Sender::new(EVENT_BUFFER),
             recovered: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
             weaknesses,
-            note,
             config,
         });
         // Addresses of Pods that still run are known only once they have been found again.
@@ -159,7 +139,7 @@ impl KernelRuntime {
     }
 
     fn release_network(&self, plan: &super::plan::PodPlan) {
-        if let (Some(network), Some(veth)) = (&self.network, &plan.veth)
+        if let (Some(network), Some(veth)) = (&self.share.network, &plan.veth)
             && let Err(error) = network.release(veth)
         {
             tracing::warn!(pod = plan.spec.uid, %error, "Network rules of a removed Pod stay behind");
@@ -201,8 +181,7 @@ impl KernelRuntime {
     /// Gives the host back what is not any Pod's: the group above all Pods and the node's network. While a Pod is left they stay,
     /// because it needs them. Called when dropped; a program that is about to exit calls it, because tasks may hold on to the runtime.
     pub fn close(&self) {
-        // What was given back may be another runtime's by now.
-        if self.closed.load(Ordering::Relaxed) {
+        if self.share.is_closed() {
             return;
         }
         self.close_ready();
@@ -211,24 +190,19 @@ impl KernelRuntime {
         {
             tracing::warn!(%error, "Unused blocks of user ids stay ours until the machine restarts");
         }
-        self.layout.plan("", create::no_limits()).remove_if_empty();
-        let unused = self.pods.lock().is_empty();
-        if !unused || self.closed.swap(true, Ordering::Relaxed) {
+        // Pods of an earlier process may not have been looked for yet.
+        let unknown_pods = !self.recovered.load(Ordering::Relaxed) && !self.pod_folders().is_empty();
+        if unknown_pods || !self.pods.lock().is_empty() {
             return;
         }
         self.storage.close();
-        if let Some(network) = &self.network {
-            network.close();
-        }
-        if let Some(note) = &self.note {
-            note.remove();
-        }
+        self.share.close();
     }
 
     /// Ends every Pod at once and gives everything back, whatever state it is in: for folders that are thrown away.
     pub fn discard(&self) {
         self.close_ready();
-        let all = self.layout.plan("", create::no_limits());
+        let all = self.share.group();
         let _ = all.kill();
         if let Err(error) = create::remove_group(&all) {
             tracing::warn!(%error, "Control groups of discarded Pods stay behind");
@@ -238,24 +212,9 @@ impl KernelRuntime {
             pod.begin_removal();
             self.release_network(&pod.plan);
         }
+        self.recovered.store(true, Ordering::Relaxed);
         self.close();
     }
-}
-
-/// Tells the machine's other nodes what we put on it.
-fn write_note(config: &KernelConfig, layout: &CgroupLayout, network: Option<&NodeNetwork>) -> Option<OwnNote> {
-    let written = ProcessRecord::own().and_then(|process| {
-        let note = Note {
-            data_dir: config.data_dir.clone(),
-            process,
-            thrown_away: config.pods_end_with_node,
-            table: network.map(|network| network.table().to_owned()),
-            gateway: network.map(NodeNetwork::gateway),
-            groups: layout.plan("", create::no_limits()).folders().map(Path::to_owned).collect(),
-        };
-        OwnNote::write(&format!("{:08x}", net::word_of(&config.data_dir)), &note)
-    });
-    written.inspect_err(|error| tracing::warn!(%error, "Nobody will clean up after this node should it be killed")).ok()
 }
 
 impl Drop for KernelRuntime {
@@ -271,30 +230,6 @@ fn prepare_data_dir(dir: &Path) -> io::Result<()> {
     }
     // Layers are mounted for sandboxes, whose root must be able to enter them.
     fs::set_permissions(dir.join("images"), fs::Permissions::from_mode(0o755))
-}
-
-fn open_network(config: &KernelConfig, pod_network: PodNetwork, privileged: bool) -> Option<NodeNetwork> {
-    if !privileged {
-        return None;
-    }
-    match NodeNetwork::open(&config.data_dir, pod_network) {
-        Ok(network) => Some(network),
-        Err(error) => {
-            tracing::warn!(%error, "Pods get no addresses: the host's packet filter or routes cannot be set up");
-            None
-        }
-    }
-}
-
-fn detect_cgroups(config: &KernelConfig, privileged: bool) -> CgroupLayout {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    CgroupLayout::detect(
-        &read("/proc/self/mountinfo"),
-        &read("/proc/self/cgroup"),
-        &create::node_group(&config.data_dir),
-        !privileged,
-        |folder| fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default(),
-    )
 }
 
 #[async_trait]
@@ -400,7 +335,7 @@ impl PodRuntime for KernelRuntime {
 
     async fn set_rules(&self, pod: &str, rules: PodRules) -> Result<(), RuntimeError> {
         let pod = self.pod(pod)?;
-        match (&self.network, &pod.plan.veth) {
+        match (&self.share.network, &pod.plan.veth) {
             (Some(network), Some(veth)) => network
                 .set_rules(veth, pod.plan.address, &rules)
                 .map_err(|source| RuntimeError::Kernel { step: "writing network rules".to_owned(), source }),
@@ -468,11 +403,11 @@ impl PodRuntime for KernelRuntime {
     }
 
     fn dns_address(&self) -> Option<IpAddr> {
-        self.network.as_ref().map(|network| network.gateway().into())
+        self.share.network.as_ref().map(|network| network.gateway().into())
     }
 
     fn pod_network(&self) -> Option<(IpAddr, u8)> {
-        Some((self.pod_network.base.into(), self.pod_network.prefix))
+        Some((self.share.pod_network.base.into(), self.share.pod_network.prefix))
     }
 
     fn pod_dir(&self, pod: &str) -> PathBuf {

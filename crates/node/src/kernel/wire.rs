@@ -120,10 +120,23 @@ pub(crate) enum Answer {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Failure {
-    NotRunning { container: String },
-    CannotRun { command: String, message: String },
-    Kernel { step: String, errno: i32 },
-    Protocol { message: String },
+    NotRunning {
+        container: String,
+    },
+    CannotRun {
+        command: String,
+        message: String,
+        /// There is no such program. Supervisors of earlier versions do not tell.
+        #[serde(default)]
+        missing: bool,
+    },
+    Kernel {
+        step: String,
+        errno: i32,
+    },
+    Protocol {
+        message: String,
+    },
 }
 
 impl Failure {

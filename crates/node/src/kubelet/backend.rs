@@ -92,15 +92,14 @@ pub fn attachment(streams: StreamSet) -> runtime::AttachRequest {
     runtime::AttachRequest { stdin: streams.stdin, stdout: streams.stdout, stderr: streams.stderr }
 }
 
-fn refusal(error: ServiceError) -> NodeError {
+/// Why a request into a Pod failed, as an API server tells it.
+pub fn refusal(error: ServiceError) -> NodeError {
     let text = runtime::chain(&error);
     match error {
         ServiceError::NoPod { .. } => NodeError::NotFound(text),
         ServiceError::NotStarted { .. }
         | ServiceError::NoPrevious { .. }
-        | ServiceError::Runtime(RuntimeError::NotRunning { .. } | RuntimeError::CannotRun { .. }) => {
-            NodeError::BadRequest(text)
-        }
+        | ServiceError::Runtime(RuntimeError::NotRunning { .. }) => NodeError::BadRequest(text),
         ServiceError::NotListening { .. } => NodeError::Unavailable(text),
         ServiceError::Runtime(_) => NodeError::Internal(text),
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thiserror::Error;
+use tokio::io::AsyncRead;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -13,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::NodeHandle;
 use crate::logs::{self, LogOptions};
 use crate::pods::actor::Handle;
-use crate::runtime::{AttachRequest, ExecRequest, ExecSession, RuntimeError};
+use crate::runtime::{AttachRequest, ExecRequest, ExecSession, Exit, RuntimeError};
 
 /// Which Pod. The uid, when given, tells two Pods of one name apart.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -48,6 +49,10 @@ pub type LogChunks = ReceiverStream<io::Result<Bytes>>;
 
 /// A port that opens in a moment is waited for this long, because clients take a refusal for the end of everything.
 const DIAL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What shells and container engines answer for a program that is not there, and for one that cannot be executed.
+const NO_SUCH_PROGRAM: i32 = 127;
+const NOT_EXECUTABLE: i32 = 126;
 
 impl NodeHandle {
     fn find(&self, key: &PodKey) -> Result<(String, Arc<Handle>), ServiceError> {
@@ -90,10 +95,19 @@ impl NodeHandle {
         Ok(ReceiverStream::new(chunks))
     }
 
-    /// Runs a command in a running container.
+    /// Runs a command in a running container. One that cannot be run ends as it would in a shell: words on standard error, and
+    /// an exit code that every client passes on.
     pub async fn exec(&self, key: &PodKey, container: &str, request: ExecRequest) -> Result<ExecSession, ServiceError> {
         let (uid, _) = self.find(key)?;
-        Ok(self.0.shared.runtime.exec(&uid, container, request).await?)
+        let (stdout, stderr) = (request.stdout, request.stderr);
+        match self.0.shared.runtime.exec(&uid, container, request).await {
+            Err(RuntimeError::CannotRun { command, message, missing }) => {
+                let words = cannot_run(&command, &message, missing);
+                let code = if missing { NO_SUCH_PROGRAM } else { NOT_EXECUTABLE };
+                Ok(ended_session(words, stdout, stderr, code))
+            }
+            other => Ok(other?),
+        }
     }
 
     /// Joins the streams of a container's own process.
@@ -123,6 +137,29 @@ impl NodeHandle {
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
+    }
+}
+
+fn cannot_run(command: &str, message: &str, missing: bool) -> String {
+    match missing && !command.contains('/') {
+        true => format!("cannot run {command}: there is no such program in the sandbox's PATH\n"),
+        false => format!("cannot run {command}: {message}\n"),
+    }
+}
+
+/// A session that is over before it began: its last words, where they are asked for, and its exit code.
+fn ended_session(words: String, stdout: bool, stderr: bool, code: i32) -> ExecSession {
+    let stream = |wanted: bool, text: String| {
+        wanted.then(|| Box::new(io::Cursor::new(text.into_bytes())) as Box<dyn AsyncRead + Send + Unpin>)
+    };
+    let (out, err) = if stderr { (String::new(), words) } else { (words, String::new()) };
+    let exit = Exit { code, signal: None, oom_killed: false, finished_at: jiff::Timestamp::now() };
+    ExecSession {
+        stdin: None,
+        stdout: stream(stdout, out),
+        stderr: stream(stderr, err),
+        resize: None,
+        exit: Box::pin(std::future::ready(Ok(exit))),
     }
 }
 

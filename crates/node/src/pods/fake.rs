@@ -162,7 +162,7 @@ impl PodRuntime for FakeRuntime {
         let behaviour = self.behaviour(&spec);
         if behaviour == Behaviour::CannotRun {
             let command = spec.command[0].clone();
-            return Err(RuntimeError::CannotRun { command, message: "no such file".into() });
+            return Err(RuntimeError::CannotRun { command, message: "no such file".into(), missing: true });
         }
         let state = ContainerState {
             name: spec.name.clone(),

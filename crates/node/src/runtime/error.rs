@@ -16,7 +16,12 @@ pub enum RuntimeError {
     Refused(String),
     /// The command could not be executed (not found, not executable, working folder missing).
     #[error("cannot run {command}: {message}")]
-    CannotRun { command: String, message: String },
+    CannotRun {
+        command: String,
+        message: String,
+        /// There is no such program, as opposed to one that cannot be executed.
+        missing: bool,
+    },
     /// A program that another isolation needs is not installed.
     #[error(
         "runtime class handler {handler} needs the program {program}, which is not installed; install it, or leave runtimeClassName out"

@@ -181,3 +181,66 @@ async fn a_node_that_dies_again_and_again_keeps_its_pods() {
     let left: Vec<_> = std::fs::read_dir(node.data().join("pods")).unwrap().flatten().map(|e| e.path()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+/// A node that died with nothing running is cleaned up after by the next one, although its folder is still there; one whose Pods run on
+/// is left alone. A node that cannot be opened gives back what it had put in place.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_serves_nobody_is_cleared_away_and_what_serves_pods_is_not() {
+    if !is_root() {
+        return;
+    }
+    let (empty, busy) = (tempfile::tempdir().unwrap(), Node::start().await);
+    busy.runtime.create_pod(pod("runs-on")).await.unwrap();
+    let dead = NodeOfTheDead::new(empty.path());
+    let busy_note = note_path(busy.data());
+    let text = std::fs::read_to_string(&busy_note).unwrap();
+    // As if its process had died.
+    std::fs::write(&busy_note, with_dead_process(&text)).unwrap();
+    drop(Node::start().await);
+    assert_eq!(host_traces(empty.path()), BTreeSet::new());
+    assert!(!dead.note.exists());
+    assert!(busy_note.exists() && host_traces(busy.data()).iter().any(|trace| trace.starts_with("table ")));
+    std::fs::write(&busy_note, text).unwrap();
+    busy.runtime.remove_pod("runs-on").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_cannot_be_opened_leaves_nothing() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let missing = agent_sandbox_node::kernel::HelperProgram::Path("/no/such/helper".into());
+    let config = crate::fixture::config(folder.path(), |config| config.helper = missing);
+    assert!(agent_sandbox_node::kernel::KernelRuntime::open(config).await.is_err());
+    assert_eq!(host_traces(folder.path()), BTreeSet::new());
+    assert!(!note_path(folder.path()).exists());
+}
+
+/// What a node leaves that died a moment after it was opened.
+struct NodeOfTheDead {
+    note: PathBuf,
+}
+
+impl NodeOfTheDead {
+    fn new(data: &Path) -> Self {
+        let name = format!("agent-sandbox-{}", word_of(data));
+        assert!(Command::new("nft").args(["add", "table", "inet", &name]).status().unwrap().success());
+        let groups: Vec<_> =
+            group_folders(data).into_iter().filter(|group| std::fs::create_dir(group).is_ok()).collect();
+        assert!(!groups.is_empty());
+        let process = serde_json::json!({"boot_id": "another", "pid": 1, "start_time": 1});
+        let note = serde_json::json!({
+            "data_dir": data, "process": process, "thrown_away": false, "table": name, "gateway": null, "groups": groups,
+        });
+        let path = note_path(data);
+        std::fs::write(&path, note.to_string()).unwrap();
+        Self { note: path }
+    }
+}
+
+fn with_dead_process(note: &str) -> String {
+    let mut note: serde_json::Value = serde_json::from_str(note).unwrap();
+    note["process"]["boot_id"] = "another".into();
+    note.to_string()
+}

@@ -15,10 +15,13 @@ pub(super) struct FilterRule {
 pub(super) enum Match {
     /// Interfaces whose name begins so.
     FromInterfaces(String),
+    NotFromInterfaces(String),
     ToInterfaces(String),
     NotToInterfaces(String),
     NotIpv4,
     Established,
+    /// A segment that does not open a connection.
+    TcpAnswer,
     Source {
         address: Ipv4Addr,
         prefix: u8,
@@ -55,34 +58,59 @@ pub(super) fn rule(matches: Vec<Match>, verdict: Verdict) -> FilterRule {
     FilterRule { matches, verdict }
 }
 
-/// Packets from Pods to the host itself: answers, and questions to DNS on the gateway. Nothing else, on any address.
-pub(super) fn input_rules(cables: &str, gateway: Ipv4Addr) -> Vec<FilterRule> {
-    let from_pods = || Match::FromInterfaces(cables.to_owned());
+/// What packets from Pods go through on their way through the host, and packets to Pods.
+pub(super) const FROM_PODS: &str = "from-pods";
+pub(super) const TO_PODS: &str = "to-pods";
+
+/// Packets from Pods to the host itself: answers, and questions to DNS on the gateway. Nothing else, on any address. Packets
+/// of anybody else leave with the first rule.
+///
+/// The host talks to Pods from the gateway's address. As long as connections are not tracked, answers are told by their
+/// flags: a segment that opens no connection finds a connection that the host opened, or is refused by the host's kernel.
+pub(super) fn input_rules(cables: &str, gateway: Ipv4Addr, tracked: bool) -> Vec<FilterRule> {
+    let to_gateway = || Match::Destination { address: gateway, prefix: 32, inverted: false };
     let dns = |protocol: i32| {
-        let to_gateway = Match::Destination { address: gateway, prefix: 32, inverted: false };
         let port = Match::Ports { first: 53, last: 53 };
-        rule(vec![from_pods(), to_gateway, Match::Protocol(protocol as u8), port], Verdict::Accept)
+        rule(vec![to_gateway(), Match::Protocol(protocol as u8), port], Verdict::Accept)
+    };
+    let answers = match tracked {
+        true => vec![Match::Established],
+        false => vec![to_gateway(), Match::Protocol(libc::IPPROTO_TCP as u8), Match::TcpAnswer],
     };
     vec![
-        rule(vec![from_pods(), Match::NotIpv4], Verdict::Drop),
-        rule(vec![from_pods(), Match::Established], Verdict::Accept),
+        rule(vec![Match::NotFromInterfaces(cables.to_owned())], Verdict::Accept),
+        rule(vec![Match::NotIpv4], Verdict::Drop),
+        rule(answers, Verdict::Accept),
         dns(libc::IPPROTO_UDP),
         dns(libc::IPPROTO_TCP),
-        rule(vec![from_pods()], Verdict::Drop),
+        rule(Vec::new(), Verdict::Drop),
     ]
 }
 
-/// Packets through the host, from or to Pods.
+/// Packets through the host: those from Pods, then those to Pods; some are both.
 pub(super) fn forward_rules(cables: &str) -> Vec<FilterRule> {
-    let (from_pods, to_pods) = (Match::FromInterfaces(cables.to_owned()), Match::ToInterfaces(cables.to_owned()));
     vec![
-        rule(vec![from_pods.clone(), Match::NotIpv4], Verdict::Drop),
-        rule(vec![to_pods.clone(), Match::NotIpv4], Verdict::Drop),
-        rule(vec![from_pods.clone(), Match::Established], Verdict::Accept),
-        rule(vec![to_pods.clone(), Match::Established], Verdict::Accept),
-        rule(vec![from_pods], Verdict::LookUpSource("from".to_owned())),
-        rule(vec![to_pods], Verdict::LookUpTarget("to".to_owned())),
+        rule(vec![Match::FromInterfaces(cables.to_owned())], Verdict::Jump(FROM_PODS.to_owned())),
+        rule(vec![Match::ToInterfaces(cables.to_owned())], Verdict::Jump(TO_PODS.to_owned())),
     ]
+}
+
+pub(super) fn from_pods_rules(tracked: bool) -> Vec<FilterRule> {
+    passing(tracked, Verdict::LookUpSource("from".to_owned()))
+}
+
+pub(super) fn to_pods_rules(tracked: bool) -> Vec<FilterRule> {
+    passing(tracked, Verdict::LookUpTarget("to".to_owned()))
+}
+
+/// Known connections pass, new ones by the Pod's own rules.
+fn passing(tracked: bool, own_rules: Verdict) -> Vec<FilterRule> {
+    let mut list = vec![rule(vec![Match::NotIpv4], Verdict::Drop)];
+    if tracked {
+        list.push(rule(vec![Match::Established], Verdict::Accept));
+    }
+    list.push(rule(Vec::new(), own_rules));
+    list
 }
 
 /// Pods' traffic to the world carries the host's address.
@@ -167,6 +195,17 @@ mod tests {
         let own = Ipv4Addr::new(10, 1, 0, 2);
         assert!(egress_rules(own, &PodRules::default()).iter().all(|rule| rule.verdict == Verdict::Drop));
         assert!(ingress_rules(&PodRules::default()).iter().all(|rule| rule.verdict == Verdict::Drop));
+    }
+
+    #[test]
+    fn packets_of_others_leave_with_the_first_rule_and_are_not_tracked() {
+        let gateway = Ipv4Addr::new(10, 1, 0, 1);
+        let rules = input_rules("asb1234", gateway, false);
+        assert_eq!(rules[0], rule(vec![Match::NotFromInterfaces("asb1234".to_owned())], Verdict::Accept));
+        assert_eq!(rules.last(), Some(&rule(Vec::new(), Verdict::Drop)));
+        let all = rules.iter().chain(&from_pods_rules(false)).chain(&to_pods_rules(false)).cloned().collect::<Vec<_>>();
+        assert!(all.iter().all(|rule| !rule.matches.contains(&Match::Established)), "{all:?}");
+        assert!(input_rules("asb1234", gateway, true).iter().any(|rule| rule.matches == [Match::Established]));
     }
 
     #[test]

@@ -17,6 +17,7 @@ const SUBSYSTEM: u16 = 10;
 const FAMILY_INET: u8 = 1;
 
 const NEW_TABLE: u16 = 0;
+const GET_TABLE: u16 = 1;
 const DELETE_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
 const DELETE_CHAIN: u16 = 5;
@@ -25,6 +26,8 @@ const DELETE_RULE: u16 = 8;
 const NEW_SET: u16 = 9;
 const NEW_ELEMENT: u16 = 12;
 const DELETE_ELEMENT: u16 = 14;
+
+const TABLE_USER_DATA: u16 = 6;
 
 const REGISTER: u32 = 1;
 const REGISTER_VERDICT: u32 = 0;
@@ -51,8 +54,12 @@ impl Batch {
         message
     }
 
-    pub(super) fn add_table(&mut self) {
-        let message = self.start(NEW_TABLE, libc::NLM_F_CREATE);
+    /// The comment is for people who list tables, and for whoever finds the table without its node.
+    pub(super) fn add_table(&mut self, comment: &str) {
+        let mut message = self.start(NEW_TABLE, libc::NLM_F_CREATE);
+        if let Some(data) = comment_data(comment) {
+            message.attribute(TABLE_USER_DATA, &data);
+        }
         self.push(message);
     }
 
@@ -154,10 +161,7 @@ impl Batch {
     pub(super) fn commit(mut self) -> io::Result<()> {
         let mut end = message(libc::NFNL_MSG_BATCH_END as u16, libc::NLM_F_ACK, 0, SUBSYSTEM);
         self.bytes.extend_from_slice(end.finish(2));
-        let protocol = Some(rustix::net::netlink::NETFILTER);
-        let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
-        let timeout = Some(std::time::Duration::from_secs(10));
-        rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, timeout)?;
+        let socket = open_socket()?;
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, self.bytes.len().max(64 * 1024))?;
         rustix::net::send(&socket, &self.bytes, SendFlags::empty())?;
         let mut buffer = vec![0u8; 32 * 1024];
@@ -168,6 +172,88 @@ impl Batch {
             }
         }
     }
+}
+
+/// A table as the kernel lists it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Table {
+    pub(crate) name: String,
+    pub(crate) comment: Option<String>,
+}
+
+/// All tables of our family in the present network namespace.
+pub(crate) fn tables() -> io::Result<Vec<Table>> {
+    let mut request = message((SUBSYSTEM << 8) | GET_TABLE, libc::NLM_F_DUMP, FAMILY_INET, 0);
+    let socket = open_socket()?;
+    rustix::net::send(&socket, request.finish(1), SendFlags::empty())?;
+    let mut buffer = vec![0u8; 32 * 1024];
+    let mut list = Vec::new();
+    loop {
+        let (length, _) = rustix::net::recv(&socket, &mut buffer, RecvFlags::empty())?;
+        let bytes = buffer.get(..length).unwrap_or_default();
+        if let Some(result) = acknowledgement_of_any(bytes) {
+            return result.map(|()| list);
+        }
+        let done = each_message(bytes, |attributes| list.extend(parse_table(attributes)));
+        if done || length == 0 {
+            return Ok(list);
+        }
+    }
+}
+
+/// Calls with the attributes of each message; tells whether the list is at its end.
+fn each_message(mut bytes: &[u8], mut visit: impl FnMut(&[u8])) -> bool {
+    const HEADERS: usize = 20;
+    while let Some(header) = bytes.first_chunk::<16>() {
+        let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        let length = length.clamp(16, bytes.len());
+        if u16::from_ne_bytes([header[4], header[5]]) == libc::NLMSG_DONE as u16 {
+            return true;
+        }
+        visit(bytes.get(HEADERS..length).unwrap_or_default());
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    false
+}
+
+fn parse_table(mut attributes: &[u8]) -> Option<Table> {
+    let (mut name, mut comment) = (None, None);
+    while let Some(header) = attributes.first_chunk::<4>() {
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]])).clamp(4, attributes.len());
+        let value = attributes.get(4..length).unwrap_or_default();
+        match u16::from_ne_bytes([header[2], header[3]]) & 0x3fff {
+            1 => name = Some(text_of(value)),
+            TABLE_USER_DATA => comment = comment_of(value),
+            _ => {}
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some(Table { name: name?, comment })
+}
+
+fn text_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
+}
+
+/// A comment as `nft` writes and reads it: kind, length with the final zero, text. Longer ones are left out.
+fn comment_data(comment: &str) -> Option<Vec<u8>> {
+    let length = u8::try_from(comment.len() + 1).ok().filter(|_| comment.len() <= 128)?;
+    Some([&[0, length], comment.as_bytes(), &[0]].concat())
+}
+
+fn comment_of(data: &[u8]) -> Option<String> {
+    match data {
+        [0, length, text @ ..] => text.get(..usize::from(*length)).map(text_of),
+        _ => None,
+    }
+}
+
+fn open_socket() -> io::Result<std::os::fd::OwnedFd> {
+    let protocol = Some(rustix::net::netlink::NETFILTER);
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+    let timeout = Some(std::time::Duration::from_secs(10));
+    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, timeout)?;
+    Ok(socket)
 }
 
 fn message(kind: u16, flags: libc::c_int, family: u8, resource: u16) -> NetlinkMessage {
@@ -253,6 +339,10 @@ fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
             load_meta(list, META_IN);
             compare(list, EQUAL, prefix.as_bytes());
         }
+        Match::NotFromInterfaces(prefix) => {
+            load_meta(list, META_IN);
+            compare(list, NOT_EQUAL, prefix.as_bytes());
+        }
         Match::ToInterfaces(prefix) => {
             load_meta(list, META_OUT);
             compare(list, EQUAL, prefix.as_bytes());
@@ -260,6 +350,12 @@ fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
         Match::NotToInterfaces(prefix) => {
             load_meta(list, META_OUT);
             compare(list, NOT_EQUAL, prefix.as_bytes());
+        }
+        Match::TcpAnswer => {
+            const ACKNOWLEDGES_OR_RESETS: u8 = 0x14;
+            load_payload(list, TRANSPORT_HEADER, 13, 1);
+            mask(list, &[ACKNOWLEDGES_OR_RESETS]);
+            compare(list, NOT_EQUAL, &[0]);
         }
         Match::NotIpv4 => {
             load_meta(list, META_FAMILY);
@@ -331,4 +427,34 @@ fn verdict(message: &mut NetlinkMessage, kind: u16, what: &Verdict) {
             data.attribute_string(2, chain);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_are_read_as_they_are_written() {
+        let data = comment_data("/var/lib/agent-sandbox").unwrap();
+        assert_eq!(comment_of(&data).as_deref(), Some("/var/lib/agent-sandbox"));
+        assert_eq!(comment_data(&"x".repeat(129)), None);
+        for broken in [&[][..], &[0], &[0, 9, b'x'], &[7, 1, 0]] {
+            assert_eq!(comment_of(broken), None, "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_lists_is_read_and_rubbish_does_no_harm() {
+        let mut listed = message(SUBSYSTEM << 8, 0, FAMILY_INET, 0);
+        listed.attribute_string(1, "agent-sandbox-0f26e452");
+        listed.attribute(TABLE_USER_DATA, &comment_data("/data").unwrap());
+        let mut bytes = listed.finish(1).to_vec();
+        let mut found = Vec::new();
+        assert!(!each_message(&bytes, |attributes| found.extend(parse_table(attributes))));
+        let table = Table { name: "agent-sandbox-0f26e452".to_owned(), comment: Some("/data".to_owned()) };
+        assert_eq!(found, [table]);
+        while bytes.pop().is_some() {
+            each_message(&bytes, |attributes| drop(parse_table(attributes)));
+        }
+    }
 }

@@ -3,17 +3,18 @@
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::filter;
 use super::nft::Batch;
 use super::pool::{PodNetwork, choose_network, parse_routes};
 use super::{super::plan::VethPlan, loopback_address};
+use crate::kernel::leftovers::{self, Turn};
 use crate::runtime::PodRules;
-
-const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// Pods' network on this host.
 pub(crate) struct NodeNetwork {
@@ -21,47 +22,71 @@ pub(crate) struct NodeNetwork {
     /// What the names of our cables begin with.
     cables: String,
     table: String,
-    /// Where the host's own setting of forwarding is kept while ours is in place.
-    forwarding_record: PathBuf,
+    word: String,
+    /// Whether connections are tracked. While all Pods are closed nothing is, because tracking costs every packet of the host,
+    /// whoever it belongs to.
+    tracked: Mutex<bool>,
+    forwards: AtomicBool,
 }
 
 impl NodeNetwork {
-    /// Puts our table in place: from the first moment, Pods reach nothing.
-    pub(crate) fn open(data_dir: &Path, network: PodNetwork) -> io::Result<Self> {
+    /// Puts our table in place: from the first moment, Pods reach nothing. Rules of Pods of an earlier process stay.
+    pub(crate) fn open(data_dir: &Path, network: PodNetwork, has_pods: bool) -> io::Result<Self> {
         let word = word_of(data_dir);
         let this = Self {
             network,
-            cables: format!("asb{:04x}", word >> 16),
-            table: format!("agent-sandbox-{word:08x}"),
-            forwarding_record: data_dir.join("ip-forward"),
+            cables: format!("asb{}", &word[..4]),
+            table: table_name(data_dir),
+            word,
+            tracked: Mutex::new(has_pods),
+            forwards: AtomicBool::new(false),
         };
-        this.make_table()?;
-        loopback_address(this.network.gateway(), true)?;
+        this.make_table(data_dir, has_pods)?;
+        loopback_address(this.network.gateway(), true).inspect_err(|_| drop(delete_table(&this.table)))?;
         Ok(this)
     }
 
-    fn make_table(&self) -> io::Result<()> {
+    fn make_table(&self, data_dir: &Path, has_pods: bool) -> io::Result<()> {
         const INPUT: u32 = 1;
         const FORWARD: u32 = 2;
-        const POST_ROUTING: u32 = 4;
         let mut batch = Batch::new(&self.table);
-        batch.add_table();
+        let comment = data_dir.to_string_lossy();
+        if !has_pods {
+            // Whatever an earlier process left is gone in the same moment; deleting wants a table that is there.
+            batch.add_table(&comment);
+            batch.delete_table();
+        }
+        batch.add_table(&comment);
         batch.add_interface_map("from");
         batch.add_interface_map("to");
+        batch.add_chain(filter::FROM_PODS);
+        batch.add_chain(filter::TO_PODS);
         batch.add_base_chain("input", "filter", INPUT, -10);
         batch.add_base_chain("forward", "filter", FORWARD, -10);
-        batch.add_base_chain("postrouting", "nat", POST_ROUTING, 100);
-        for (chain, rules) in [
-            ("input", filter::input_rules(&self.cables, self.network.gateway())),
+        self.fill_chains(&mut batch, has_pods);
+        batch.commit()
+    }
+
+    /// The rules that all Pods share.
+    fn fill_chains(&self, batch: &mut Batch, tracked: bool) {
+        const POST_ROUTING: u32 = 4;
+        let mut chains = vec![
+            ("input", filter::input_rules(&self.cables, self.network.gateway(), tracked)),
             ("forward", filter::forward_rules(&self.cables)),
-            ("postrouting", filter::masquerade_rules(&self.cables, self.network.base, self.network.prefix)),
-        ] {
+            (filter::FROM_PODS, filter::from_pods_rules(tracked)),
+            (filter::TO_PODS, filter::to_pods_rules(tracked)),
+        ];
+        if tracked {
+            batch.add_base_chain("postrouting", "nat", POST_ROUTING, 100);
+            let masquerade = filter::masquerade_rules(&self.cables, self.network.base, self.network.prefix);
+            chains.push(("postrouting", masquerade));
+        }
+        for (chain, rules) in &chains {
             batch.flush_chain(chain);
-            for rule in &rules {
+            for rule in rules {
                 batch.add_rule(chain, rule);
             }
         }
-        batch.commit()
     }
 
     pub(crate) fn gateway(&self) -> Ipv4Addr {
@@ -77,7 +102,7 @@ impl NodeNetwork {
     /// Opens what these rules allow, and closes the rest.
     pub(crate) fn set_rules(&self, veth: &VethPlan, address: Ipv4Addr, rules: &PodRules) -> io::Result<()> {
         if !rules.egress.is_empty() || !rules.ingress.is_empty() {
-            self.forward()?;
+            self.open_up()?;
         }
         let mut batch = Batch::new(&self.table);
         let directions = [
@@ -112,51 +137,62 @@ impl NodeNetwork {
         }
     }
 
-    /// Packets are forwarded only once a rule asks for it; the host's own setting comes back with [`NodeNetwork::close`].
-    fn forward(&self) -> io::Result<()> {
-        let present = fs::read_to_string(FORWARDING)?;
-        if present.trim() == "1" {
-            return Ok(());
+    /// Packets are forwarded and connections tracked only once a rule asks for it; the host's own setting comes back with
+    /// [`NodeNetwork::close`].
+    fn open_up(&self) -> io::Result<()> {
+        if !self.forwards.load(Ordering::Relaxed) {
+            leftovers::needs_forwarding(&Turn::take()?, &self.word)?;
+            self.forwards.store(true, Ordering::Relaxed);
         }
-        fs::write(&self.forwarding_record, present)?;
-        fs::write(FORWARDING, "1")
-    }
-
-    /// The name of our table, for whoever has to remove it in our place.
-    pub(crate) fn table(&self) -> &str {
-        &self.table
+        let mut tracked = self.tracked.lock();
+        if !*tracked {
+            let mut batch = Batch::new(&self.table);
+            self.fill_chains(&mut batch, true);
+            batch.commit()?;
+            *tracked = true;
+        }
+        Ok(())
     }
 
     /// Takes everything back.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self, turn: Option<&Turn>) {
         if let Err(error) = delete_table(&self.table) {
             tracing::warn!(%error, table = self.table, "Our nftables table stays behind");
         }
         if let Err(error) = loopback_address(self.network.gateway(), false) {
             tracing::warn!(%error, "The gateway's address stays behind");
         }
-        if let Ok(before) = fs::read_to_string(&self.forwarding_record) {
-            // The record is only removed once the value is back.
-            if fs::write(FORWARDING, before).is_ok() {
-                let _ = fs::remove_file(&self.forwarding_record);
-            }
+        if let Some(turn) = turn {
+            leftovers::no_longer_forwards(turn, &self.word);
         }
     }
 }
 
-/// Removes a table of ours by name.
+/// Removes a table of ours by name, if it is there.
 pub(crate) fn delete_table(name: &str) -> io::Result<()> {
     let mut batch = Batch::new(name);
     batch.delete_table();
-    batch.commit()
+    match batch.commit() {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// Name of a data folder's table, and of its control groups.
+pub(crate) fn table_name(data_dir: &Path) -> String {
+    format!("agent-sandbox-{}", word_of(data_dir))
 }
 
 fn chain_name(direction: &str, veth: &VethPlan) -> String {
     format!("{direction}-{}", veth.host_name)
 }
 
-/// A number of this data folder's own.
-pub(crate) fn word_of(data_dir: &Path) -> u32 {
+/// A word of this data folder's own: eight hexadecimal digits.
+pub(crate) fn word_of(data_dir: &Path) -> String {
+    format!("{:08x}", number_of(data_dir))
+}
+
+fn number_of(data_dir: &Path) -> u32 {
     let hash = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
     u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
 }
@@ -166,7 +202,7 @@ pub(crate) fn pod_network(data_dir: &Path, wanted: Option<&str>) -> io::Result<P
     match wanted {
         Some(text) => PodNetwork::parse(text)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{text} is not a Pod network"))),
-        None => saved_or_chosen(&data_dir.join("pod-network"), word_of(data_dir)),
+        None => saved_or_chosen(&data_dir.join("pod-network"), number_of(data_dir)),
     }
 }
 

@@ -58,6 +58,7 @@ impl Bundle {
             let user = bundle.find_user(container).map_err(|message| Failure::CannotRun {
                 command: container.spec.command.first().cloned().unwrap_or_default(),
                 message,
+                missing: false,
             })?;
             bundle.write_config(pod, container, convention, namespaces, &user, &binds)
         })?;

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
-
 use super::super::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
 use super::super::ids::Block;
+use super::super::net::NodeNetwork;
 use super::super::oci;
 use super::super::plan::{ContainerPlan, GroundPlan, PodPlan};
+use super::super::share::no_limits;
 use super::super::storage::{DiskSpace, Storage};
 use super::super::supervisor::records;
 use super::super::wire::{self, Answer, Begin};
@@ -24,52 +24,6 @@ const GROUP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long after it was written a record is written through to the disk.
 const SYNC_AFTER: Duration = Duration::from_millis(500);
-
-/// Memory left to the rest of the machine whatever Pods do.
-const RESERVED_MEMORY: u64 = 512 << 20;
-
-/// Name of the group that holds all Pods of a data folder.
-pub(super) fn node_group(data_dir: &Path) -> String {
-    let hash = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
-    let short: String = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!("agent-sandbox-{short}")
-}
-
-pub(super) fn no_limits() -> HardLimits {
-    HardLimits { memory_bytes: None, cpu_millis: None, cpu_request_millis: None, pids: None }
-}
-
-/// Makes the group above all Pods, capped at the machine less a reserve. A tree we may not write is not used.
-pub(super) fn prepare_node_group(mut layout: CgroupLayout, config: &KernelConfig, privileged: bool) -> CgroupLayout {
-    let limits =
-        HardLimits { memory_bytes: machine_memory().map(|all| all.saturating_sub(RESERVED_MEMORY)), ..no_limits() };
-    let plan = layout.plan("", limits);
-    if let Err(error) = plan.create() {
-        if privileged {
-            tracing::warn!(%error, data_dir = %config.data_dir.display(), "Control groups cannot be used; limits are not held");
-        }
-        return CgroupLayout::default();
-    }
-    if let Some(unified) = layout.unified.clone()
-        && !layout.unified_controllers.is_empty()
-    {
-        let control = layout.subtree_control();
-        let parent = unified.parent().map(|parent| parent.join("cgroup.subtree_control"));
-        let enabled = parent
-            .map_or(Ok(()), |file| cgroup::write_control(&file, &control))
-            .and_then(|()| cgroup::write_control(&unified.join("cgroup.subtree_control"), &control));
-        if enabled.is_err() {
-            layout.unified_controllers.clear();
-        }
-    }
-    layout
-}
-
-fn machine_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
-}
 
 /// What is weaker on this host than on a fully equipped one.
 pub(super) fn weaknesses(layout: &CgroupLayout, privileged: bool, networked: bool, storage: &Storage) -> Vec<Weakness> {
@@ -201,18 +155,18 @@ impl KernelRuntime {
     /// What a Pod can stand on.
     pub(super) fn plan_ground(&self, ids: IdMode, routed: bool) -> Result<GroundPlan, RuntimeError> {
         let group = format!("pod-{:016x}", rand::random::<u64>());
-        let mut cgroup = self.layout.plan(&group, no_limits());
+        let mut cgroup = self.share.layout.plan(&group, no_limits());
         if let Some(unified) = &cgroup.unified
-            && !self.layout.unified_controllers.is_empty()
+            && !self.share.layout.unified_controllers.is_empty()
         {
             // Containers' groups below this one use the controllers too.
             let file = unified.join("cgroup.subtree_control");
-            cgroup.settings.push(cgroup::Setting { file, value: self.layout.subtree_control(), optional: false });
+            cgroup.settings.push(cgroup::Setting { file, value: self.share.layout.subtree_control(), optional: false });
         }
         Ok(GroundPlan {
             ids,
             address: self.take_address()?,
-            veth: self.network.as_ref().filter(|_| routed).map(NodeNetwork::cable),
+            veth: self.share.network.as_ref().filter(|_| routed).map(NodeNetwork::cable),
             group,
             cgroup,
             ends_with_node: self.config.pods_end_with_node,
@@ -296,7 +250,7 @@ impl KernelRuntime {
     }
 
     fn plan_pod(&self, spec: PodSandboxSpec, ground: GroundPlan) -> PodPlan {
-        let limits = self.layout.plan(&ground.group, self.hard_limits(&spec.limits, true)).settings;
+        let limits = self.share.layout.plan(&ground.group, self.hard_limits(&spec.limits, true)).settings;
         PodPlan {
             dir: self.pod_dir(&spec.uid),
             ground,
@@ -360,9 +314,9 @@ impl KernelRuntime {
         let cgroup = match &pod.plan.spec.handler {
             // A runtime that makes groups makes them in every tree, and counts there.
             RuntimeHandler::Oci { program, .. } if !oci::Convention::of(program).own_groups => {
-                self.layout.plan(&group, own)
+                self.share.layout.plan(&group, own)
             }
-            _ => self.layout.plan_below(&pod.plan.cgroup, &group, own, of_pod),
+            _ => self.share.layout.plan_below(&pod.plan.cgroup, &group, own, of_pod),
         };
         let plan = ContainerPlan {
             id: uuid::Uuid::new_v4().simple().to_string(),

@@ -47,8 +47,8 @@ impl ReadyPool {
 impl KernelRuntime {
     /// One that fits this Pod, if there is any.
     pub(super) fn take_ready(&self, spec: &PodSandboxSpec, keeper: &str) -> Option<Ready> {
-        let routed = spec.network == NetworkMode::Routed && self.network.is_some();
-        if routed != self.network.is_some() || self.ids.lock().has(keeper) {
+        let routed = spec.network == NetworkMode::Routed && self.share.network.is_some();
+        if routed != self.share.network.is_some() || self.ids.lock().has(keeper) {
             return None;
         }
         let ready = self.ready.waiting.lock().pop_front()?;
@@ -99,7 +99,7 @@ impl KernelRuntime {
 
     async fn make_ready(&self) -> Result<Ready, RuntimeError> {
         let ids = self.reserve_ids()?;
-        let routed = self.network.is_some();
+        let routed = self.share.network.is_some();
         let made = async {
             let ground = self.plan_ground(ids, routed)?;
             match self.start_ready(&ground).await {

@@ -149,9 +149,11 @@ impl Supervisor {
         let (runtime, bundle) = container.bundle.as_ref().ok_or_else(missing)?;
         let spec = &container.plan.spec;
         let command = || call.command.first().cloned().unwrap_or_default();
-        let user = bundle
-            .find(call.user.as_ref().unwrap_or(&spec.user))
-            .map_err(|message| Failure::CannotRun { command: command(), message })?;
+        let user = bundle.find(call.user.as_ref().unwrap_or(&spec.user)).map_err(|message| Failure::CannotRun {
+            command: command(),
+            message,
+            missing: false,
+        })?;
         let env: Vec<_> = spec.env.iter().chain(&call.env).cloned().collect();
         let document = oci::process_document(&Process {
             command: &call.command,

@@ -1,0 +1,166 @@
+//! A node's share of the host besides its Pods: the group above them, their network, and the note that tells others of both.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::cgroup::{self, CgroupLayout, HardLimits};
+use super::config::KernelConfig;
+use super::leftovers::{self, Namespaces, Note, OwnNote, Turn};
+use super::net::{self, NodeNetwork, PodNetwork};
+use super::supervisor::records::ProcessRecord;
+use crate::runtime::RuntimeError;
+
+/// Memory left to the rest of the machine whatever Pods do.
+const RESERVED_MEMORY: u64 = 512 << 20;
+
+pub(crate) struct HostShare {
+    pub(crate) layout: CgroupLayout,
+    pub(crate) pod_network: PodNetwork,
+    /// As root: addresses and rules of Pods.
+    pub(crate) network: Option<NodeNetwork>,
+    note: Option<OwnNote>,
+    data_dir: PathBuf,
+    closed: AtomicBool,
+}
+
+impl HostShare {
+    /// Clears away what dead nodes left, then puts this one's share in place. What is noted is noted first: whenever this
+    /// process dies, the next one finds it.
+    pub(crate) fn open(config: &KernelConfig, privileged: bool) -> Result<Self, RuntimeError> {
+        let choosing = |source| RuntimeError::Kernel { step: "choosing a network for Pods".to_owned(), source };
+        let turn = privileged.then(Turn::take).and_then(|turn| {
+            turn.inspect_err(|error| tracing::warn!(%error, "Nodes that start at once may disturb each other")).ok()
+        });
+        if let Some(turn) = &turn {
+            leftovers::sweep(turn);
+        }
+        let layout = detect_cgroups(config, privileged);
+        let pod_network = net::pod_network(&config.data_dir, config.pod_network.as_deref()).map_err(choosing)?;
+        let note = turn.as_ref().and_then(|turn| write_note(turn, config, &layout, pod_network));
+        let mut share = Self {
+            layout: prepare_node_group(layout, config, privileged),
+            pod_network,
+            network: None,
+            note,
+            data_dir: config.data_dir.clone(),
+            closed: AtomicBool::new(false),
+        };
+        share.network = open_network(config, pod_network, privileged, share.has_pods());
+        Ok(share)
+    }
+
+    /// Whether Pods are here, known already or of an earlier process.
+    fn has_pods(&self) -> bool {
+        fs::read_dir(self.data_dir.join("pods")).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    /// The group above all Pods.
+    pub(crate) fn group(&self) -> cgroup::CgroupPlan {
+        self.layout.plan("", no_limits())
+    }
+
+    /// Gives everything back, once.
+    pub(crate) fn close(&self) {
+        if self.closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let turn = self.note.as_ref().and_then(|_| Turn::take().ok());
+        self.group().remove_if_empty();
+        if let Some(network) = &self.network {
+            network.close(turn.as_ref());
+        }
+        if let Some(note) = &self.note {
+            note.remove();
+        }
+    }
+
+    /// What was given back may be another node's by now.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for HostShare {
+    /// For a node that could not be opened; Pods of an earlier process still need what is here.
+    fn drop(&mut self) {
+        if !self.has_pods() {
+            self.close();
+        }
+    }
+}
+
+pub(crate) fn no_limits() -> HardLimits {
+    HardLimits { memory_bytes: None, cpu_millis: None, cpu_request_millis: None, pids: None }
+}
+
+/// Tells the machine's other nodes what we are about to put on it.
+fn write_note(turn: &Turn, config: &KernelConfig, layout: &CgroupLayout, network: PodNetwork) -> Option<OwnNote> {
+    let written = ProcessRecord::own().and_then(|process| {
+        let note = Note {
+            data_dir: config.data_dir.clone(),
+            process,
+            thrown_away: config.pods_end_with_node,
+            table: Some(net::table_name(&config.data_dir)),
+            gateway: Some(network.gateway()),
+            groups: layout.plan("", no_limits()).folders().map(Path::to_owned).collect(),
+            namespaces: Namespaces::own().ok(),
+        };
+        OwnNote::write(turn, &net::word_of(&config.data_dir), &note)
+    });
+    written.inspect_err(|error| tracing::warn!(%error, "Nobody will clean up after this node should it be killed")).ok()
+}
+
+fn open_network(config: &KernelConfig, network: PodNetwork, privileged: bool, has_pods: bool) -> Option<NodeNetwork> {
+    if !privileged {
+        return None;
+    }
+    NodeNetwork::open(&config.data_dir, network, has_pods)
+        .inspect_err(|error| {
+            tracing::warn!(%error, "Pods get no addresses: the host's packet filter or routes cannot be set up");
+        })
+        .ok()
+}
+
+fn detect_cgroups(config: &KernelConfig, privileged: bool) -> CgroupLayout {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    CgroupLayout::detect(
+        &read("/proc/self/mountinfo"),
+        &read("/proc/self/cgroup"),
+        &net::table_name(&config.data_dir),
+        !privileged,
+        |folder| fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default(),
+    )
+}
+
+/// Makes the group above all Pods, capped at the machine less a reserve. A tree we may not write is not used.
+fn prepare_node_group(mut layout: CgroupLayout, config: &KernelConfig, privileged: bool) -> CgroupLayout {
+    let limits =
+        HardLimits { memory_bytes: machine_memory().map(|all| all.saturating_sub(RESERVED_MEMORY)), ..no_limits() };
+    let plan = layout.plan("", limits);
+    if let Err(error) = plan.create() {
+        if privileged {
+            tracing::warn!(%error, data_dir = %config.data_dir.display(), "Control groups cannot be used; limits are not held");
+        }
+        return CgroupLayout::default();
+    }
+    if let Some(unified) = layout.unified.clone()
+        && !layout.unified_controllers.is_empty()
+    {
+        let control = layout.subtree_control();
+        let parent = unified.parent().map(|parent| parent.join("cgroup.subtree_control"));
+        let enabled = parent
+            .map_or(Ok(()), |file| cgroup::write_control(&file, &control))
+            .and_then(|()| cgroup::write_control(&unified.join("cgroup.subtree_control"), &control));
+        if enabled.is_err() {
+            layout.unified_controllers.clear();
+        }
+    }
+    layout
+}
+
+fn machine_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
+}
