@@ -39,12 +39,24 @@ pub(crate) struct Convention {
     pub(crate) user_namespace: bool,
     /// Refuses to run where it sees control groups of both versions.
     hide_unified: bool,
+    /// Takes a network namespace that shows these settings for the machine's own, and refuses it: older releases of gVisor
+    /// do, since kernels show more of them in every namespace.
+    hide_network_settings: bool,
 }
+
+/// All of them: what lies below is another folder in each network namespace, this one is the same in all.
+const NETWORK_SETTINGS: &str = "/proc/sys/net";
 
 impl Convention {
     /// Known by the program's name; a stranger is taken for a relative of runc, which set the convention.
     pub(crate) fn of(program: &str) -> Self {
-        let plain = Self { options: &[], own_groups: false, user_namespace: true, hide_unified: false };
+        let plain = Self {
+            options: &[],
+            own_groups: false,
+            user_namespace: true,
+            hide_unified: false,
+            hide_network_settings: false,
+        };
         match Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or_default() {
             "crun" => Self { options: &["--cgroup-manager=disabled"], own_groups: true, hide_unified: true, ..plain },
             // Without its own overlay, so that what is written reaches the layer that suspend and resume keep.
@@ -52,11 +64,18 @@ impl Convention {
                 options: &["--ignore-cgroups", "--overlay2=none"],
                 own_groups: true,
                 user_namespace: false,
+                hide_network_settings: true,
                 ..plain
             },
             name if name.starts_with("kata") => Self { user_namespace: false, ..plain },
             _ => plain,
         }
+    }
+
+    /// Whether system calls, and with them names, users and the network, are answered by something else than this host's
+    /// kernel.
+    pub(crate) fn has_own_kernel(self) -> bool {
+        !self.user_namespace
     }
 }
 
@@ -188,13 +207,8 @@ impl Runtime {
     }
 
     fn become_program(&self, arguments: &[String], log: Option<&Path>) -> ! {
-        if let Some(unified) = &self.hidden {
-            let hidden = sys::unshare(libc::CLONE_NEWNS)
-                .and_then(|()| sys::make_private_recursive(c"/"))
-                .and_then(|()| Ok(rustix::mount::unmount(unified, rustix::mount::UnmountFlags::DETACH)?));
-            if hidden.is_err() {
-                sys::exit_now(127);
-            }
+        if self.hide_what_it_must_not_see().is_err() {
+            sys::exit_now(127);
         }
         let mut line = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
         line.extend(log.iter().flat_map(|log| ["--log".to_owned(), text(log)]));
@@ -207,6 +221,23 @@ impl Runtime {
             let _ = sys::exec(program, &words, &environment);
         }
         sys::exit_now(127)
+    }
+
+    /// In a mount namespace of the program's own.
+    fn hide_what_it_must_not_see(&self) -> io::Result<()> {
+        if self.hidden.is_none() && !self.convention.hide_network_settings {
+            return Ok(());
+        }
+        sys::unshare(libc::CLONE_NEWNS)?;
+        sys::make_private_recursive(c"/")?;
+        if let Some(unified) = &self.hidden {
+            rustix::mount::unmount(unified, rustix::mount::UnmountFlags::DETACH)?;
+        }
+        if self.convention.hide_network_settings {
+            let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
+            rustix::mount::mount("none", NETWORK_SETTINGS, "tmpfs", flags, c"size=4k,mode=555")?;
+        }
+        Ok(())
     }
 
     /// What the program wrote about its failure.

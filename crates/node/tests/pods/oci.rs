@@ -90,6 +90,40 @@ async fn a_pod_of_crun_is_a_whole_computer() {
     a_whole_computer("crun").await;
 }
 
+/// gVisor answers system calls itself: what programs see of a kernel is not this machine's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_gvisor_has_a_kernel_of_its_own() {
+    if !is_root() || !installed("runsc") {
+        return;
+    }
+    let bench = Bench::open().await;
+    let name = format!("only-runsc-{}", std::process::id());
+    let container = json!({"name": name, "image": "host", "volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    let spec = json!({"runtimeClassName": "gvisor", "containers": [container], "terminationGracePeriodSeconds": 1,
+        "volumes": [{"name": "data", "emptyDir": {}}]});
+    bench.create("p", json!({}), spec).await;
+    bench.until_ready("p").await;
+    let failed = bench.exec("p", &name, &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
+    assert_eq!(failed, Ran { code: 3, stdout: "out\n".into(), stderr: "err\n".into() });
+    assert_eq!(bench.output("p", &name, &["hostname"]).await, "p\n");
+    assert_eq!(bench.output("p", &name, &["id", "-u"]).await, "1000\n");
+    let ours = std::fs::read_to_string("/proc/version").unwrap();
+    let theirs = bench.output("p", &name, &["cat", "/proc/version"]).await;
+    assert_ne!(theirs, ours);
+    assert!(bench.output("p", &name, &["dmesg"]).await.contains("gVisor"));
+    let written = bench.output("p", &name, &["sh", "-c", "echo kept > /data/file && cat /data/file"]).await;
+    assert_eq!(written, "kept\n");
+    let mut stream = bench.node.dial(&key("p"), 8888).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    tokio::time::timeout(LIMIT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "the daemon answers in the Pod's network: {answer}");
+    assert!(!groups_named(&name).is_empty(), "control: its groups are found");
+    bench.delete("p").await;
+    assert_eq!(groups_named(&name), Vec::<String>::new(), "nothing is left of it");
+    bench.close().await;
+}
+
 async fn ends_are_reported(program: &str) {
     if !is_root() || !installed(program) {
         return;

@@ -121,14 +121,19 @@ pub(super) fn document(
         linux["cgroupsPath"] = path.into();
         linux["resources"] = resources(&spec.limits);
     }
-    json!({
+    let mut document = json!({
         "ociVersion": "1.0.2",
         "process": process_document(&process),
         "root": {"path": rootfs, "readonly": spec.read_only_root},
         "mounts": mounts(&steps, binds),
         "annotations": {"io.kubernetes.cri.container-type": "sandbox"},
         "linux": linux,
-    })
+    });
+    if convention.has_own_kernel() {
+        // A kernel of its own does not see the name in the namespace that it is told to join.
+        document["hostname"] = pod.spec.hostname.as_str().into();
+    }
+    document
 }
 
 fn namespace_list(convention: Convention, paths: &NamespacePaths) -> Value {

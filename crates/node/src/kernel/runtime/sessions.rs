@@ -15,9 +15,10 @@ use tokio::net::unix::pipe;
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::super::link::{Link, borrowed};
+use super::super::oci::Convention;
 use super::super::wire::{Call, ExecCall};
 use super::Pod;
-use crate::runtime::{AttachRequest, ExecRequest, ExecSession, RuntimeError, TerminalSize};
+use crate::runtime::{AttachRequest, ExecRequest, ExecSession, RuntimeError, RuntimeHandler, TerminalSize};
 
 /// Longest a connection inside a Pod may take: nothing but the Pod's own kernel tables is between.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -175,8 +176,19 @@ pub(super) async fn attach(
     })
 }
 
-/// Connects inside the Pod: loopback first, then the Pod's own address, then IPv6 loopback.
+/// Connects inside the Pod: loopback first, then the Pod's own address, then IPv6 loopback. A Pod with a kernel of its own
+/// is not in its namespace's tables: it answers at its address only, from outside.
 pub(super) async fn dial(pod: &Pod, port: u16) -> Result<TcpStream, RuntimeError> {
+    let own_kernel = match &pod.plan.spec.handler {
+        RuntimeHandler::Oci { program, .. } => Convention::of(program).has_own_kernel(),
+        _ => false,
+    };
+    if let (true, Some(ip)) = (own_kernel, pod.sandbox.ips.first()) {
+        return tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect((*ip, port)))
+            .await
+            .map_err(|_| RuntimeError::Timeout("a connection to the Pod"))?
+            .map_err(|source| RuntimeError::Kernel { step: format!("connecting to port {port} of the Pod"), source });
+    }
     let mut addresses = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))];
     addresses.extend(pod.sandbox.ips.iter().map(|ip| SocketAddr::from((*ip, port))));
     addresses.push(SocketAddr::from((Ipv6Addr::LOCALHOST, port)));
