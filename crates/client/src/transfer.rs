@@ -1,10 +1,11 @@
 //! Files and directories between this machine and a sandbox, streamed: nothing is held in memory, nothing is half-written.
 
 use crate::{ClientError, Files};
-use bytes::{Buf, Bytes};
+use agent_sandbox_protocol::chunks::{ChunkReader, ChunkWriter};
+use bytes::Bytes;
 use futures::StreamExt;
 use std::{
-    io::{self, Read, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 use tokio::{io::AsyncWriteExt, sync::mpsc};
@@ -42,7 +43,9 @@ impl Files<'_> {
         }
         let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(IN_FLIGHT);
         let packing = tokio::task::spawn_blocking(move || {
-            let mut archive = tar::Builder::new(ChannelWriter { sender: sender.clone(), chunk: Vec::new() });
+            let closed = |_| io::ErrorKind::BrokenPipe.into();
+            let send = |chunk| sender.blocking_send(Ok(chunk)).map_err(closed);
+            let mut archive = tar::Builder::new(ChunkWriter::new(CHUNK, send));
             archive.follow_symlinks(false);
             let packed = archive.append_dir_all("", &folder).and_then(|()| archive.into_inner()?.flush());
             if let Err(error) = packed {
@@ -60,10 +63,10 @@ impl Files<'_> {
     pub async fn download_directory(&self, path: &str, local: &Path) -> Result<(), ClientError> {
         let mut archive = Box::pin(self.read_tar(path).await?);
         let folder = local.to_path_buf();
-        let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(IN_FLIGHT);
+        let (sender, mut receiver) = mpsc::channel::<io::Result<Bytes>>(IN_FLIGHT);
         let unpacking = tokio::task::spawn_blocking(move || {
             std::fs::create_dir_all(&folder)?;
-            tar::Archive::new(ChannelReader { receiver, chunk: Bytes::new() }).unpack(&folder)
+            tar::Archive::new(ChunkReader::new(move || receiver.blocking_recv())).unpack(&folder)
         });
         while let Some(chunk) = archive.next().await {
             if sender.send(chunk).await.is_err() {
@@ -98,48 +101,5 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-struct ChannelWriter {
-    sender: mpsc::Sender<io::Result<Bytes>>,
-    chunk: Vec<u8>,
-}
-
-impl Write for ChannelWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.chunk.extend_from_slice(bytes);
-        if self.chunk.len() >= CHUNK {
-            self.flush()?;
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.chunk.is_empty() {
-            return Ok(());
-        }
-        let chunk = std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK));
-        self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-}
-
-struct ChannelReader {
-    receiver: mpsc::Receiver<io::Result<Bytes>>,
-    chunk: Bytes,
-}
-
-impl Read for ChannelReader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.chunk.is_empty() {
-            match self.receiver.blocking_recv() {
-                Some(chunk) => self.chunk = chunk?,
-                None => return Ok(0),
-            }
-        }
-        let size = buffer.len().min(self.chunk.len());
-        buffer[..size].copy_from_slice(&self.chunk[..size]);
-        self.chunk.advance(size);
-        Ok(size)
     }
 }

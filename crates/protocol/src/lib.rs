@@ -1,6 +1,7 @@
 //! Wire types of the data plane: runtime REST, process gRPC, router headers, scoped tokens. No IO.
 
 pub mod address;
+pub mod chunks;
 pub mod grpc;
 pub mod native;
 pub mod router_headers;

@@ -1,10 +1,11 @@
 //! Directories as one tar stream: a bridge between asynchronous bodies and the blocking packer and unpacker.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::sync::{Arc, LazyLock};
 
+use agent_sandbox_protocol::chunks::{ChunkReader, ChunkWriter};
 use agent_sandbox_protocol::native::{ErrorCode, Unpacked};
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
@@ -40,7 +41,8 @@ pub(super) async fn down(runtime: Arc<Runtime>, query: &Query) -> Result<Respons
     let slot = slot()?;
     let (sender, receiver) = mpsc::channel::<Result<Bytes, FileError>>(IN_FLIGHT);
     tokio::task::spawn_blocking(move || {
-        let mut writer = ChannelWriter { sender: sender.clone(), chunk: Vec::with_capacity(CHUNK) };
+        let closed = |_| io::ErrorKind::BrokenPipe.into();
+        let mut writer = ChunkWriter::new(CHUNK, |chunk| sender.blocking_send(Ok(chunk)).map_err(closed));
         if let Err(error) = pack(&directory, &mut writer) {
             // The body breaks off, so that a cut archive is not taken for a whole one.
             let _ = sender.blocking_send(Err(error));
@@ -59,9 +61,9 @@ pub(super) async fn up(
     let given = query.get("path").unwrap_or_default();
     let path = runtime.meaning.resolve(given.as_bytes(), Purpose::Write)?;
     let slot = slot()?;
-    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(IN_FLIGHT);
+    let (sender, mut receiver) = mpsc::channel::<io::Result<Bytes>>(IN_FLIGHT);
     let unpacking = tokio::task::spawn_blocking(move || {
-        let mut reader = ChannelReader { receiver, chunk: Bytes::new() };
+        let mut reader = ChunkReader::new(|| receiver.blocking_recv());
         let unpacked = unpack(runtime.meaning.root(), &path, &mut reader);
         drop(slot);
         unpacked
@@ -93,48 +95,5 @@ fn of_archive(error: ArchiveError) -> ApiError {
         ArchiveError::Entry { source, .. } => ApiError { message, ..ApiError::from(source) },
         ArchiveError::Broken(_) => ApiError::invalid(message),
         ArchiveError::Type(_) => ApiError::new(ErrorCode::Denied, message),
-    }
-}
-
-struct ChannelWriter {
-    sender: mpsc::Sender<Result<Bytes, FileError>>,
-    chunk: Vec<u8>,
-}
-
-impl Write for ChannelWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.chunk.extend_from_slice(bytes);
-        if self.chunk.len() >= CHUNK {
-            self.flush()?;
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.chunk.is_empty() {
-            return Ok(());
-        }
-        let chunk = std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK));
-        self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-}
-
-struct ChannelReader {
-    receiver: mpsc::Receiver<io::Result<Bytes>>,
-    chunk: Bytes,
-}
-
-impl Read for ChannelReader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.chunk.is_empty() {
-            match self.receiver.blocking_recv() {
-                Some(chunk) => self.chunk = chunk?,
-                None => return Ok(0),
-            }
-        }
-        let size = buffer.len().min(self.chunk.len());
-        buffer[..size].copy_from_slice(&self.chunk[..size]);
-        self.chunk.advance(size);
-        Ok(size)
     }
 }
