@@ -19,6 +19,7 @@
 //! is needed.
 
 mod answers;
+mod call;
 mod claims;
 mod client;
 mod cluster;
@@ -47,6 +48,7 @@ mod tunnel;
 mod wait;
 
 pub use agent_sandbox_protocol::native;
+pub use call::{ByteStream, Call, Payload, Repeat};
 pub use claims::{ClaimRequest, Source, create_object, settle};
 pub use client::{READY_TIMEOUT, SandboxClient, direct};
 pub use cluster::{Cluster, ClusterOptions};
@@ -64,6 +66,6 @@ pub use manifest::{ClaimOptions, ContainerOptions, claim, pod, pool, sandbox, te
 pub use pools::{create_pool, delete_pool, list_pools};
 pub use process::Process;
 pub use trace::TraceContext;
-pub use transport::{ByteStream, Call, Payload, Repeat, Transport, TransportOptions, select_pod_ip};
+pub use transport::{Transport, TransportOptions, select_pod_ip};
 pub use tunnel::dial;
 pub use wait::{claim_ready, gone, pod_started, sandbox_ready, sandbox_suspended};
