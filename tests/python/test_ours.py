@@ -178,7 +178,6 @@ def test_an_interrupt_ends_a_call_at_once_and_the_command_with_it(engine, client
         wait_until(lambda: sandbox.run("kill -0 $(cat pid)").exit_code != 0)
 
 
-@pytest.mark.xfail(strict=False, reason="an interrupt in the moment between the claim's creation and its answer can leave the claim behind")
 def test_an_interrupted_creation_leaves_nothing(engine, client):
     before = set(client.list())
     # No node can run this image, so the claim never becomes ready.

@@ -3,7 +3,8 @@
 use crate::{
     ClientError, READY_TIMEOUT, SandboxClient,
     client::from_now,
-    error::{is_conflict, is_not_found},
+    error::{is_conflict, is_not_found, may_have_happened},
+    undo::{Undo, finish},
     wait,
 };
 use agent_sandbox_api::{
@@ -12,11 +13,10 @@ use agent_sandbox_api::{
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, PostParams, Preconditions},
+    api::{ApiResource, DynamicObject, PostParams},
 };
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, fmt::Debug, sync::LazyLock, time::Duration};
-use tokio::sync::{oneshot, watch};
+use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
 /// Where the sandbox comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,12 +122,24 @@ pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Re
     let name = request.name.clone().unwrap_or_else(|| format!("sandbox-claim-{:08x}", rand::random::<u32>()));
     let object = request.object(&name, &source, client.trace().map(crate::TraceContext::to_json));
     let claims: Api<SandboxClaim> = Api::namespaced(kube.clone(), &request.namespace);
+    let requested_at = &object["metadata"]["annotations"][keys::annotations::CLIENT_FIRST_REQUESTED_AT];
+    let requested_at = requested_at.as_str().unwrap_or_default().to_owned();
     let posting = post(kube.clone(), request.namespace.clone(), object);
     let undo_by = (claims.clone(), name.clone());
     let posted = finish(async move {
-        let created = posting.await?;
-        let undo = generated.then(|| Undo::new(undo_by.0, undo_by.1, created.uid.clone()));
-        Ok((created, undo))
+        let (api, name) = undo_by;
+        match posting.await {
+            Ok(created) => {
+                let undo = generated.then(|| Undo::new(api, name, created.uid.clone()));
+                Ok((created, undo))
+            }
+            Err(error) => {
+                if generated && may_have_happened(&error) {
+                    drop(Undo::unanswered(api, name, requested_at));
+                }
+                Err(error)
+            }
+        }
     });
     let (created, undo) = match posted.await {
         Ok(done) => done,
@@ -249,79 +261,6 @@ where
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(true),
         Err(error) => Err(error),
     }
-}
-
-/// Lets a creation come to its end even when the caller gives up meanwhile: its outcome, an [`Undo`] in it, is then dropped.
-pub(crate) async fn finish<T: Send + 'static>(
-    creation: impl Future<Output = Result<T, kube::Error>> + Send + 'static,
-) -> Result<T, kube::Error> {
-    let (sender, receiver) = oneshot::channel();
-    UNDOING.send_modify(|count| *count += 1);
-    let busy = Undone;
-    tokio::spawn(async move {
-        drop(sender.send(creation.await));
-        drop(busy);
-    });
-    receiver.await.unwrap_or_else(|_| Err(kube::Error::Service("the creation's task ended early".into())))
-}
-
-/// Deletes an object again unless it is told to keep it: also when the caller is interrupted.
-pub(crate) struct Undo<K>
-where
-    K: Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
-{
-    what: Option<(Api<K>, String, String)>,
-}
-
-impl<K> Undo<K>
-where
-    K: Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
-{
-    pub(crate) fn new(api: Api<K>, name: String, uid: String) -> Self {
-        Self { what: Some((api, name, uid)) }
-    }
-
-    pub(crate) fn keep(mut self) {
-        self.what = None;
-    }
-}
-
-impl<K> Drop for Undo<K>
-where
-    K: Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
-{
-    fn drop(&mut self) {
-        let Some((api, name, uid)) = self.what.take() else { return };
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        UNDOING.send_modify(|count| *count += 1);
-        let done = Undone;
-        runtime.spawn(async move {
-            let _done = done;
-            let preconditions = Some(Preconditions { uid: Some(uid), resource_version: None });
-            let params = DeleteParams { preconditions, ..DeleteParams::default() };
-            if let Err(error) = api.delete(&name, &params).await {
-                tracing::warn!(%name, %error, "Cannot undo a creation");
-            }
-        });
-    }
-}
-
-/// How many creations are under way or being undone now.
-static UNDOING: LazyLock<watch::Sender<usize>> = LazyLock::new(|| watch::Sender::new(0));
-
-struct Undone;
-
-impl Drop for Undone {
-    fn drop(&mut self) {
-        UNDOING.send_modify(|count| *count -= 1);
-    }
-}
-
-/// Waits, before a program ends, until creations that were given up are undone.
-pub async fn settle(limit: Duration) {
-    let mut undoing = UNDOING.subscribe();
-    let settled = undoing.wait_for(|count| *count == 0);
-    let _ = tokio::time::timeout(limit, settled).await;
 }
 
 #[cfg(test)]

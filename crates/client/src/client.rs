@@ -2,7 +2,11 @@
 
 use crate::{
     ClaimRequest, ClientError, Cluster, ClusterOptions, Connection, ContainerOptions, DirectOptions, SandboxHandle,
-    TraceContext, Transport, TransportOptions, claims, error::is_conflict, lookup, manifest, wait,
+    TraceContext, Transport, TransportOptions, claims,
+    error::is_conflict,
+    lookup, manifest,
+    undo::{Undo, finish},
+    wait,
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use agent_sandbox_protocol::router_headers::DEFAULT_PORT;
@@ -85,9 +89,9 @@ impl SandboxClient {
         let mut wanted = manifest::sandbox(name, container, expires_after.map(from_now));
         wanted.spec.pod_template = manifest::with_daemon(wanted.spec.pod_template);
         let (creating, undo_by) = (api.clone(), (api, name.to_owned()));
-        let created = claims::finish(async move {
+        let created = finish(async move {
             let created = creating.create(&PostParams::default(), &wanted).await?;
-            Ok(claims::Undo::new(undo_by.0, undo_by.1, created.uid().to_owned()))
+            Ok(Undo::new(undo_by.0, undo_by.1, created.uid().to_owned()))
         });
         let undo = created.await.map_err(|error| {
             let (namespace, name) = (namespace.to_owned(), name.to_owned());

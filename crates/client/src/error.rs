@@ -147,3 +147,18 @@ pub(crate) fn is_not_found(error: &kube::Error) -> bool {
 pub(crate) fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
+
+/// Whether a request may have been carried out although it failed: it was sent, and its answer was lost or says so little.
+pub(crate) fn may_have_happened(error: &kube::Error) -> bool {
+    if let kube::Error::Api(status) = error {
+        return status.code >= 500;
+    }
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = next {
+        if cause.downcast_ref::<hyper_util::client::legacy::Error>().is_some_and(|error| error.is_connect()) {
+            return false;
+        }
+        next = cause.source();
+    }
+    true
+}

@@ -76,10 +76,10 @@ impl Pending {
         let ready = eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| PyRuntimeError::new_err(errno.to_string()))?;
         let slot = Arc::new(Slot { outcome: Mutex::new(None), ready });
         let announce = Announce(Arc::clone(&slot));
-        let task = runtime::handle()?.spawn(async move {
+        let task = runtime::spawn(async move {
             let outcome = operation.await;
             *announce.0.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-        });
+        })?;
         loop {
             let woken = py.detach(|| poll(&mut [PollFd::new(&slot.ready, PollFlags::IN)], None));
             match woken {
@@ -107,7 +107,7 @@ impl Pending {
     /// Starts, and calls `callback(ok, result or exception)` from another thread at the end.
     fn start(&self, callback: Py<PyAny>) -> PyResult<()> {
         let operation = self.take()?;
-        let task = runtime::handle()?.spawn(async move {
+        let task = runtime::spawn(async move {
             let outcome = operation.await;
             // An interpreter that is going away has nobody left who waits.
             Python::try_attach(|py| {
@@ -123,7 +123,7 @@ impl Pending {
                     error.write_unraisable(py, None);
                 }
             });
-        });
+        })?;
         *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
         Ok(())
     }

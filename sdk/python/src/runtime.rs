@@ -6,7 +6,11 @@ use std::{
     sync::{Mutex, PoisonError},
     time::Duration,
 };
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
 
 /// Work at exit that is waited for: creations that are being undone.
 const SETTLE: Duration = Duration::from_secs(10);
@@ -15,7 +19,15 @@ const STOP: Duration = Duration::from_secs(1);
 const WORKERS: usize = 2;
 
 /// Only ever locked while the interpreter is held, and never across a release: a fork cannot leave it locked.
-static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
+static RUNTIME: Mutex<Option<Held>> = Mutex::new(None);
+
+struct Held {
+    /// The process whose threads these are.
+    owner: u32,
+    runtime: Runtime,
+    /// Ends operations that nobody waits for any more, so that what they began is undone.
+    over: CancellationToken,
+}
 
 /// The process that an object was made in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +50,23 @@ impl Origin {
 
 /// The runtime of this process.
 pub(crate) fn handle() -> PyResult<Handle> {
+    with_runtime(|held| held.runtime.handle().clone())
+}
+
+/// Starts an operation, which the end of the interpreter ends.
+pub(crate) fn spawn(operation: impl Future<Output = ()> + Send + 'static) -> PyResult<JoinHandle<()>> {
+    with_runtime(|held| {
+        let over = held.over.clone();
+        held.runtime.spawn(async move {
+            over.run_until_cancelled(operation).await;
+        })
+    })
+}
+
+fn with_runtime<T>(action: impl FnOnce(&Held) -> T) -> PyResult<T> {
     let mut held = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let pid = std::process::id();
-    if held.as_ref().is_some_and(|(owner, _)| *owner != pid) {
+    let owner = std::process::id();
+    if held.as_ref().is_some_and(|held| held.owner != owner) {
         // Its threads exist in the parent only; ending it here would wait for them for ever.
         std::mem::forget(held.take());
     }
@@ -51,11 +77,10 @@ pub(crate) fn handle() -> PyResult<Handle> {
             .on_thread_start(block_signals)
             .enable_all()
             .build();
-        let built = built.map_err(|error| PyRuntimeError::new_err(format!("cannot start threads: {error}")))?;
-        *held = Some((pid, built));
+        let runtime = built.map_err(|error| PyRuntimeError::new_err(format!("cannot start threads: {error}")))?;
+        *held = Some(Held { owner, runtime, over: CancellationToken::new() });
     }
-    let (_, runtime) = held.as_ref().expect("made above");
-    Ok(runtime.handle().clone())
+    Ok(action(held.as_ref().expect("made above")))
 }
 
 fn block_signals() {
@@ -71,13 +96,14 @@ fn block_signals() {
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
     let taken = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some((owner, runtime)) = taken else { return };
-    if owner != std::process::id() {
-        std::mem::forget(runtime);
+    let Some(held) = taken else { return };
+    if held.owner != std::process::id() {
+        std::mem::forget(held);
         return;
     }
     py.detach(move || {
-        runtime.block_on(agent_sandbox_client::settle(SETTLE));
-        runtime.shutdown_timeout(STOP);
+        held.over.cancel();
+        held.runtime.block_on(agent_sandbox_client::settle(SETTLE));
+        held.runtime.shutdown_timeout(STOP);
     });
 }
