@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import atexit
+import sys
 
-from . import _native, errors
+from . import errors
 from ._connections import Connection
 from ._results import Change, CommandError, CommandResult, Event, FileInfo, Match, ProcessInfo
 from ._sync import Changes, Chunks, Client, EventStream, Files, Process, Sandbox
@@ -58,8 +59,15 @@ __all__ = [
     "errors",
 ]
 
-# Threads end before the interpreter does; creations that were given up are undone first.
-atexit.register(_native.shutdown)
+
+
+# The native module is loaded at first use: programs that import and do nothing pay nothing.
+@atexit.register
+def _shutdown() -> None:
+    """Ends threads before the interpreter ends; creations that were given up are undone first."""
+    native = sys.modules.get("agent_sandbox._native")
+    if native is not None:
+        native.shutdown()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from . import _native
 from ._connections import Connection
 from ._options import claim_options, command_options, create_options, open_options
 from ._results import Change, CommandResult, Event, FileInfo, Match, ProcessInfo
@@ -12,6 +11,8 @@ from ._waiting import _aio
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, List, Mapping, Sequence
+
+    from . import _native
 
 _CHUNK = 1 << 20
 
@@ -45,6 +46,8 @@ class AsyncClient:
     async def _open(self) -> _native.Client:
         opened = self._opened
         if opened is None:
+            from . import _native
+
             opened = await _aio(_native.Client.open(self._options))
             self._opened = opened
         return opened

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from . import _native
-
 # Loading `typing` would cost more than everything else here; checkers know this name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from . import _native
 
 
 def _wait(pending: _native.Pending) -> Any:

@@ -3,7 +3,6 @@
 import logging
 from typing import Any, Dict, List, Optional, Union
 
-from agent_sandbox import _native
 from agent_sandbox._waiting import _aio
 
 from .constants import CLAIM_API_GROUP, CLAIM_API_VERSION, CLIENT_REQUEST_TIME_ANNOTATION, CREATED_BY_LABEL
@@ -43,6 +42,8 @@ class AsyncK8sHelper:
                 "send_pod_ip": True,
                 "traceparent": None,
             }
+            from agent_sandbox import _native
+
             self._base = await _aio(_native.Client.open(options))
         return self._base
 
