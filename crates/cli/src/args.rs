@@ -3,6 +3,7 @@
 mod engine;
 mod hosting;
 mod image;
+mod mcp;
 mod objects;
 mod process;
 mod typos;
@@ -15,6 +16,7 @@ pub(crate) use agent_sandbox_router::RouterArgs;
 pub(crate) use engine::*;
 pub(crate) use hosting::*;
 pub(crate) use image::*;
+pub(crate) use mcp::*;
 pub(crate) use objects::*;
 pub(crate) use process::*;
 pub(crate) use typos::{nearest, parse};
@@ -106,6 +108,8 @@ pub(crate) enum Command {
     Image(ImageArgs),
     /// Print the local engine's kubeconfig
     Kubeconfig(KubeconfigArgs),
+    /// Serve sandboxes as tools for models (Model Context Protocol)
+    Mcp(McpArgs),
     /// Forward local ports to a sandbox
     PortForward(PortForwardArgs),
     /// Run the controller (on a cluster); takes the flags of upstream's controller

@@ -7,6 +7,7 @@ mod exec;
 mod image;
 mod kubeconfig;
 mod logs;
+mod mcp;
 mod names;
 mod node;
 mod objects;
@@ -63,6 +64,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Pool(args) => pools::pool(&Target::find(&global).await?, args).await?,
         Command::Template(args) => templates::template(&Target::find(&global).await?, args).await?,
         Command::PortForward(args) => portforward::forward(&Target::find(&global).await?, args).await?,
+        Command::Mcp(args) => mcp::mcp(&global, args).await?,
         Command::Image(args) => image::image(&global, args).await?,
         Command::Kubeconfig(args) => kubeconfig::kubeconfig(&global, &args)?,
         Command::Controller { .. } => unreachable!("the controller has a runtime of its own, started before this one"),

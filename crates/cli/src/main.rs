@@ -62,7 +62,7 @@ fn words_of(error: &(dyn std::error::Error + 'static)) -> String {
 
 /// Our own parts at `level`. The Kubernetes client reports failed connections itself, beside returning them: once is enough.
 fn default_filter(level: &str) -> String {
-    let own = ["", "_apiserver", "_client", "_controller", "_node", "_router"];
+    let own = ["", "_apiserver", "_client", "_controller", "_mcp", "_node", "_router"];
     let own: Vec<String> = own.iter().map(|part| format!("agent_sandbox{part}={level}")).collect();
     format!("warn,kube_client::client::builder=off,{}", own.join(","))
 }

@@ -50,6 +50,7 @@ help_pages! {
     pool_create: ["pool", "create"];
     template: ["template"];
     kubeconfig: ["kubeconfig"];
+    mcp: ["mcp"];
     port_forward: ["port-forward"];
     token_mint: ["token", "mint"];
     image: ["image"];

@@ -1,0 +1,182 @@
+//! The tools' arguments: their defaults, and what is refused before anything is asked of a cluster.
+
+use rmcp::model::JsonObject;
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::Value;
+use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
+
+/// Seconds that a call may take.
+const TIMEOUT: RangeInclusive<u64> = 1..=600;
+const ENTRIES: RangeInclusive<usize> = 1..=10_000;
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Create {
+    pub(crate) warmpool: String,
+    pub(crate) namespace: String,
+    #[serde(default = "ready_timeout")]
+    pub(crate) sandbox_ready_timeout: u64,
+    pub(crate) labels: Option<BTreeMap<String, String>>,
+    /// Five minutes when absent; never when null.
+    #[serde(default = "shutdown_after")]
+    pub(crate) shutdown_after_seconds: Option<u64>,
+    pub(crate) pod_labels: Option<BTreeMap<String, String>>,
+    pub(crate) pod_annotations: Option<BTreeMap<String, String>>,
+}
+
+/// Which sandbox a call is about.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Named {
+    pub(crate) sandbox_claim_name: String,
+    pub(crate) namespace: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Execute {
+    #[serde(flatten)]
+    pub(crate) of: Named,
+    pub(crate) command: String,
+    #[serde(default)]
+    pub(crate) timeout: Limit,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Upload {
+    #[serde(flatten)]
+    pub(crate) of: Named,
+    pub(crate) path: String,
+    pub(crate) content: String,
+    #[serde(default)]
+    pub(crate) binary: bool,
+    #[serde(default)]
+    pub(crate) timeout: Limit,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Download {
+    #[serde(flatten)]
+    pub(crate) of: Named,
+    pub(crate) path: String,
+    #[serde(default)]
+    pub(crate) binary: bool,
+    #[serde(default)]
+    pub(crate) timeout: Limit,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct List {
+    #[serde(flatten)]
+    pub(crate) of: Named,
+    pub(crate) path: String,
+    #[serde(default)]
+    pub(crate) timeout: Limit,
+    #[serde(default)]
+    pub(crate) max_entries: MaxEntries,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Exists {
+    #[serde(flatten)]
+    pub(crate) of: Named,
+    pub(crate) path: String,
+    #[serde(default)]
+    pub(crate) timeout: Limit,
+}
+
+/// A call's time in whole seconds: 1 to 600, 60 when not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit(pub(crate) Duration);
+
+impl Default for Limit {
+    fn default() -> Self {
+        Self(Duration::from_secs(60))
+    }
+}
+
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let seconds = u64::deserialize(deserializer)?;
+        if TIMEOUT.contains(&seconds) {
+            return Ok(Self(Duration::from_secs(seconds)));
+        }
+        Err(serde::de::Error::custom(format!("timeout is {seconds}; it must be from 1 to 600 seconds")))
+    }
+}
+
+/// How much of a listing is wanted: 1 to 10000 entries, 1000 when not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MaxEntries(pub(crate) usize);
+
+impl Default for MaxEntries {
+    fn default() -> Self {
+        Self(1000)
+    }
+}
+
+impl<'de> Deserialize<'de> for MaxEntries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let count = usize::deserialize(deserializer)?;
+        if ENTRIES.contains(&count) {
+            return Ok(Self(count));
+        }
+        Err(serde::de::Error::custom(format!("max_entries is {count}; it must be from 1 to 10000")))
+    }
+}
+
+fn ready_timeout() -> u64 {
+    180
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "null is another value than absence")]
+fn shutdown_after() -> Option<u64> {
+    Some(300)
+}
+
+/// A tool's arguments, or what is wrong with them in the words of whoever called.
+pub(crate) fn parse<T: DeserializeOwned>(given: Option<JsonObject>) -> Result<T, String> {
+    let given = Value::Object(given.unwrap_or_default());
+    serde_json::from_value(given).map_err(|error| format!("invalid arguments: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn given<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+        parse(value.as_object().cloned())
+    }
+
+    #[test]
+    fn absent_is_a_default_and_null_is_not() {
+        let create = |extra: Value| {
+            let mut value = json!({"warmpool": "p", "namespace": "n"});
+            value.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            given::<Create>(value).unwrap()
+        };
+        assert_eq!(create(json!({})).shutdown_after_seconds, Some(300));
+        assert_eq!(create(json!({"shutdown_after_seconds": null})).shutdown_after_seconds, None);
+        assert_eq!(create(json!({})).sandbox_ready_timeout, 180);
+    }
+
+    #[test]
+    fn limits_are_kept() {
+        let execute = |timeout: Value| {
+            given::<Execute>(json!({"sandbox_claim_name": "c", "namespace": "n", "command": "x", "timeout": timeout}))
+        };
+        assert_eq!(execute(json!(600)).unwrap().timeout.0.as_secs(), 600);
+        assert!(execute(json!(0)).unwrap_err().contains("1 to 600"));
+        assert!(execute(json!(601)).unwrap_err().contains("1 to 600"));
+        let list = |count: u64| {
+            given::<List>(json!({"sandbox_claim_name": "c", "namespace": "n", "path": ".", "max_entries": count}))
+        };
+        assert_eq!(list(10_000).unwrap().max_entries.0, 10_000);
+        assert!(list(10_001).is_err() && list(0).is_err());
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert!(
+            given::<Execute>(json!({"namespace": "n", "command": "x"})).unwrap_err().contains("sandbox_claim_name")
+        );
+    }
+}

@@ -1,0 +1,122 @@
+//! Streamable HTTP: the server for many sessions at `/mcp`, guarded against pages in a browser that reach for the local machine.
+
+use crate::{McpError, Sandboxes, server::Server};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
+use hyper::body::Incoming;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::{conn::auto, graceful::GracefulShutdown},
+};
+use rmcp::transport::streamable_http_server::{
+    StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
+};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{net::TcpListener, sync::Semaphore};
+use tokio_util::sync::CancellationToken;
+use tower::Service as _;
+
+/// A message with a file in base64.
+const MAX_MESSAGE: usize = 96 << 20;
+/// Connections at once; more wait to be accepted.
+const CONNECTIONS: usize = 1024;
+/// A session that nobody uses for this long is over. Its sandboxes end by their own time.
+const SESSION_IDLE: Duration = Duration::from_secs(3600);
+/// Calls that run when the server is told to stop get this long.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Where to listen, and for whom.
+#[derive(Clone, Debug)]
+pub struct HttpOptions {
+    pub listen: SocketAddr,
+    /// Names by which clients may call the server; `*` is any. Empty means the names of this machine to itself.
+    pub allowed_hosts: Vec<String>,
+}
+
+type Service = StreamableHttpService<Server, LocalSessionManager>;
+
+/// Serves until `stop`; `ready` is told the address once connections are accepted.
+pub async fn serve_http(
+    sandboxes: Sandboxes,
+    options: HttpOptions,
+    ready: impl FnOnce(SocketAddr),
+    stop: impl Future<Output = ()>,
+) -> Result<(), McpError> {
+    let address = options.listen.to_string();
+    if !options.listen.ip().is_loopback() && options.allowed_hosts.is_empty() {
+        return Err(McpError::Exposed { address });
+    }
+    let failed = |source| McpError::Listen { address: address.clone(), source };
+    let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
+    ready(listener.local_addr().map_err(failed)?);
+    let over = CancellationToken::new();
+    let service = service(sandboxes, &options.allowed_hosts, over.clone());
+    let graceful = GracefulShutdown::new();
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    tokio::pin!(stop);
+    loop {
+        let accepted = async {
+            let permit = Arc::clone(&room).acquire_owned().await.expect("never closed");
+            (listener.accept().await, permit)
+        };
+        let (stream, permit) = tokio::select! {
+            (accepted, permit) = accepted => match accepted {
+                Ok((stream, _)) => (stream, permit),
+                Err(error) => {
+                    // Too many open files, or a client that left: neither is a reason to end.
+                    tracing::warn!(%error, "Cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            () = &mut stop => break,
+        };
+        let service = service.clone();
+        let answer = hyper::service::service_fn(move |request| route(service.clone(), request));
+        let connection = auto::Builder::new(TokioExecutor::new());
+        let connection = connection.serve_connection(TokioIo::new(stream), answer).into_owned();
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "Connection ended");
+            }
+            drop(permit);
+        });
+    }
+    over.cancel();
+    let _ = tokio::time::timeout(DRAIN, graceful.shutdown()).await;
+    Ok(())
+}
+
+fn service(sandboxes: Sandboxes, hosts: &[String], over: CancellationToken) -> Service {
+    let mut config = StreamableHttpServerConfig::default()
+        .with_cancellation_token(over)
+        .with_max_request_body_bytes(MAX_MESSAGE)
+        .enforce_origin_validation();
+    if hosts.iter().any(|host| host == "*") {
+        config = config.disable_allowed_hosts();
+    } else if !hosts.is_empty() {
+        config = config.with_allowed_hosts(hosts.iter().cloned());
+    }
+    let mut sessions = LocalSessionManager::default();
+    sessions.session_config.keep_alive = Some(SESSION_IDLE);
+    StreamableHttpService::new(move || Ok(Server::of_http(sandboxes.clone())), Arc::new(sessions), config)
+}
+
+async fn route(
+    mut service: Service,
+    request: Request<Incoming>,
+) -> Result<Response<BoxBody<Bytes, Infallible>>, Infallible> {
+    match request.uri().path() {
+        "/mcp" | "/mcp/" => service.call(request).await,
+        "/healthz" => Ok(plain(StatusCode::OK, "ok\n")),
+        _ => Ok(plain(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp\n")),
+    }
+}
+
+fn plain(status: StatusCode, words: &'static str) -> Response<BoxBody<Bytes, Infallible>> {
+    let mut response = Response::new(Full::new(Bytes::from_static(words.as_bytes())).boxed());
+    *response.status_mut() = status;
+    response
+}

@@ -1,0 +1,161 @@
+//! From MCP's requests to the tools and back: which session asks, which tool is meant, and errors in words that a model can use.
+
+use crate::{
+    Sandboxes,
+    arguments::{Named, parse},
+    is_label_value,
+    sandboxes::ToolError,
+    tools,
+};
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation,
+        ListResourceTemplatesResult, ListToolsResult, PaginatedRequestParams, ProtocolVersion,
+        ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, ResourceContents, ResourceTemplate,
+        ServerCapabilities, ServerConfig, Tool,
+    },
+    service::RequestContext,
+};
+use serde_json::{Value, json};
+use std::borrow::Cow;
+
+const NAME: &str = "K8sAgentSandbox";
+const SESSION_HEADER: &str = "mcp-session-id";
+const SCHEME: &str = "sandboxes://";
+const INSTRUCTIONS: &str = "Isolated computers. Call create_sandbox first and pass the claim name that it returns to the other tools. \
+    Files and installed packages stay until the sandbox is deleted or its time is over. Delete sandboxes that are not needed any more.";
+/// Later versions of the protocol have no sessions, and a session is what a sandbox belongs to.
+const NEWEST: ProtocolVersion = ProtocolVersion::V_2025_11_25;
+
+/// One MCP session, or with HTTP all of them.
+#[derive(Clone)]
+pub(crate) struct Server {
+    sandboxes: Sandboxes,
+    /// None takes the id from each request's header.
+    session: Option<String>,
+}
+
+impl Server {
+    pub(crate) fn of_one_session(sandboxes: Sandboxes, session: String) -> Self {
+        Self { sandboxes, session: Some(session) }
+    }
+
+    pub(crate) fn of_http(sandboxes: Sandboxes) -> Self {
+        Self { sandboxes, session: None }
+    }
+
+    fn session(&self, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
+        if let Some(session) = &self.session {
+            return Ok(session.clone());
+        }
+        let parts = context.extensions.get::<http::request::Parts>();
+        let named = parts.and_then(|parts| parts.headers.get(SESSION_HEADER)?.to_str().ok());
+        match named {
+            Some(session) if is_label_value(session) => Ok(session.to_owned()),
+            _ => Err(ErrorData::invalid_request(
+                "a session is needed: initialize first and send its Mcp-Session-Id",
+                None,
+            )),
+        }
+    }
+
+    async fn call(&self, session: &str, request: CallToolRequestParams) -> Result<CallToolResult, ErrorData> {
+        let CallToolRequestParams { name, arguments, .. } = request;
+        let sandboxes = &self.sandboxes;
+        macro_rules! run {
+            ($method:ident) => {
+                match parse(arguments) {
+                    Ok(arguments) => sandboxes.$method(session, arguments).await.map_err(|error| error.to_string()),
+                    Err(wrong) => Err(wrong),
+                }
+            };
+        }
+        let outcome = match name.as_ref() {
+            "create_sandbox" => run!(create),
+            "execute_command" => run!(execute),
+            "upload_file" => run!(upload),
+            "download_file" => run!(download),
+            "list_files" => run!(list),
+            "file_exists" => run!(exists),
+            "delete_sandbox" => match parse::<Named>(arguments) {
+                Ok(of) => sandboxes.delete(session, of).await.map(|()| Value::Null).map_err(|error| error.to_string()),
+                Err(wrong) => Err(wrong),
+            },
+            other => return Err(ErrorData::invalid_params(format!("there is no tool {other:?}"), None)),
+        };
+        Ok(match outcome {
+            Ok(Value::Null) => CallToolResult::success(Vec::new()),
+            Ok(value) => CallToolResult::structured(value),
+            Err(words) => CallToolResult::error(vec![ContentBlock::text(words)]),
+        })
+    }
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder().enable_tools().enable_resources().build();
+        let implementation = Implementation::new(NAME, env!("CARGO_PKG_VERSION"));
+        ServerConfig::new(capabilities)
+            .with_server_info(implementation)
+            .with_protocol_version(NEWEST)
+            .with_instructions(INSTRUCTIONS)
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        Cow::Borrowed(ProtocolVersion::known_up_to(&NEWEST))
+    }
+
+    async fn list_tools(
+        &self,
+        _page: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(tools::all()))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        tools::all().into_iter().find(|tool| tool.name == name)
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let session = self.session(&context)?;
+        // Giving up drops the call, and with it the connection: the sandbox then ends the command, a half-made claim is deleted again.
+        tokio::select! {
+            done = self.call(&session, request) => done.map(Into::into),
+            () = context.ct.cancelled() => Err(ErrorData::internal_error("the call was cancelled", None)),
+        }
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _page: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        let template = ResourceTemplate::new(format!("{SCHEME}{{namespace}}"), "sandboxes")
+            .with_description("Names of this session's sandbox claims in a namespace")
+            .with_mime_type("application/json");
+        Ok(ListResourceTemplatesResult::with_all_items(vec![template]))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        let session = self.session(&context)?;
+        let namespace = request.uri.strip_prefix(SCHEME).filter(|name| !name.is_empty() && !name.contains('/'));
+        let Some(namespace) = namespace else {
+            return Err(ErrorData::resource_not_found(format!("{} is not {SCHEME}NAMESPACE", request.uri), None));
+        };
+        let claims = self.sandboxes.claims(&session, namespace).await;
+        let claims = claims.map_err(|error: ToolError| ErrorData::internal_error(error.to_string(), None))?;
+        let text =
+            ResourceContents::text(json!(claims).to_string(), request.uri.clone()).with_mime_type("application/json");
+        Ok(ReadResourceResult::new(vec![text]).into())
+    }
+}

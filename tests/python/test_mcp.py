@@ -1,0 +1,215 @@
+"""`agent-sandbox mcp` as the official MCP client sees it, on a real engine: over HTTP with several sessions, and on standard input and output."""
+
+import asyncio
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import BINARY
+from which_sdk import OURS
+
+if not OURS:
+    pytest.skip("this server is ours", allow_module_level=True)
+pytest.importorskip("mcp")
+
+from mcp import Client, StdioServerParameters  # noqa: E402
+
+SOURCE = "python-sandbox-template"
+TOOLS = ["create_sandbox", "delete_sandbox", "download_file", "execute_command", "file_exists", "list_files", "upload_file"]
+
+
+def command(engine, *words):
+    return [BINARY, "--data-dir", str(engine.folder), "mcp", *words]
+
+
+def environment():
+    return {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
+
+
+@pytest.fixture(scope="module")
+def url(engine):
+    server = subprocess.Popen(
+        command(engine, "--listen", "127.0.0.1:0"), env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    line = server.stderr.readline()
+    found = re.search(r"http://\S+/mcp", line)
+    assert found, line + server.stderr.read()
+    yield found.group(0)
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(20) == 0
+    server.stderr.close()
+
+
+class Tools:
+    """One MCP session, with results as plain values."""
+
+    def __init__(self, client):
+        self.client = client
+
+    async def raw(self, name, **arguments):
+        return await self.client.call_tool(name, {"namespace": "default", **arguments})
+
+    async def call(self, name, **arguments):
+        result = await self.raw(name, **arguments)
+        assert not result.is_error, result.content
+        return result.structured_content
+
+    async def fails(self, name, **arguments):
+        result = await self.raw(name, **arguments)
+        assert result.is_error, result.structured_content
+        return result.content[0].text
+
+    async def mine(self):
+        read = await self.client.read_resource("sandboxes://default")
+        return json.loads(read.contents[0].text)
+
+
+async def a_session_works(client):
+    tools = Tools(client)
+    assert sorted(tool.name for tool in (await client.list_tools()).tools) == TOOLS
+    templates = (await client.list_resource_templates()).resource_templates
+    assert [template.uri_template for template in templates] == ["sandboxes://{namespace}"]
+    claim = (await tools.call("create_sandbox", warmpool=SOURCE, labels={"who": "test"}))["sandbox_claim_name"]
+    of = {"sandbox_claim_name": claim}
+    assert await tools.mine() == [claim]
+    result = await tools.call("execute_command", **of, command="echo out; echo err >&2; exit 3")
+    assert result == {"exit_code": 3, "stdout": "out\n", "stderr": "err\n"}
+    assert await tools.call("upload_file", **of, path="a b/ü.txt", content="grüße") == {"bytes_written": 7}
+    assert await tools.call("download_file", **of, path="a b/ü.txt") == {"content": "grüße", "bytes_read": 7}
+    assert await tools.call("file_exists", **of, path="a b/ü.txt") == {"exists": True}
+    assert await tools.call("file_exists", **of, path="none") == {"exists": False}
+    listing = await tools.call("list_files", **of, path="a b")
+    (entry,) = listing["entries"]
+    assert (entry["name"], entry["size"], entry["type"]) == ("ü.txt", 7, "file") and entry["mod_time"] > 0
+    assert (listing["total_entries"], listing["truncated"]) == (1, False)
+    deleted = await tools.raw("delete_sandbox", **of)
+    assert not deleted.is_error
+    await gone(tools, claim)
+
+
+async def gone(tools, claim):
+    deadline = time.monotonic() + 30
+    while claim in await tools.mine():
+        assert time.monotonic() < deadline, "it is still there"
+        await asyncio.sleep(0.05)
+    assert "not found" in await tools.fails("execute_command", sandbox_claim_name=claim, command="true")
+
+
+def test_the_seven_tools_and_the_resource_over_http(url):
+    """D-250."""
+
+    async def run():
+        async with Client(url) as client:
+            await a_session_works(client)
+
+    asyncio.run(run())
+
+
+def test_the_seven_tools_and_the_resource_on_standard_input_and_output(engine):
+    """D-250: one client, which starts the server itself."""
+
+    async def run():
+        program, *words = command(engine)
+        async with Client(StdioServerParameters(command=program, args=words, env=environment())) as client:
+            await a_session_works(client)
+
+    asyncio.run(run())
+
+
+def test_another_sessions_sandbox_is_not_found(engine, url):
+    """D-250: neither used, nor seen, nor deleted; its label cannot be forged."""
+
+    async def run():
+        async with Client(url) as first, Client(url) as second:
+            mine, theirs = Tools(first), Tools(second)
+            claim = (await mine.call("create_sandbox", warmpool=SOURCE))["sandbox_claim_name"]
+            of = {"sandbox_claim_name": claim}
+            labels = engine.kubectl("get", "sandboxclaim", claim, "-o", "jsonpath={.metadata.labels}")
+            session = json.loads(labels.stdout)["mcp.k8s-agent-sandbox/session-id"]
+            assert await theirs.mine() == []
+            for name, more in [
+                ("execute_command", {"command": "true"}),
+                ("upload_file", {"path": "x", "content": "x"}),
+                ("download_file", {"path": "x"}),
+                ("list_files", {"path": "."}),
+                ("file_exists", {"path": "x"}),
+                ("delete_sandbox", {}),
+            ]:
+                assert "not found" in await theirs.fails(name, **of, **more), name
+            forged = {"mcp.k8s-agent-sandbox/session-id": session}
+            assert "cannot be set" in await theirs.fails("create_sandbox", warmpool=SOURCE, labels=forged)
+            assert (await mine.call("execute_command", **of, command="echo mine"))["stdout"] == "mine\n"
+            await mine.raw("delete_sandbox", **of)
+
+    asyncio.run(run())
+
+
+def test_bytes_travel_as_base64_and_listings_are_cut(url):
+    """D-251: binary round trip, text that is none. D-252: 1000 of 1500 entries. Arguments out of range are refused in words."""
+
+    async def run():
+        async with Client(url) as client:
+            tools = Tools(client)
+            claim = (await tools.call("create_sandbox", warmpool=SOURCE))["sandbox_claim_name"]
+            of = {"sandbox_claim_name": claim}
+            content = bytes(range(256)) * 1000
+            encoded = base64.b64encode(content).decode()
+            assert await tools.call("upload_file", **of, path="b", content=encoded, binary=True) == {"bytes_written": 256_000}
+            assert await tools.call("download_file", **of, path="b", binary=True) == {"content": encoded, "bytes_read": 256_000}
+            assert "UTF-8" in await tools.fails("download_file", **of, path="b")
+            assert "base64" in await tools.fails("upload_file", **of, path="b", content="%%%", binary=True)
+            await tools.call("execute_command", **of, command="mkdir many && cd many && seq 1 1500 | xargs touch")
+            listing = await tools.call("list_files", **of, path="many")
+            assert (len(listing["entries"]), listing["total_entries"], listing["truncated"]) == (1000, 1500, True)
+            listing = await tools.call("list_files", **of, path="many", max_entries=1500)
+            assert (len(listing["entries"]), listing["truncated"]) == (1500, False)
+            assert "1 to 600" in await tools.fails("execute_command", **of, command="true", timeout=601)
+            assert "10000" in await tools.fails("list_files", **of, path=".", max_entries=10_001)
+            slow = await tools.call("execute_command", **of, command="sleep 30", timeout=1)
+            assert slow["exit_code"] != 0
+            assert "no-such" in await tools.fails("create_sandbox", warmpool="no-such", sandbox_ready_timeout=5)
+            await tools.raw("delete_sandbox", **of)
+
+    asyncio.run(run())
+
+
+def test_a_named_session_outlives_its_server(engine):
+    async def run(action):
+        program, *words = command(engine, "--session", "kept-1")
+        async with Client(StdioServerParameters(command=program, args=words, env=environment())) as client:
+            return await action(Tools(client))
+
+    async def create(tools):
+        claim = (await tools.call("create_sandbox", warmpool=SOURCE))["sandbox_claim_name"]
+        await tools.call("upload_file", sandbox_claim_name=claim, path="kept", content="kept")
+        return claim
+
+    async def find(tools):
+        (claim,) = await tools.mine()
+        found = await tools.call("download_file", sandbox_claim_name=claim, path="kept")
+        await tools.raw("delete_sandbox", sandbox_claim_name=claim)
+        return found["content"]
+
+    asyncio.run(run(create))
+    assert asyncio.run(run(find)) == "kept"
+
+
+def test_the_server_is_closed_to_strangers(engine, url):
+    """No page in a browser, no other name for this machine, no session without a beginning; and nothing beyond it by accident."""
+    import urllib.error
+    import urllib.request
+
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "create_sandbox", "arguments": {}}}
+    usual = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Mcp-Session-Id": "guessed"}, {}):
+        request = urllib.request.Request(url, json.dumps(body).encode(), {**usual, **headers})
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(request, timeout=10)
+        assert 400 <= raised.value.code < 500, headers
+    exposed = subprocess.run(command(engine, "--listen", "0.0.0.0:0"), env=environment(), capture_output=True, text=True, timeout=30)
+    assert exposed.returncode != 0 and "--allowed-host" in exposed.stderr
