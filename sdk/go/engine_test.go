@@ -70,6 +70,9 @@ func startEngineUnderTest() {
 // testClient is a client of the engine under test. Without an engine the test is skipped, in CI it fails.
 func testClient(t *testing.T, options ...Option) *Client {
 	t.Helper()
+	if way := os.Getenv("AGENT_SANDBOX_TEST_CONNECTION"); way != "" {
+		return givenClient(t, way)
+	}
 	engineUnderTest.Do(startEngineUnderTest)
 	if problem := engineUnderTest.problem; problem != "" {
 		if os.Getenv("CI") != "" {
@@ -79,6 +82,19 @@ func testClient(t *testing.T, options ...Option) *Client {
 	}
 	kubeconfig := WithKubeconfig(filepath.Join(engineUnderTest.folder, "kubeconfig"))
 	client, err := NewClient(context.Background(), append([]Option{kubeconfig}, options...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// givenClient is a client of an engine that runs already, which KUBECONFIG names (tests/python/second_engine.py).
+func givenClient(t *testing.T, way string) *Client {
+	t.Helper()
+	if way != "pod" {
+		t.Fatalf("AGENT_SANDBOX_TEST_CONNECTION is %q, which this test does not know", way)
+	}
+	client, err := NewClient(context.Background(), WithKubeconfig(os.Getenv("KUBECONFIG")), WithPodTunnel())
 	if err != nil {
 		t.Fatal(err)
 	}

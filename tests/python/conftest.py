@@ -16,12 +16,26 @@ from which_sdk import VERSION
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("AGENT_SANDBOX_BIN", str(ROOT / "target" / "debug" / "agent-sandbox"))
 READY = 60
+# An engine that runs already (`second_engine.py`): how sandboxes are reached there. KUBECONFIG names it.
+GIVEN = os.environ.get("AGENT_SANDBOX_TEST_CONNECTION")
 FOLDER = tempfile.mkdtemp(prefix="agent-sandbox-test-")
-# The Kubernetes client reads the variable once, when it is imported: before any test module is.
-os.environ["KUBECONFIG"] = str(pathlib.Path(FOLDER) / "kubeconfig")
+if not GIVEN:
+    # The Kubernetes client reads the variable once, when it is imported: before any test module is.
+    os.environ["KUBECONFIG"] = str(pathlib.Path(FOLDER) / "kubeconfig")
+
+
+class GivenEngine:
+    """An engine that somebody else started."""
+
+    def __init__(self, kubeconfig, connection):
+        self.kubeconfig = pathlib.Path(kubeconfig)
+        self.connection = connection
 
 
 class Engine:
+    # As clients choose by themselves.
+    connection = None
+
     def __init__(self, folder, process):
         self.folder = pathlib.Path(folder)
         self.process = process
@@ -66,6 +80,10 @@ def router_flags():
 
 @pytest.fixture(scope="session")
 def engine():
+    if GIVEN:
+        os.rmdir(FOLDER)
+        yield GivenEngine(os.environ["KUBECONFIG"], GIVEN)
+        return
     engine = start_engine(FOLDER, *router_flags())
     yield engine
     engine.process.send_signal(signal.SIGINT)

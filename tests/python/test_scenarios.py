@@ -11,7 +11,7 @@ if not OURS:
     pytest.skip("these are our SDK's scenarios", allow_module_level=True)
 yaml = pytest.importorskip("yaml")
 
-from agent_sandbox import AsyncClient, Client, errors  # noqa: E402
+from agent_sandbox import AsyncClient, Client, Connection, errors  # noqa: E402
 
 SCENARIOS = yaml.safe_load((pathlib.Path(__file__).parents[1] / "scenarios" / "sdk.yaml").read_text())
 ERRORS = {
@@ -160,6 +160,11 @@ class Runner:
         await settled(made.open())
 
 
+def way(engine):
+    """How sandboxes of this engine are reached, where not as usual."""
+    return getattr(Connection, engine.connection)() if engine.connection else None
+
+
 async def settled(value):
     return await value if hasattr(value, "__await__") else value
 
@@ -179,7 +184,7 @@ async def play(scenario, client, sandbox, folder):
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario["name"] for scenario in SCENARIOS])
 def test_asynchronous(engine, tmp_path, scenario):
     async def run():
-        client = AsyncClient(kubeconfig=str(engine.kubeconfig))
+        client = AsyncClient(way(engine), kubeconfig=str(engine.kubeconfig))
         async with client.sandbox() as sandbox:
             await play(scenario, client, sandbox, tmp_path)
 
@@ -221,6 +226,6 @@ def wrap(value):
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario["name"] for scenario in SCENARIOS])
 def test_synchronous(engine, tmp_path, scenario):
-    client = Client(kubeconfig=str(engine.kubeconfig))
+    client = Client(way(engine), kubeconfig=str(engine.kubeconfig))
     with client.sandbox() as sandbox:
         asyncio.run(play(scenario, Wrapped(client), Wrapped(sandbox), tmp_path))

@@ -1,4 +1,4 @@
-//! One `agent-sandbox up` for a test, in a folder of its own.
+//! One `agent-sandbox up` for a test, in a folder of its own; or an engine that runs already, which KUBECONFIG names.
 
 use agent_sandbox_client::{Cluster, ClusterOptions, Connection, SandboxClient};
 use std::{
@@ -8,10 +8,17 @@ use std::{
 };
 use tokio::process::{Child, Command};
 
-pub(crate) struct Engine {
-    folder: tempfile::TempDir,
-    process: Child,
+pub(crate) enum Engine {
+    Own {
+        folder: tempfile::TempDir,
+        process: Child,
+    },
+    /// `tests/python/second_engine.py` started it.
+    Given(Connection),
 }
+
+/// How sandboxes of an engine that runs already are reached.
+const GIVEN: &str = "AGENT_SANDBOX_TEST_CONNECTION";
 
 /// The project's root.
 pub(crate) fn root() -> PathBuf {
@@ -24,6 +31,11 @@ fn program() -> PathBuf {
 
 /// None, with a word about it, where no engine was built; in CI that is a failure.
 pub(crate) async fn start() -> Option<Engine> {
+    match std::env::var(GIVEN).as_deref() {
+        Ok("pod") => return Some(Engine::Given(Connection::PodTunnel)),
+        Ok(other) => panic!("{GIVEN} is {other:?}, which this test does not know"),
+        Err(_) => {}
+    }
     let program = program();
     if !program.exists() {
         let message = format!("{} is not there: cargo build -p agent-sandbox", program.display());
@@ -47,23 +59,28 @@ pub(crate) async fn start() -> Option<Engine> {
         assert!(Instant::now() < deadline, "`agent-sandbox up` becomes ready");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Some(Engine { folder, process })
+    Some(Engine::Own { folder, process })
 }
 
 impl Engine {
     pub(crate) async fn client(&self) -> SandboxClient {
-        let options = ClusterOptions { data_dir: Some(self.folder.path().to_path_buf()), ..ClusterOptions::default() };
-        SandboxClient::new(Cluster::find(&options).await.expect("a cluster"), Connection::default())
+        let (data_dir, connection) = match self {
+            Self::Own { folder, .. } => (Some(folder.path().to_path_buf()), Connection::default()),
+            Self::Given(connection) => (None, connection.clone()),
+        };
+        let options = ClusterOptions { data_dir, ..ClusterOptions::default() };
+        SandboxClient::new(Cluster::find(&options).await.expect("a cluster"), connection)
     }
 
     /// Ends it and gives everything back.
-    pub(crate) async fn stop(mut self) {
-        let pid = self.process.id().expect("it runs").to_string();
+    pub(crate) async fn stop(self) {
+        let Self::Own { folder, mut process } = self else { return };
+        let pid = process.id().expect("it runs").to_string();
         let told = Command::new("kill").args(["-INT", &pid]).status().await.expect("kill");
         assert!(told.success());
-        self.process.wait().await.expect("its end");
+        process.wait().await.expect("its end");
         let mut purge = Command::new(program());
-        purge.arg("--data-dir").arg(self.folder.path()).args(["down", "--purge"]).stdout(Stdio::null());
+        purge.arg("--data-dir").arg(folder.path()).args(["down", "--purge"]).stdout(Stdio::null());
         assert!(purge.status().await.expect("down").success());
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn route(path: &str) -> Option<Route> {
     }
 }
 
-/// Parameters in the API's own spelling: a control plane says `input`, `output` and `error` to nodes.
+/// Parameters in the API's own spelling: a control plane says `input`, `output`, `error` and `port` to nodes.
 pub(super) fn translate(query: Option<&str>, container: Option<&str>) -> String {
     let given = query.unwrap_or_default().split('&').filter(|p| !p.is_empty());
     let mut out: Vec<String> = given
@@ -48,6 +48,8 @@ pub(super) fn translate(query: Option<&str>, container: Option<&str>) -> String 
                 "input" => "stdin",
                 "output" => "stdout",
                 "error" => "stderr",
+                // Of a WebSocket, which names its ports up front.
+                "port" => "ports",
                 other => other,
             };
             format!("{name}={value}")
@@ -83,6 +85,7 @@ mod tests {
     fn parameters_are_spelled_as_the_api_spells_them() {
         let query = translate(Some("command=sh&command=-c&input=1&output=1&error=1&tty=1&container=evil"), Some("c"));
         assert_eq!(query, "command=sh&command=-c&stdin=1&stdout=1&stderr=1&tty=1&container=c");
+        assert_eq!(translate(Some("port=80%2C443"), None), "ports=80%2C443");
         assert_eq!(translate(None, Some("c")), "container=c");
     }
 }

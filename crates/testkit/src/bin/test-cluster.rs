@@ -1,9 +1,10 @@
 //! Runs a cluster for tests until it is told to stop: `test-cluster real|embedded FOLDER [--audit] [--lifeline]
-//! [--no-pods] [APISERVER-FLAG...]`.
+//! [--no-pods] [--node=NAME] [APISERVER-FLAG...]`.
 //!
 //! `real` is a Kubernetes control plane with two fake nodes; `embedded` is our own API with a simulated kubelet. Either writes
 //! FOLDER/kubeconfig, and FOLDER/ready when everything answers. With `--audit` the real one writes FOLDER/audit.log. With
-//! `--lifeline` it also ends when its standard input does: then it cannot outlive a test that was killed. With `--no-pods` nobody brings Pods up.
+//! `--lifeline` it also ends when its standard input does: then it cannot outlive a test that was killed. With `--no-pods` nobody brings Pods up; with
+//! `--node=NAME` as well, FOLDER gets what `agent-sandbox node` of that name needs to join: node.kubeconfig, node.crt, node.key and callers.pem.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,8 @@ use agent_sandbox_testkit::{Cluster, ControlPlane, ControlPlaneConfig, FakeNodes
 use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
 
-const USAGE: &str = "usage: test-cluster real|embedded FOLDER [--audit] [--lifeline] [--no-pods] [APISERVER-FLAG...]";
+const USAGE: &str =
+    "usage: test-cluster real|embedded FOLDER [--audit] [--lifeline] [--no-pods] [--node=NAME] [APISERVER-FLAG...]";
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -25,10 +27,12 @@ async fn main() -> anyhow::Result<()> {
         given
     };
     let (audit, lifeline, pods) = (has("--audit"), has("--lifeline"), !has("--no-pods"));
+    let node = rest.iter().find_map(|argument| argument.strip_prefix("--node=").map(str::to_owned));
+    rest.retain(|argument| !argument.starts_with("--node="));
     tokio::select! {
         outcome = async {
             match engine.as_str() {
-                "real" => real(&folder, audit, pods, rest).await,
+                "real" => real(&folder, audit, pods, node, rest).await,
                 "embedded" => embedded(&folder, pods).await,
                 _ => bail!(USAGE),
             }
@@ -47,13 +51,26 @@ async fn end_of_input() {
     let _ = end.await;
 }
 
-async fn real(folder: &Path, audit: bool, pods: bool, arguments: Vec<String>) -> anyhow::Result<()> {
+async fn real(
+    folder: &Path,
+    audit: bool,
+    pods: bool,
+    node: Option<String>,
+    arguments: Vec<String>,
+) -> anyhow::Result<()> {
     let plane = ControlPlane::start(ControlPlaneConfig { audit, apiserver_arguments: arguments }).await?;
     if pods {
         plane.add_fake_nodes(FakeNodes { count: 2, tainted: false }).await?;
     }
     if audit {
         std::os::unix::fs::symlink(plane.audit_log(), folder.join("audit.log"))?;
+    }
+    if let Some(node) = node {
+        let credentials = plane.node_credentials(&node)?;
+        std::fs::copy(credentials.kubeconfig, folder.join("node.kubeconfig"))?;
+        std::fs::write(folder.join("node.crt"), credentials.serving_certificate)?;
+        std::fs::write(folder.join("node.key"), credentials.serving_key)?;
+        std::fs::write(folder.join("callers.pem"), credentials.client_authority)?;
     }
     std::fs::copy(plane.kubeconfig(), folder.join("kubeconfig"))?;
     serve_until_stopped(folder).await
