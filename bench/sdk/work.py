@@ -143,7 +143,7 @@ def parallel(mode):
         thread.start()
     for thread in threads:
         thread.join()
-    return {"seconds": time.perf_counter() - begun, "megabytes": peak(), "failed": failed[:1]}
+    return {"seconds": time.perf_counter() - begun, "megabytes": peak(), "failed": len(failed), "why": failed[:1]}
 
 
 if __name__ == "__main__":
