@@ -3,7 +3,7 @@
 use agent_sandbox_client::{Call, ClientError, Payload, SandboxHandle};
 use agent_sandbox_protocol::runtime::{ExecuteRequest, ExecuteResponse, ExistsResponse, FileEntry};
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderName, Method, header::CONTENT_TYPE};
+use http::{Method, header::CONTENT_TYPE};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) async fn upload(
     let (boundary, body) = multipart(path, content)?;
     let kind = format!("multipart/form-data; boundary={boundary}");
     let mut call = timed(Method::POST, "/upload".to_owned(), format!("write `{path}`"), limit);
-    call = call.header(HeaderName::from(CONTENT_TYPE), &kind)?;
+    call = call.header(CONTENT_TYPE, &kind)?;
     call.payload = Payload::Bytes(body);
     sandbox.transport().send(call).await.map(drop)
 }

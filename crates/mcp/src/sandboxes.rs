@@ -9,7 +9,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use thiserror::Error;
@@ -32,13 +32,15 @@ pub(crate) enum ToolError {
     Sandbox(#[from] ClientError),
 }
 
+/// Handles with their connections, by session, namespace and claim.
+type Open = HashMap<(String, String, String), SandboxHandle>;
+
 /// Sandboxes of a cluster, divided by session.
 #[derive(Clone)]
 pub struct Sandboxes {
     client: SandboxClient,
     session_key: String,
-    /// By session, namespace and claim.
-    open: Arc<Mutex<HashMap<(String, String, String), SandboxHandle>>>,
+    open: Arc<Mutex<Open>>,
 }
 
 impl Sandboxes {
@@ -143,7 +145,7 @@ impl Sandboxes {
         open.insert((session.to_owned(), namespace, claim), sandbox);
     }
 
-    fn opened(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String, String), SandboxHandle>> {
+    fn opened(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
