@@ -11,6 +11,10 @@ mod terminal;
 
 use std::process::ExitCode;
 
+/// An API that decodes and encodes objects all day allocates most of the time; with the system's allocator it is half as fast.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // A Pod's supervisor and the helpers that enter sandboxes are this same program, started anew.
     agent_sandbox_node::helper_main();

@@ -38,6 +38,8 @@ use crate::{
 
 /// How long a new leader waits between attempts at its first consistent list.
 const FIRST_LIST_RETRY: Duration = Duration::from_secs(1);
+/// How long refill and the finishing touches of an adoption are put off, in favour of claims that are being served.
+const PATIENCE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ControllerError {
@@ -68,7 +70,7 @@ impl Controller {
         if config.extensions {
             routes.extend([template::route as Route, claim::route, pool::route]);
         }
-        let store = Store::new(routes, config.cache_label_selectors);
+        let store = Store::patient(routes, config.cache_label_selectors, PATIENCE);
         let metrics = Arc::new(Metrics::over(&store));
         let run = run(clients, config, store.clone(), metrics.clone(), shutdown);
         Self { store, metrics, task: tokio::spawn(run) }

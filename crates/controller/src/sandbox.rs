@@ -103,6 +103,7 @@ impl SandboxReconciler {
                 self.postponed.lock().remove(key);
                 Ok(Ok(Next::Idle))
             }
+            Plan::Confirm => Err(Interrupted::Stale { kind: Kind::Sandbox, key: key.clone() }),
             Plan::MarkExpired => self.mark_expired(writer, &sandbox).await,
             Plan::CleanUp(clean_up) => self.clean_up(writer, &sandbox, &clean_up).await,
             Plan::Reconcile(reconcile) => self.carry_out(writer, &observed, &reconcile, span).await,

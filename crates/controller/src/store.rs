@@ -3,7 +3,12 @@
 //! Whatever teaches the store something new (a watch event, an answer to a write, a live read) wakes exactly the reconcilers whose
 //! decision may depend on it. The reconciler that caused the change is not woken by it: it has already seen it.
 
-use std::sync::{Arc, OnceLock};
+mod patience;
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use agent_sandbox_api::keys::labels;
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -75,6 +80,10 @@ impl Queues {
         self.of(wake.target).add(wake.key);
     }
 
+    fn wake_after(&self, wake: Wake, delay: Duration) {
+        self.of(wake.target).add_after(wake.key, delay);
+    }
+
     pub fn close(&self) {
         for target in Target::ALL {
             self.of(target).close();
@@ -86,6 +95,8 @@ pub struct Store {
     world: RwLock<World>,
     routes: Vec<Route>,
     labelled_only: bool,
+    /// How long work that nobody waits for is put off.
+    patience: Duration,
     pub queues: Queues,
     /// Which kinds have been listed completely at least once.
     synced: [OnceLock<()>; 9],
@@ -96,10 +107,16 @@ pub struct Store {
 impl Store {
     /// `labelled_only`: the watches of Pods, PVCs and Services bring only objects with the tracking label.
     pub fn new(routes: Vec<Route>, labelled_only: bool) -> Arc<Self> {
+        Self::patient(routes, labelled_only, Duration::ZERO)
+    }
+
+    /// The same; what follows a claim's service is put off so long, in favour of claims that are being served.
+    pub fn patient(routes: Vec<Route>, labelled_only: bool, patience: Duration) -> Arc<Self> {
         Arc::new(Self {
             world: RwLock::default(),
             routes,
             labelled_only,
+            patience,
             queues: Queues::default(),
             synced: Default::default(),
             sync_changed: tokio::sync::Notify::new(),
@@ -203,10 +220,9 @@ impl Store {
             for route in &self.routes {
                 route(world, change, &mut wakes);
             }
-        }
-        for wake in wakes {
-            if Some(&wake) != origin {
-                self.queues.wake(wake);
+            for wake in wakes.drain(..).filter(|wake| Some(wake) != origin) {
+                let delay = if patience::can_wait(change, wake.target) { self.patience } else { Duration::ZERO };
+                self.queues.wake_after(wake, delay);
             }
         }
     }

@@ -31,6 +31,8 @@ pub enum IndexKey {
     NameHash { namespace: String, hash: String },
     /// Claims that name a pool.
     PoolRef { namespace: String, pool: String },
+    /// Claims that name a pool and have no Sandbox yet.
+    Waiting { namespace: String, pool: String },
     /// Pools that name a template.
     TemplateRef { namespace: String, template: String },
     /// Sandboxes labelled as unclaimed members of the pool whose name hashes so.
@@ -52,7 +54,10 @@ pub(crate) fn index_sandbox(sandbox: &Sandbox) -> Vec<IndexKey> {
 }
 
 pub(crate) fn index_claim(claim: &SandboxClaim) -> Vec<IndexKey> {
-    vec![IndexKey::PoolRef { namespace: claim.namespace().to_owned(), pool: claim.spec.warm_pool_ref.name.clone() }]
+    let (namespace, pool) = (claim.namespace().to_owned(), claim.spec.warm_pool_ref.name.clone());
+    let waiting = claim.bound_sandbox().is_none();
+    let waiting = waiting.then(|| IndexKey::Waiting { namespace: namespace.clone(), pool: pool.clone() });
+    waiting.into_iter().chain([IndexKey::PoolRef { namespace, pool }]).collect()
 }
 
 pub(crate) fn index_pool(pool: &SandboxWarmPool) -> Vec<IndexKey> {

@@ -2,12 +2,7 @@
 
 use std::sync::Arc;
 
-use agent_sandbox_api::{
-    conditions::ConditionType,
-    keys::annotations,
-    names, owners,
-    v1beta1::{Sandbox, SandboxClaim},
-};
+use agent_sandbox_api::{conditions::ConditionType, keys::annotations, names, owners, v1beta1::Sandbox};
 
 use crate::{
     object::{Cached, Key},
@@ -37,7 +32,7 @@ pub fn route(world: &World, change: &Change, wakes: &mut Vec<Wake>) {
             let index = IndexKey::TemplateRef { namespace: namespace.to_owned(), template: template.name().to_owned() };
             let pools = world.pools.find(&index).map(|pool| pool.name().to_owned());
             for pool in pools.chain([names::shadow_pool(template.name())]) {
-                wake_claims(world, namespace, &pool, |_| true, wakes);
+                wake_claims(world, &IndexKey::PoolRef { namespace: namespace.to_owned(), pool }, wakes);
             }
         }
         Change::NetworkPolicy(delta) => {
@@ -100,17 +95,10 @@ fn becomes_available(delta: &Delta<Sandbox>) -> bool {
 
 /// Claims on this pool that have no Sandbox yet.
 fn wake_unbound(world: &World, namespace: &str, pool: &str, wakes: &mut Vec<Wake>) {
-    wake_claims(world, namespace, pool, |claim| claim.bound_sandbox().is_none(), wakes);
+    wake_claims(world, &IndexKey::Waiting { namespace: namespace.to_owned(), pool: pool.to_owned() }, wakes);
 }
 
-fn wake_claims(
-    world: &World,
-    namespace: &str,
-    pool: &str,
-    concerned: impl Fn(&SandboxClaim) -> bool,
-    wakes: &mut Vec<Wake>,
-) {
-    let index = IndexKey::PoolRef { namespace: namespace.to_owned(), pool: pool.to_owned() };
-    let claims = world.claims.find(&index).filter(|claim| !claim.is_deleting() && concerned(claim));
+fn wake_claims(world: &World, index: &IndexKey, wakes: &mut Vec<Wake>) {
+    let claims = world.claims.find(index).filter(|claim| !claim.is_deleting());
     wakes.extend(claims.map(|claim| Wake::new(Target::Claim, Key::new(claim.namespace(), claim.name()))));
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use agent_sandbox_api::{names, v1beta1::Sandbox};
+use agent_sandbox_api::{names, owners, v1beta1::Sandbox};
 use jiff::Timestamp;
 
 use super::plan::{Observed, Unreadable, tracked_name};
@@ -10,6 +10,9 @@ use crate::{
     object::{Cached, Key, Kind, Object},
     world::{IndexKey, Known, World},
 };
+
+/// The finalizer of a deletion that waits for what the object owns.
+const FOREGROUND: &str = "foregroundDeletion";
 
 /// Live reads of this pass, which are newer than the cache or outside of what it watches.
 #[derive(Default)]
@@ -48,6 +51,10 @@ pub(super) fn observe(
     patch_due_since: Option<Timestamp>,
     now: Timestamp,
 ) -> Option<Observed> {
+    let read = live.objects.get(&(Kind::Sandbox, key.clone()));
+    if read.is_some_and(Option::is_none) {
+        return None;
+    }
     let sandbox = world.get::<Sandbox>(key)?;
     let volumes = sandbox
         .volume_claim_templates()
@@ -65,12 +72,27 @@ pub(super) fn observe(
         named_pod: live.get(world, key),
         service: live.get(world, key),
         volumes,
+        abandoned: is_abandoned(world, key, &sandbox),
+        confirmed: read.is_some(),
         collides_with: older_twin(world, &sandbox),
         unreadable: live.unreadable.clone(),
         patch_due_since,
         now,
         sandbox,
     })
+}
+
+/// Whether the garbage collector is about to take the Sandbox: its controller is gone, or goes after what it owns.
+fn is_abandoned(world: &World, key: &Key, sandbox: &Sandbox) -> bool {
+    let Some(owner) = owners::controller_of(&sandbox.metadata) else { return false };
+    let foreground = || {
+        let claim = world.claims.get(&key.sibling(owner.name.as_str())).filter(|claim| claim.uid() == owner.uid);
+        claim.is_some_and(|claim| {
+            let finalizers = claim.metadata.finalizers.iter().flatten();
+            claim.is_deleting() && finalizers.into_iter().any(|finalizer| finalizer == FOREGROUND)
+        })
+    };
+    world.claims.is_deleted(&owner.uid) || world.pools.is_deleted(&owner.uid) || foreground()
 }
 
 /// The oldest Sandbox of the namespace that has the same name hash and is older than this one.

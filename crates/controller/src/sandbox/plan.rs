@@ -40,6 +40,10 @@ pub struct Observed {
     pub service: Option<Arc<Service>>,
     /// What exists under each claim template's PVC name.
     pub volumes: Vec<Option<Arc<Pvc>>>,
+    /// The claim or pool that controls it is gone, or is being deleted together with what it owns.
+    pub abandoned: bool,
+    /// The Sandbox was read live in this pass.
+    pub confirmed: bool,
     /// An older Sandbox of the namespace whose name has the same hash.
     pub collides_with: Option<String>,
     /// What exists but could not be read; nothing can be decided about it in this pass.
@@ -87,8 +91,10 @@ impl Step {
 /// A complete decision.
 #[derive(Clone, Debug)]
 pub enum Plan {
-    /// Being deleted: the garbage collector does the rest.
+    /// Being deleted, or about to be: the garbage collector does the rest.
     Leave,
+    /// Read the Sandbox live: a Pod that went may have gone with it, and this cache would be the last to know.
+    Confirm,
     /// The shutdown time has passed and the status does not say so yet. Nothing else is touched before it does.
     MarkExpired,
     /// Expired and marked: remove children, then the Sandbox or its status.
@@ -152,7 +158,7 @@ pub enum PodName {
 
 pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
     let sandbox = &*observed.sandbox;
-    if sandbox.is_deleting() {
+    if sandbox.is_deleting() || observed.abandoned {
         return Plan::Leave;
     }
     if is_expired(sandbox, observed.now) {
@@ -162,6 +168,11 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
         return if marked { Plan::CleanUp(plan_clean_up(observed)) } else { Plan::MarkExpired };
     }
     let pod = plan_pod(observed);
+    // The garbage collector removes an owner before what it owned, but two watches may show that the other way round.
+    let had_one = sandbox.annotation(annotations::POD_NAME).is_some_and(|name| !name.is_empty());
+    if matches!(pod, PodPlan::Create(_)) && had_one && !observed.confirmed {
+        return Plan::Confirm;
+    }
     let service = match (&pod, &observed.collides_with) {
         _ if observed.unreadable.service.is_some() => {
             ServicePlan::Refuse(observed.unreadable.service.clone().unwrap_or_default())

@@ -139,6 +139,11 @@ impl<K: Cached> Cache<K> {
         self.synced
     }
 
+    /// Whether an object of this uid is known to have been deleted. The oldest are forgotten.
+    pub fn is_deleted(&self, uid: &str) -> bool {
+        self.deleted.contains(uid)
+    }
+
     /// The objects under an index entry, ordered by key.
     pub fn find<'a>(&'a self, index: &IndexKey) -> impl Iterator<Item = &'a Arc<K>> + use<'a, K> {
         self.index.get(index).into_iter().flat_map(Entries::iter).filter_map(|key| self.get(key))

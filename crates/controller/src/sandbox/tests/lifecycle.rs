@@ -1,5 +1,7 @@
 //! From creation to readiness, and what survives afterwards.
 
+use agent_sandbox_api::v1beta1::SandboxClaim;
+
 use super::*;
 
 /// S-030: the minimal Sandbox gets a Pod and three conditions, and no Service.
@@ -92,6 +94,56 @@ async fn s_036_a_deleted_pod_is_replaced() {
     bench.pod_runs(NAME);
     bench.settle().await;
     assert_eq!(bench.ready().0, "True");
+}
+
+/// S-042: the garbage collector takes a Sandbox and then its Pod. A cache that has heard only of the Pod makes no new one.
+#[tokio::test]
+async fn s_042_no_pod_for_a_sandbox_that_went_before_it() {
+    let mut bench = Bench::new();
+    bench.create(minimal());
+    bench.settle().await;
+    bench.pod_runs(NAME);
+    bench.settle().await;
+    let pod = bench.pod();
+    bench.model.remove(Kind::Sandbox, &key());
+    bench.model.collect_garbage();
+    assert!(bench.pod_named(NAME).is_none(), "the collector took it");
+    bench.store.learn(crate::world::News::Deletion(pod));
+    bench.model.take_writes();
+    let next = bench.reconciler.reconcile(&key()).await.expect("nothing to fail");
+    assert_eq!((next, bench.model.take_writes()), (Next::Idle, Vec::new()));
+    assert!(bench.pod_named(NAME).is_none());
+}
+
+/// A Sandbox whose claim is gone, or goes after what it owns, is left to the garbage collector.
+#[tokio::test]
+async fn a_sandbox_whose_claim_goes_gets_no_new_pod() {
+    let claim = json!({ "metadata": { "name": "c" }, "spec": { "warmPoolRef": { "name": "p" } } });
+    let deleting = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
+    let foreground = json!({ "metadata": { "finalizers": ["foregroundDeletion"] } });
+    for (what, edits, expected) in [
+        ("the claim is there", vec![], 1),
+        ("its user's finalizer holds it", vec![&deleting], 1),
+        ("it waits for what it owns", vec![&foreground, &deleting], 0),
+    ] {
+        let mut bench = Bench::new();
+        bench.model.create(Kind::Claim, claim.clone());
+        let found: SandboxClaim = bench.model.typed(&key().sibling("c")).expect("there");
+        bench.create(with(json!({ "metadata": { "ownerReferences": [found.controller_reference()] } })));
+        for edit in edits {
+            bench.model.edit(Kind::Claim, &key().sibling("c"), edit.clone());
+        }
+        bench.pass().await.expect("passes");
+        assert_eq!(bench.count(Kind::Pod), expected, "{what}");
+    }
+    let mut bench = Bench::new();
+    bench.model.create(Kind::Claim, claim);
+    let found: SandboxClaim = bench.model.typed(&key().sibling("c")).expect("there");
+    bench.create(with(json!({ "metadata": { "ownerReferences": [found.controller_reference()] } })));
+    bench.sync();
+    bench.model.remove(Kind::Claim, &key().sibling("c"));
+    bench.pass().await.expect("passes");
+    assert_eq!(bench.count(Kind::Pod), 0, "the claim is gone");
 }
 
 /// S-037: passes never grow the list of conditions.
