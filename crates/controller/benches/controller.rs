@@ -296,7 +296,7 @@ async fn sustain(disk: &Disk, client: &Client, arrivals: &Arrivals, writes: &Rec
     say("writes per claim, refill included: everyone's / ours", format!("{per_claim:.1} / {ours:.1}"));
     let mut refused: HashMap<String, usize> = HashMap::new();
     for write in writes.writes().iter().filter(|write| write.status >= 300) {
-        let kind = write.path.split('/').find(|part| part.ends_with('s') && part.len() > 4 && *part != "namespaces");
+        let kind = write.path.split('/').find(|part| part.ends_with('s') && !["", "apis", "namespaces"].contains(part));
         let status = if write.path.ends_with("/status") { "/status" } else { "" };
         *refused
             .entry(format!("{} {} {}{status}", write.status, write.method, kind.unwrap_or_default()))

@@ -1,56 +1,22 @@
-//! Keeping the process small: few allocator arenas, and free memory given back after bursts.
-//!
-//! Every watch event is decoded, looked at and mostly dropped; without this the holes it leaves stay with the process.
+//! Keeping the process small.
 
-use std::{sync::Arc, time::Duration};
-
-use tokio_util::sync::CancellationToken;
-
-use crate::store::Store;
-
-/// How long after the first news of a burst memory is given back.
-const QUIET: Duration = Duration::from_secs(5);
-
-/// Call before threads are busy: each may get an arena of its own.
-pub(crate) fn use_few_arenas() {
-    allocator::use_few_arenas();
+/// Asks for small pages: a controller touches little of what its allocator sets aside, and a page of two megabytes counts whole for one
+/// object in it.
+pub(crate) fn use_small_pages() {
+    pages::use_small();
 }
 
-/// Gives free memory back a while after news came; sleeps as long as there are none.
-pub(crate) async fn give_back(store: Arc<Store>, stop: CancellationToken) {
-    loop {
-        tokio::select! {
-            () = store.news() => {}
-            () = stop.cancelled() => return,
-        }
-        tokio::select! {
-            () = tokio::time::sleep(QUIET) => allocator::trim(),
-            () = stop.cancelled() => return,
-        }
+#[cfg(target_os = "linux")]
+mod pages {
+    #![expect(unsafe_code, reason = "the kernel is asked through libc")]
+
+    pub(super) fn use_small() {
+        // SAFETY: only changes how the kernel backs this process's memory; where it cannot, nothing changes.
+        unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     }
 }
 
-#[cfg(target_env = "gnu")]
-mod allocator {
-    #![expect(unsafe_code, reason = "glibc's allocator is tuned through libc")]
-
-    /// Two workers decode events side by side; more arenas are more holes.
-    const ARENAS: i32 = 2;
-
-    pub(super) fn use_few_arenas() {
-        // SAFETY: only changes a number of the allocator.
-        unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
-    }
-
-    pub(super) fn trim() {
-        // SAFETY: releases free pages only.
-        unsafe { libc::malloc_trim(0) };
-    }
-}
-
-#[cfg(not(target_env = "gnu"))]
-mod allocator {
-    pub(super) fn use_few_arenas() {}
-
-    pub(super) fn trim() {}
+#[cfg(not(target_os = "linux"))]
+mod pages {
+    pub(super) fn use_small() {}
 }

@@ -34,11 +34,8 @@ async fn run_with(flags: &Flags, config: Config, shutdown: CancellationToken) ->
     let cluster = cluster_config(&flags.kubeconfig).await?;
     let connections = usize::try_from(flags.api_connections).unwrap_or(1);
     let clients = connect(&cluster, connections)?;
-    memory::use_few_arenas();
-    let controller = Controller::start_with(clients, config, shutdown.clone());
-    let ended = shutdown.child_token();
-    let _end_with_us = ended.clone().drop_guard();
-    tokio::spawn(memory::give_back(controller.store.clone(), ended));
+    memory::use_small_pages();
+    let controller = Controller::start_with(clients, config, shutdown);
     Ok(controller.wait().await?)
 }
 

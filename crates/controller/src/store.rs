@@ -101,7 +101,6 @@ pub struct Store {
     /// Which kinds have been listed completely at least once.
     synced: [OnceLock<()>; 9],
     sync_changed: tokio::sync::Notify,
-    learnt: tokio::sync::Notify,
 }
 
 impl Store {
@@ -120,7 +119,6 @@ impl Store {
             queues: Queues::default(),
             synced: Default::default(),
             sync_changed: tokio::sync::Notify::new(),
-            learnt: tokio::sync::Notify::new(),
         })
     }
 
@@ -147,15 +145,9 @@ impl Store {
         let changes = world.learn(news);
         self.dispatch(&world, &changes, None);
         drop(world);
-        self.learnt.notify_one();
         if is_list && self.synced[K::KIND_OF as usize].set(()).is_ok() {
             self.sync_changed.notify_waiters();
         }
-    }
-
-    /// Waits until a watch or list brings something. For one listener.
-    pub async fn news(&self) {
-        self.learnt.notified().await;
     }
 
     /// An object that no watch will ever speak of again would stay in the cache for good.
@@ -221,7 +213,7 @@ impl Store {
                 route(world, change, &mut wakes);
             }
             for wake in wakes.drain(..).filter(|wake| Some(wake) != origin) {
-                let delay = if patience::can_wait(change, wake.target) { self.patience } else { Duration::ZERO };
+                let delay = if patience::can_wait(world, change, wake.target) { self.patience } else { Duration::ZERO };
                 self.queues.wake_after(wake, delay);
             }
         }

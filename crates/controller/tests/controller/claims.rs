@@ -207,15 +207,14 @@ async fn x_264_x_265_a_claim_of_v1alpha1_works_end_to_end() {
     let sandbox: v1alpha1::Sandbox = bench.api().get("cold").await.expect("there");
     assert_eq!(sandbox.spec.replicas, Some(1));
 
-    bench.pool("any", "t", 1).await;
-    bench.pool_ready("any", 1).await;
+    bench.pool("any", "t", 2).await;
+    bench.pool_ready("any", 2).await;
     bench.api().create(&PostParams::default(), &old("never", Some("none"))).await.expect("created");
     assert_eq!(bound(&served("never").await), "never", "none means a new one");
     bench.api().create(&PostParams::default(), &old("warm", None)).await.expect("created");
     let warm = served("warm").await;
     assert!(bound(&warm).starts_with("any-"), "CNV-13: a pool of the template is used: {}", bound(&warm));
     assert_eq!(warm.spec.warmpool.as_deref(), Some("default"));
-    bench.pool_ready("any", 1).await;
     bench.api().create(&PostParams::default(), &old("named", Some("any"))).await.expect("created");
     assert!(bound(&served("named").await).starts_with("any-"));
     bench.stop().await;

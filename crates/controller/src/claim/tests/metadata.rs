@@ -71,6 +71,10 @@ async fn x_053_label_keys_are_qualified_names() {
     }
     refused(json!({"labels": {format!("sandbox.users.io/{}", "x".repeat(64)): "v"}})).await;
     refused(json!({"labels": {format!("{}.io/x", "x".repeat(251)): "v"}})).await;
+    let domain = |length: usize| format!("{}.sandbox.users.io", "x".repeat(length - ".sandbox.users.io".len()));
+    accepted("", json!({"labels": {format!("{}/{}", domain(253), "x".repeat(63)): "v"}})).await;
+    let message = refused(json!({"labels": {format!("{}/x", domain(254)): "v"}})).await;
+    assert!(message.contains("prefix part must be"), "{message}");
 }
 
 #[tokio::test]
@@ -89,6 +93,9 @@ async fn x_055_nobody_poses_as_the_router() {
             format!("restricted system label value: \"{name}\"=\"{value}\" is not allowed in AdditionalPodMetadata");
         assert!(message.contains(&text), "{message}");
     }
+    let message = refused(json!({"labels": {"app": "mine"}})).await;
+    assert!(message.contains("must have a domain prefix"), "only the router's name is the router's: {message}");
+    accepted("", json!({"labels": {"sandbox.users.io/app": "sandbox-router"}})).await;
 }
 
 #[tokio::test]

@@ -176,6 +176,36 @@ async fn x_135_a_lost_candidate_is_replaced_in_the_same_pass() {
     assert_eq!(rig.ready_of("c").0, "True");
 }
 
+/// X-135 as amended: a candidate that can no longer be had is never touched again, whatever took it away.
+#[tokio::test]
+async fn x_135_a_candidate_that_is_no_longer_offered_is_replaced() {
+    let other_pool = json!([{
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "name": "q", "uid": "q-uid", "controller": true,
+    }]);
+    for (what, change) in [
+        ("another claim's", json!({"metadata": {"labels": {labels::CLAIM_UID: "somebody"}}})),
+        ("on its way out", json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})),
+        ("without the pool's label", json!({"metadata": {"labels": {labels::WARM_POOL_SANDBOX: null}}})),
+        ("another pool's", json!({"metadata": {"ownerReferences": other_pool}})),
+        ("nobody's", json!({"metadata": {"ownerReferences": []}})),
+        ("suspended", json!({"spec": {"operatingMode": "Suspended"}})),
+    ] {
+        let rig = Rig::new();
+        rig.warm_pool(2).await;
+        rig.claim_on("c", "p");
+        rig.pump();
+        let first = rig.sandboxes()[0].name().to_owned();
+        rig.model.edit(Kind::Sandbox, &key(&first), change);
+        rig.writes();
+        rig.claims_pass("c").await.expect("no error");
+        let bound = rig.bound("c").expect("bound");
+        assert_ne!(bound, first, "{what}");
+        let touched: Vec<String> =
+            rig.writes().iter().filter(|request| is_a(request)).map(|request| request.key.name.to_string()).collect();
+        assert_eq!(touched, [first, bound], "{what}: one refused patch, then the next candidate");
+    }
+}
+
 /// a recorded Sandbox that is gone, in either form of the record.
 #[tokio::test]
 async fn x_135_a_recorded_sandbox_that_is_gone_is_dropped() {
