@@ -12,6 +12,7 @@ use crate::{
     request::{FieldValidation, WriteOptions},
     schema::Schema,
     status::{ApiError, FieldError},
+    store::ObjectKey,
     verbs::Context,
 };
 
@@ -27,6 +28,7 @@ pub(crate) fn create(
     check_shape(context, &mut object, options)?;
     let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let mut errors = check_names(&resource, &name);
+    let texts;
     if resource.is_custom() {
         if endpoint.version().subresources.status
             && let Some(members) = object.as_object_mut()
@@ -34,20 +36,40 @@ pub(crate) fn create(
             members.remove("status");
         }
         default_custom(&endpoint, &mut object);
+        texts = record_creation(context, &mut object, options);
         set_generation(&mut object, 1);
     } else {
         builtin::apply_defaults(&resource, &mut object);
+        texts = record_creation(context, &mut object, options);
+        builtin::admit(&resource, &mut object);
         builtin::begin(&resource, &mut object);
         if builtin::has_generation(&resource) {
             set_generation(&mut object, 1);
         }
     }
     errors.extend(builtin::metadata::validate(&object));
-    errors.extend(validate(&endpoint, &object, None));
+    errors.extend(check_finalizers(context, None, &object));
+    validate(&endpoint, &object, None, &mut errors);
     refuse(&resource, &name, &errors)?;
+    check_account(context, &object)?;
     context.core.front.check_escalation(context.user, &resource, None, &object)?;
-    let texts = managed::created(&mut object, &manager(context, options, "Update"), schema_of(&endpoint).as_deref());
     Ok((object, texts))
+}
+
+/// Records who made an object. What the server adds afterwards is nobody's; a status of its own is not written here.
+fn record_creation(context: &Context<'_>, object: &mut Value, options: &WriteOptions) -> Vec<Text> {
+    // An applied object has its record already.
+    if context.applied {
+        return Vec::new();
+    }
+    let separate = context.endpoint.version().subresources.status;
+    let status = object.as_object_mut().filter(|_| separate).and_then(|members| members.remove("status"));
+    let schema = owners_schema(&context.endpoint);
+    let texts = managed::created(object, &manager(context, options, "Update"), schema.as_deref());
+    if let Some(status) = status {
+        object["status"] = status;
+    }
+    texts
 }
 
 /// Prepares a changed object; `old` and `new` are in the request's version. The flag is true when they are known to differ.
@@ -66,6 +88,7 @@ pub(crate) fn update(
         default_custom(&endpoint, &mut new);
     } else {
         builtin::apply_defaults(&resource, &mut new);
+        builtin::admit(&resource, &mut new);
     }
     match context.request.subresource.as_str() {
         "status" => keep_all_but_status(&resource, old, &mut new),
@@ -78,9 +101,13 @@ pub(crate) fn update(
     bump_generation(&endpoint, old, &mut new);
     let mut errors = Vec::new();
     if old["metadata"] != new["metadata"] {
-        errors.extend(builtin::metadata::validate(&new));
+        let reports = builtin::metadata_reports(&resource);
+        let faults = builtin::metadata::validate(&new);
+        errors.extend(std::iter::repeat_n(faults, reports).flatten());
+        let faults = check_finalizers(context, Some(old), &new);
+        errors.extend(std::iter::repeat_n(faults, reports - 2).flatten());
     }
-    errors.extend(validate(&endpoint, &new, Some(old)));
+    validate(&endpoint, &new, Some(old), &mut errors);
     if !resource.is_custom() && !matches!(context.request.subresource.as_str(), "status" | "binding") {
         errors.extend(builtin::validate_update(&resource, old, &new));
     }
@@ -91,7 +118,7 @@ pub(crate) fn update(
             old,
             &mut new,
             &manager(context, options, "Update"),
-            schema_of(&endpoint).as_deref(),
+            owners_schema(&endpoint).as_deref(),
             texts,
         );
     Ok((new, differs))
@@ -115,6 +142,11 @@ pub(crate) fn schema_of(endpoint: &Endpoint) -> Option<std::sync::Arc<Schema>> {
     if endpoint.resource.is_custom() { endpoint.version().schema.clone() } else { builtin::schema(&endpoint.resource) }
 }
 
+/// The schema by which fields are owned: that of the version spoken, even where it is stored as another.
+pub(crate) fn owners_schema(endpoint: &Endpoint) -> Option<std::sync::Arc<Schema>> {
+    if endpoint.resource.is_alias() { builtin::alias_schema(&endpoint.resource) } else { schema_of(endpoint) }
+}
+
 fn refuse(resource: &Resource, name: &str, errors: &[FieldError]) -> Result<(), ApiError> {
     if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(&resource.group, &resource.kind, name, errors)) }
 }
@@ -135,11 +167,56 @@ fn default_custom(endpoint: &Endpoint, object: &mut Value) {
     }
 }
 
-fn validate(endpoint: &Endpoint, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
-    match &endpoint.version().schema {
-        Some(schema) => schema.validate(object, old),
-        None => builtin::validate(&endpoint.resource, object),
+/// Adds everything wrong with the content to what is known to be wrong already.
+fn validate(endpoint: &Endpoint, object: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    let Some(schema) = &endpoint.version().schema else {
+        errors.extend(builtin::validate(&endpoint.resource, object));
+        return;
+    };
+    errors.extend(schema.validate_changed(object, old));
+    if let Some(scale) = &endpoint.version().subresources.scale {
+        let asked = scale.spec_replicas.iter().try_fold(object, |at, step| at.get(step));
+        if let Some(count) = asked.filter(|count| count.as_i64().is_some_and(|n| n < 0)) {
+            let field = format!(".{}", scale.spec_replicas.join("."));
+            errors.push(FieldError::invalid(field, count, "should be a non-negative integer"));
+        }
     }
+    schema.validate_rules(object, old, errors);
+}
+
+/// Finalizers should name a domain: built-in kinds insist, custom ones warn about new ones, leases do not mind.
+fn check_finalizers(context: &mut Context<'_>, old: Option<&Value>, object: &Value) -> Vec<FieldError> {
+    let resource = &context.endpoint.resource;
+    if resource.is_custom() {
+        let before = old.map(crate::verbs::finalizers).unwrap_or_default();
+        for (_, name) in builtin::metadata::unqualified_finalizers(object) {
+            if !before.contains(&name) {
+                context.warnings.push(format!(
+                    "metadata.finalizers: {name:?}: prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers"
+                ));
+            }
+        }
+        return Vec::new();
+    }
+    let lenient = matches!(resource.group.as_str(), "coordination.k8s.io" | "apiextensions.k8s.io");
+    if lenient { Vec::new() } else { builtin::metadata::check_finalizer_names(object) }
+}
+
+/// A Pod that names an account needs it to be there. The default one of a new namespace may still be on its way.
+fn check_account(context: &Context<'_>, object: &Value) -> Result<(), ApiError> {
+    let resource = &context.endpoint.resource;
+    let account = object["spec"]["serviceAccountName"].as_str().unwrap_or("default");
+    if &*resource.storage != "/pods" || account == "default" {
+        return Ok(());
+    }
+    let namespace = context.request.namespace.as_str();
+    let key = ObjectKey::new(namespace, account);
+    if context.core.store.latest(&"/serviceaccounts".into(), &key).is_some() {
+        return Ok(());
+    }
+    let why = format!("error looking up service account {namespace}/{account}: serviceaccount {account:?} not found");
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    Err(ApiError::forbidden(&resource.group, &resource.plural, name, &why))
 }
 
 /// Drops unknown fields (or complains about them) and refuses values of the wrong type.
@@ -177,6 +254,11 @@ fn check_shape(context: &mut Context<'_>, object: &mut Value, options: &WriteOpt
     }
     if custom {
         return Ok(());
+    }
+    if let Some(why) = builtin::unreadable(&endpoint.resource, object) {
+        return Err(ApiError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
+        )));
     }
     let wrong =
         schema.validate_shape(object).into_iter().find(|e| e.kind == crate::status::FieldErrorKind::TypeInvalid);

@@ -29,32 +29,41 @@ pub(crate) use network::cluster_ip;
 static DEFINITIONS: &str = include_str!("../data/kubernetes-schemas.json");
 
 /// The schema of a built-in kind; parsed on first use, because most kinds are never used.
+/// Stored versions are what is validated; an alias shares its original's schema.
 pub fn schema(resource: &Resource) -> Option<Arc<Schema>> {
-    static PARSED: OnceLock<Value> = OnceLock::new();
     static COMPILED: OnceLock<Mutex<HashMap<String, Option<Arc<Schema>>>>> = OnceLock::new();
     let mut compiled = COMPILED.get_or_init(Mutex::default).lock();
     if let Some(found) = compiled.get(&*resource.storage) {
         return found.clone();
     }
-    let definitions = PARSED.get_or_init(|| serde_json::from_str(DEFINITIONS).unwrap_or_default());
-    // Stored versions are what is validated; an alias shares its original's schema.
-    let (group, version) = resource.storage_version.rsplit_once('/').unwrap_or(("", &resource.storage_version));
-    let name = definitions.as_object().into_iter().flatten().find_map(|(name, raw)| {
-        let kinds = raw["x-kubernetes-group-version-kind"].as_array()?;
-        let matches =
-            kinds.iter().any(|k| k["group"] == group && k["version"] == version && k["kind"] == resource.kind);
-        (matches && name.ends_with(&format!(".{}", resource.kind))).then_some(name)
-    });
-    let schema = name.and_then(|name| Schema::of_builtin(definitions, name)).map(Arc::new);
+    let schema = compile(&resource.storage_version, &resource.kind);
     compiled.insert(resource.storage.to_string(), schema.clone());
     schema
+}
+
+/// The schema of events in their own version, the only kind that is stored as another.
+pub(crate) fn alias_schema(resource: &Resource) -> Option<Arc<Schema>> {
+    static COMPILED: OnceLock<Option<Arc<Schema>>> = OnceLock::new();
+    COMPILED.get_or_init(|| compile(&resource.versions.first()?.api_version, &resource.kind)).clone()
+}
+
+fn compile(api_version: &str, kind: &str) -> Option<Arc<Schema>> {
+    static PARSED: OnceLock<Value> = OnceLock::new();
+    let definitions = PARSED.get_or_init(|| serde_json::from_str(DEFINITIONS).unwrap_or_default());
+    let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
+    let name = definitions.as_object().into_iter().flatten().find_map(|(name, raw)| {
+        let kinds = raw["x-kubernetes-group-version-kind"].as_array()?;
+        let matches = kinds.iter().any(|k| k["group"] == group && k["version"] == version && k["kind"] == kind);
+        (matches && name.ends_with(&format!(".{kind}"))).then_some(name)
+    });
+    name.and_then(|name| Schema::of_builtin(definitions, name)).map(Arc::new)
 }
 
 /// How names of this resource must look.
 pub fn check_name(resource: &Resource, name: &str) -> Vec<String> {
     match &*resource.storage {
         "/namespaces" => names::dns1123_label(name),
-        "/services" => names::dns1035_label(name),
+        "/services" => names::dns1123_label(name),
         s if s.starts_with("rbac.authorization.k8s.io/") => names::path_segment(name),
         _ => names::dns1123_subdomain(name),
     }
@@ -75,6 +84,17 @@ pub fn apply_defaults(resource: &Resource, object: &mut Value) {
             kinds::workload_defaults(&resource.plural, object);
         }
         "apiextensions.k8s.io/customresourcedefinitions" => crd::defaults(object),
+        _ => {}
+    }
+}
+
+/// Adds what the server itself decides: nobody owns it.
+pub fn admit(resource: &Resource, object: &mut Value) {
+    match &*resource.storage {
+        "/pods" => pod_defaults::admit(object),
+        "/services" => network::admit_service(object),
+        "/namespaces" => kinds::admit_namespace(object),
+        "/events" => kinds::admit_event(object, resource.is_alias()),
         _ => {}
     }
 }
@@ -107,6 +127,7 @@ pub fn validate(resource: &Resource, object: &Value) -> Vec<FieldError> {
         "node.k8s.io/runtimeclasses" => kinds::validate_runtime_class(object, &mut errors),
         "storage.k8s.io/storageclasses" => kinds::validate_storage_class(object, &mut errors),
         "/configmaps" | "/secrets" => kinds::validate_keys(object, &mut errors),
+        "/events" if resource.is_alias() => kinds::validate_event(object, &mut errors),
         "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
             kinds::validate_workload(object, &mut errors);
         }
@@ -116,6 +137,17 @@ pub fn validate(resource: &Resource, object: &Value) -> Vec<FieldError> {
         _ => {}
     }
     errors
+}
+
+/// True for kinds that a replacement creates when they are not there.
+pub fn created_by_update(resource: &Resource) -> bool {
+    matches!(&*resource.storage, "/services" | "/endpoints" | "/events" | "/limitranges" | "coordination.k8s.io/leases")
+        || resource.group == "rbac.authorization.k8s.io"
+}
+
+/// How often Kubernetes reports a fault of the metadata in an update: once for each of its layers that looks.
+pub fn metadata_reports(resource: &Resource) -> usize {
+    if matches!(&*resource.storage, "/configmaps" | "/secrets" | "/serviceaccounts") { 4 } else { 3 }
 }
 
 /// What an update may not change.
@@ -152,6 +184,16 @@ pub fn validate_update(resource: &Resource, old: &Value, new: &Value) -> Vec<Fie
 pub fn settle(resource: &Resource, old: &Value, new: &mut Value) {
     if &*resource.storage == "apiextensions.k8s.io/customresourcedefinitions" {
         crd::accept(new, Some(old));
+    }
+}
+
+/// Why an object cannot be read at all, beyond its shape.
+pub fn unreadable(resource: &Resource, object: &Value) -> Option<String> {
+    match &*resource.storage {
+        "/configmaps" | "/secrets" => {
+            kinds::broken_base64(object).map(|at| format!("illegal base64 data at input byte {at}"))
+        }
+        _ => None,
     }
 }
 

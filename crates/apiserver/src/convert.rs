@@ -48,6 +48,28 @@ impl View {
         }
     }
 
+    /// Appends the JSON text of the object without its type.
+    pub fn write_untyped_json(&self, out: &mut bytes::BytesMut) {
+        match self {
+            Self::Stored(object) => object.write_untyped_json(out),
+            Self::Value(_) => {
+                use bytes::BufMut as _;
+                serde_json::to_writer(out.writer(), &self.to_untyped_value())
+                    .expect("JSON values serialise into memory");
+            }
+        }
+    }
+
+    /// The object without its type.
+    pub fn to_untyped_value(&self) -> Value {
+        let mut value = self.to_value();
+        if let Some(members) = value.as_object_mut() {
+            members.remove("apiVersion");
+            members.remove("kind");
+        }
+        value
+    }
+
     /// Length of the JSON text, if it is known without writing it.
     pub fn json_len(&self) -> usize {
         match self {

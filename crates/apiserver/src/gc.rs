@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::{
+    patch::managed::{self, Manager},
     registry::{Resource, Snapshot},
     request::{DeleteOptions, Preconditions, Propagation},
     server::Core,
@@ -187,6 +188,7 @@ async fn trim(
         &object.key,
         object.uid(),
         |value| {
+            let before = value.clone();
             if let Some(list) = value["metadata"]["ownerReferences"].as_array_mut() {
                 list.retain(|o| !uids.iter().any(|uid| o["uid"] == **uid));
                 if list.is_empty()
@@ -195,10 +197,21 @@ async fn trim(
                     meta.remove("ownerReferences");
                 }
             }
+            managed::updated(&before, value, &collector(&before), None, &mut Vec::new());
         },
         |_| Ok(()),
     )
     .await
+}
+
+/// Who trims owner references, for the record of who owns what.
+fn collector(object: &Value) -> Manager {
+    Manager {
+        name: "kube-controller-manager".into(),
+        operation: "Update",
+        api_version: object["apiVersion"].as_str().unwrap_or_default().into(),
+        subresource: String::new(),
+    }
 }
 
 /// Edits the stored object until nobody interferes; does nothing if it is gone or replaced.

@@ -6,6 +6,7 @@ mod fields;
 mod json;
 pub mod managed;
 mod merge;
+mod owned;
 mod record;
 mod strategic;
 mod texts;

@@ -55,8 +55,8 @@ pub fn decode(body: &[u8]) -> Result<Value, ApiError> {
     };
     let envelope = Envelope::read(body).map_err(broken)?;
     let Some(message) = shapes::message_of(&envelope.api_version, &envelope.kind) else {
-        let given = format!("{MEDIA_TYPE} ({})", envelope.kind);
-        return Err(ApiError::unsupported_media_type(&given, &["application/json", "application/yaml"]));
+        let why = format!("{MEDIA_TYPE} is not understood for kind {:?}: send application/json", envelope.kind);
+        return Err(ApiError::new(http::StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", why));
     };
     let mut object = shapes::decode(message, envelope.raw).map_err(broken)?;
     object["apiVersion"] = envelope.api_version.into();

@@ -17,6 +17,9 @@ use crate::{
 };
 
 mod tables;
+mod yaml;
+
+pub use yaml::error_response as yaml_error_response;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The body of every response.
@@ -58,6 +61,7 @@ pub fn reply_response(endpoint: &Endpoint, reply: Reply, form: Form, include: In
         (Form::Json, Payload::Object(view)) => json_response(reply.code, view.to_json()),
         (Form::Json, Payload::List(list)) => list_response(reply.code, endpoint, list),
         (Form::Json, Payload::Watch(events)) => watch_response(events, |event| event_line(&event)),
+        (Form::Yaml, payload) => yaml::respond(endpoint, reply.code, payload),
         (Form::Table, payload) => tables::respond(endpoint, reply.code, payload, include),
         (Form::Metadata, payload) => tables::respond_metadata(reply.code, payload),
     };
@@ -88,20 +92,30 @@ fn list_metadata(list: &List) -> Value {
     metadata
 }
 
+/// `kind`, `apiVersion` and `metadata` of a list of whole objects.
+fn list_head(list: &List, endpoint: &Endpoint) -> Value {
+    let mut metadata = list_metadata(list);
+    // Those of custom kinds have the token even when it is empty.
+    if endpoint.resource.is_custom() {
+        metadata["continue"] = list.next.as_str().into();
+    }
+    serde_json::json!({
+        "kind": endpoint.resource.list_kind,
+        "apiVersion": endpoint.api_version(),
+        "metadata": metadata,
+    })
+}
+
 /// Bytes of a list that are made at a time: a list of everything is never in memory as text as a whole.
 const LIST_PIECE: usize = 256 << 10;
 
 fn list_response(code: StatusCode, endpoint: &Endpoint, list: List) -> Response<Body> {
-    let head = serde_json::json!({
-        "kind": endpoint.resource.list_kind,
-        "apiVersion": endpoint.api_version(),
-        "metadata": list_metadata(&list),
-    })
-    .to_string();
+    let head = list_head(&list, endpoint).to_string();
     let mut out = BytesMut::new();
     out.put_slice(&head.as_bytes()[..head.len() - 1]);
     out.put_slice(b",\"items\":[");
-    let mut pieces = ListPieces { items: list.items.into_iter(), first: true, ended: false };
+    let typed = endpoint.resource.is_custom();
+    let mut pieces = ListPieces { items: list.items.into_iter(), typed, first: true, ended: false };
     let first = pieces.next_piece(out).unwrap_or_default();
     if pieces.ended {
         return json_response(code, first);
@@ -115,6 +129,8 @@ fn list_response(code: StatusCode, endpoint: &Endpoint, list: List) -> Response<
 
 struct ListPieces {
     items: std::vec::IntoIter<View>,
+    /// Items of custom kinds carry their type.
+    typed: bool,
     first: bool,
     ended: bool,
 }
@@ -135,7 +151,10 @@ impl ListPieces {
                 out.put_u8(b',');
             }
             out.reserve(item.json_len() + 3);
-            item.write_json(&mut out);
+            match self.typed {
+                true => item.write_json(&mut out),
+                false => item.write_untyped_json(&mut out),
+            }
         }
         Some(out.freeze())
     }

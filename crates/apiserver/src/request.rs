@@ -97,8 +97,7 @@ impl Target {
             rest = more;
         }
         let parts = split_scope(rest);
-        let verb = verb_of(method, !parts.name.is_empty(), watching)
-            .ok_or_else(|| ApiError::method_not_allowed(&group, &parts.resource))?;
+        let verb = verb_of(method, !parts.name.is_empty(), watching).ok_or_else(ApiError::method_not_allowed)?;
         Ok(Self::Resource(ResourceRequest {
             verb,
             group,
@@ -143,8 +142,8 @@ fn verb_of(method: &Method, named: bool, watching: bool) -> Option<Verb> {
         ("GET" | "HEAD", true) => Verb::Get,
         ("GET" | "HEAD", false) => Verb::List,
         ("POST", _) => Verb::Create,
-        ("PUT", true) => Verb::Update,
-        ("PATCH", true) => Verb::Patch,
+        ("PUT", _) => Verb::Update,
+        ("PATCH", _) => Verb::Patch,
         ("DELETE", true) => Verb::Delete,
         ("DELETE", false) => Verb::DeleteCollection,
         _ => return None,

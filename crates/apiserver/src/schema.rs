@@ -71,6 +71,8 @@ pub struct Schema {
     pub additional: Option<Box<Schema>>,
     pub items: Option<Box<Schema>>,
     pub default: Option<Value>,
+    /// Of built-in kinds: there even where it is not written, with its default or null.
+    always: bool,
     pub list_type: ListType,
     pub atomic_map: bool,
     pub nullable: bool,
@@ -136,7 +138,7 @@ impl Schema {
         compile::root(raw, path).map(Self::numbered)
     }
 
-    /// The schema of a built-in kind, from Kubernetes' own definitions: shapes only, no defaults and no rules.
+    /// The schema of a built-in kind, from Kubernetes' own definitions: shapes only, no rules.
     pub(crate) fn of_builtin(definitions: &Value, name: &str) -> Option<Self> {
         compile::builtin(definitions, name).map(Self::numbered)
     }
@@ -150,6 +152,11 @@ impl Schema {
     /// The schema of a member of an object: declared, or of the map's values.
     pub fn member(&self, name: &str) -> Option<&Schema> {
         self.properties.get(name).or(self.additional.as_deref())
+    }
+
+    /// The value of a field that is always there, where it is not written.
+    pub(crate) fn zero(&self) -> Option<&Value> {
+        self.always.then(|| self.default.as_ref().unwrap_or(&Value::Null))
     }
 
     /// Removes what the schema does not know from a whole object, and lists it (`spec.colour`).
@@ -169,12 +176,29 @@ impl Schema {
 
     /// Everything wrong with an object. `old` is the stored one, for rules about changes.
     pub fn validate(&self, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
-        let mut errors = validate::changed(self, object, old);
-        // As in Kubernetes, rules are not asked about objects whose shape is wrong already.
-        if errors.is_empty() && self.rules_below {
-            crate::cel::check(self, object, old, &mut errors);
-        }
+        let mut errors = self.validate_changed(object, old);
+        self.validate_rules(object, old, &mut errors);
         errors
+    }
+
+    /// What is wrong with the shape of what changed.
+    pub(crate) fn validate_changed(&self, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
+        validate::changed(self, object, old)
+    }
+
+    /// Adds the rules that an object breaks. As in Kubernetes, they are not asked about objects that lack something or have values of
+    /// the wrong type, and the client is told so.
+    pub(crate) fn validate_rules(&self, object: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+        use crate::status::FieldErrorKind::{NotSupported, Required, TooLong, TooMany, TypeInvalid};
+        if !self.rules_below {
+            return;
+        }
+        if errors.iter().any(|e| matches!(e.kind, NotSupported | Required | TooLong | TooMany | TypeInvalid)) {
+            let why = "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation";
+            errors.push(FieldError::invalid("<nil>", &Value::Null, why));
+            return;
+        }
+        crate::cel::check(self, object, old, errors);
     }
 
     fn checks(&self) -> &Checks {

@@ -24,8 +24,7 @@ impl Filter {
     pub fn parse(resource: &Resource, namespace: &str, labels: &str, fields: &str) -> Result<Self, ApiError> {
         Ok(Self {
             namespace: namespace.into(),
-            labels: LabelSelector::parse(labels)
-                .map_err(|why| ApiError::bad_request(format!("unable to parse requirement: {why}")))?,
+            labels: LabelSelector::parse(labels).map_err(ApiError::bad_request)?,
             fields: FieldSelector::parse(resource, fields).map_err(ApiError::bad_request)?,
         })
     }

@@ -216,8 +216,11 @@ impl ApiServer {
         B: http_body::Body<Data = Bytes> + Send,
         B::Error: Into<BoxError>,
     {
+        let accept = request.headers().get(http::header::ACCEPT);
+        let yaml = accept.is_some_and(|value| value.as_bytes().starts_with(b"application/yaml"));
         match self.try_handle(user, request).await {
             Ok(response) => response,
+            Err(error) if yaml => render::yaml_error_response(&error),
             Err(error) => render::error_response(&error),
         }
     }
@@ -235,7 +238,7 @@ impl ApiServer {
         if let Some(kind) = Front::stream_kind(&wanted) {
             return front.stream(&self.core.store, kind, &wanted, &mut parts).await;
         }
-        let form = Form::negotiate(&parts.headers)?;
+        let form = Form::negotiate(&parts.headers);
         let include = IncludeObject::read(query_value(&parts.uri, "includeObject").as_deref())?;
         let body = protobuf::to_json(&mut parts, collect(body).await?)?;
         let endpoint = self
@@ -244,6 +247,7 @@ impl ApiServer {
             .snapshot()
             .endpoint(&wanted.group, &wanted.version, &wanted.resource)
             .ok_or_else(ApiError::no_such_path)?;
+        let form = form.map_err(|e| if endpoint.resource.is_custom() { e } else { e.with_empty_details() })?;
         let reply = match front.review(&self.core.store, user, &wanted, &parts, &body) {
             Some(answer) => answer?,
             None => verbs::dispatch(&self.core, user, &wanted, &parts, body).await?,

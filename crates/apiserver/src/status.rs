@@ -9,7 +9,7 @@ mod field;
 
 pub use field::{FieldError, FieldErrorKind, Path};
 
-/// A failed request. `code`, `reason` and `message` are what clients branch on; `details` names the object.
+/// A failed request. `code`, `reason` (which may be empty) and `message` are what clients branch on; `details` names the object.
 #[derive(Debug, Clone)]
 pub struct ApiError {
     pub code: StatusCode,
@@ -42,7 +42,13 @@ impl ApiError {
         Self { code, reason, message: message.into(), details: None }
     }
 
-    fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
+    /// Says that there is nothing more to say, as Kubernetes does where it wrapped an error that was none of its own.
+    pub fn with_empty_details(mut self) -> Self {
+        self.details = Some(Box::default());
+        self
+    }
+
+    pub(crate) fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
         self.details =
             Some(Box::new(Details { group: group.into(), kind: kind.into(), name: name.into(), ..Details::default() }));
         self
@@ -57,10 +63,8 @@ impl ApiError {
 
     /// 404 for a path nobody serves.
     pub fn no_such_path() -> Self {
-        let mut error =
-            Self::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource");
-        error.details = Some(Box::default());
-        error
+        Self::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
+            .with_empty_details()
     }
 
     pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
@@ -107,21 +111,21 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
     }
 
-    pub fn method_not_allowed(group: &str, resource: &str) -> Self {
+    pub fn method_not_allowed() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "MethodNotAllowed",
             "the server does not allow this method on the requested resource",
         )
-        .about(group, resource, "")
+        .with_empty_details()
     }
 
-    pub fn unsupported_media_type(given: &str, accepted: &[&str]) -> Self {
+    pub fn unsupported_media_type(accepted: &[&str]) -> Self {
         Self::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "UnsupportedMediaType",
             format!(
-                "the body of the request was in an unknown format - accepted media types include: {} (got {given:?})",
+                "the body of the request was in an unknown format - accepted media types include: {}",
                 accepted.join(", ")
             ),
         )
@@ -209,9 +213,11 @@ impl ApiError {
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
             "code": self.code.as_u16(),
         });
+        if !self.reason.is_empty() {
+            status["reason"] = self.reason.into();
+        }
         if let Some(details) = &self.details {
             status["details"] = details.to_value();
         }

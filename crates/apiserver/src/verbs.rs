@@ -142,17 +142,28 @@ fn check_scope(endpoint: &Endpoint, request: &ResourceRequest) -> Result<(), Api
         "scale" => known.scale.is_some() || known.others.contains(&"scale"),
         other => known.others.contains(&other),
     };
-    if served { Ok(()) } else { Err(ApiError::no_such_path()) }
+    match served {
+        true => Ok(()),
+        false if resource.is_custom() => Err(ApiError::not_found(&resource.group, &resource.plural, &request.name)),
+        false => Err(ApiError::no_such_path()),
+    }
 }
 
 async fn perform(context: &mut Context<'_>, body: Bytes) -> Result<Reply, ApiError> {
     let request = context.request;
-    let refused = || ApiError::method_not_allowed(&request.group, &request.resource);
+    let custom = context.endpoint.resource.is_custom();
+    if request.name.is_empty() && matches!(request.verb, Verb::Update | Verb::Patch) {
+        return Err(if custom {
+            ApiError::bad_request("name must be provided")
+        } else {
+            ApiError::method_not_allowed()
+        });
+    }
     match (request.verb, request.subresource.as_str()) {
         (Verb::Get, "" | "status") => read::get(context).await,
         (Verb::List, "") => read::list(context).await,
         (Verb::Watch, "") => read::watch(context).await,
-        (Verb::Create, "") if request.name.is_empty() => create::create(context, &body).await,
+        (Verb::Create, "") if request.name.is_empty() || custom => create::create(context, &body).await,
         (Verb::Update, "" | "status") => update::update(context, &body).await,
         (Verb::Patch, "" | "status") => patch::patch(context, &body).await,
         (Verb::Get | Verb::Update | Verb::Patch, "scale") => subresources::scale(context, &body).await,
@@ -163,6 +174,6 @@ async fn perform(context: &mut Context<'_>, body: Bytes) -> Result<Reply, ApiErr
         (Verb::Patch, "ephemeralcontainers" | "resize") => patch::patch(context, &body).await,
         (Verb::Delete, "") => delete::delete(context, &body).await,
         (Verb::DeleteCollection, "") => delete::delete_collection(context, &body).await,
-        _ => Err(refused()),
+        _ => Err(ApiError::method_not_allowed()),
     }
 }

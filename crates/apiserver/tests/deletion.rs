@@ -3,7 +3,7 @@
 mod raw;
 
 use raw::{Api, CONFIGS, CRDS, MERGE, PODS, config, crd, owned, pod};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn preconditions_protect_the_object() {
@@ -15,7 +15,7 @@ async fn preconditions_protect_the_object() {
     assert_eq!(
         message,
         format!(
-            "Operation cannot be fulfilled on configmaps \"a\": the UID in the precondition (other) does not match the UID in record ({uid}). The object might have been deleted and then recreated"
+            "Operation cannot be fulfilled on ConfigMap \"a\": the UID in the precondition (other) does not match the UID in record ({uid}). The object might have been deleted and then recreated"
         )
     );
     api.delete(&path, &json!({"preconditions": {"resourceVersion": "1"}})).await.failed(409, "Conflict");
@@ -138,7 +138,11 @@ async fn orphaning_edits_only_the_one_reference() {
     api.gone(&format!("{CONFIGS}/owner")).await;
     let mut after = api.get(&format!("{CONFIGS}/child")).await.ok();
     assert_eq!(after["metadata"]["ownerReferences"], json!([before["metadata"]["ownerReferences"][1]]));
+    let owners = &after["metadata"]["managedFields"][0]["fieldsV1"]["f:metadata"]["f:ownerReferences"];
+    let reference = |owner: &Value| format!("k:{{\"uid\":{}}}", owner["metadata"]["uid"]);
+    assert_eq!(*owners, json!({".": {}, reference(&other): {}}), "nobody owns the reference that is gone");
     after["metadata"]["ownerReferences"] = before["metadata"]["ownerReferences"].clone();
+    after["metadata"]["managedFields"] = before["metadata"]["managedFields"].clone();
     after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
     assert_eq!(after, before);
 }

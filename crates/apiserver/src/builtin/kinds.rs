@@ -1,6 +1,6 @@
 //! The smaller kinds: namespaces, config, workloads, RBAC, leases, classes.
 
-use base64::Engine as _;
+use base64::{DecodeError, Engine as _};
 use serde_json::{Value, json};
 
 use super::{default_to, items, names, pod, pod_defaults, text};
@@ -10,10 +10,38 @@ pub(super) fn namespace_defaults(object: &mut Value) {
     let name = text(&object["metadata"], "name").to_owned();
     default_to(&mut object["metadata"], "labels", json!({}));
     object["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
+}
+
+/// A namespace stays until it has been emptied.
+pub(super) fn admit_namespace(object: &mut Value) {
     let deleting = object["metadata"].get("deletionTimestamp").is_some();
     if !deleting {
         default_to(object, "spec", json!({}));
         default_to(&mut object["spec"], "finalizers", json!(["kubernetes"]));
+    }
+}
+
+/// Fields of events that are always written, under the names of either group.
+pub(super) fn admit_event(object: &mut Value, modern: bool) {
+    let (source, first, last) = match modern {
+        true => ("deprecatedSource", "deprecatedFirstTimestamp", "deprecatedLastTimestamp"),
+        false => ("source", "firstTimestamp", "lastTimestamp"),
+    };
+    default_to(object, source, json!({}));
+    for time in [first, last, "eventTime"] {
+        default_to(object, time, Value::Null);
+    }
+}
+
+/// What `events.k8s.io` wants to know of an event.
+pub(super) fn validate_event(object: &Value, errors: &mut Vec<FieldError>) {
+    for field in ["eventTime", "reportingController", "reportingInstance", "action", "reason"] {
+        if text(object, field).is_empty() {
+            errors.push(FieldError::required(field, ""));
+        }
+    }
+    if !matches!(text(object, "type"), "Normal" | "Warning") {
+        errors.push(FieldError::invalid("type", &object["type"], "must be Normal or Warning"));
     }
 }
 
@@ -82,9 +110,15 @@ pub(super) fn validate_workload(object: &Value, errors: &mut Vec<FieldError>) {
 
 /// Keys of config maps and secrets become file names.
 pub(super) fn validate_keys(object: &Value, errors: &mut Vec<FieldError>) {
+    let doubled =
+        object["data"].as_object().into_iter().flatten().filter(|(key, _)| object["binaryData"].get(key).is_some());
+    for (key, _) in doubled {
+        let why = "duplicate of key present in binaryData";
+        errors.push(FieldError::invalid_str(Path::Root.child("data").key(key), key, why));
+    }
     for field in ["data", "binaryData"] {
         let path = Path::Root.child(field);
-        for (key, value) in object[field].as_object().into_iter().flatten() {
+        for key in object[field].as_object().into_iter().flat_map(serde_json::Map::keys) {
             let legal = !key.is_empty()
                 && key.len() <= 253
                 && !key.starts_with("..")
@@ -97,13 +131,20 @@ pub(super) fn validate_keys(object: &Value, errors: &mut Vec<FieldError>) {
                     "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')",
                 ));
             }
-            let encoded = field == "binaryData" || object["kind"] == "Secret";
-            let decodes = value.as_str().is_some_and(|t| base64::engine::general_purpose::STANDARD.decode(t).is_ok());
-            if encoded && !decodes {
-                errors.push(FieldError::invalid_str(path.key(key), "<omitted>", "must be base64"));
-            }
         }
     }
+}
+
+/// Where the first value that should be base64 is not: such an object cannot even be read.
+pub(super) fn broken_base64(object: &Value) -> Option<usize> {
+    let field = if object["kind"] == "Secret" { "data" } else { "binaryData" };
+    object[field].as_object().into_iter().flat_map(serde_json::Map::values).find_map(|value| {
+        let text = value.as_str()?;
+        match base64::engine::general_purpose::STANDARD.decode(text).err()? {
+            DecodeError::InvalidByte(at, _) | DecodeError::InvalidLastSymbol { offset: at, .. } => Some(at),
+            DecodeError::InvalidLength(_) | DecodeError::InvalidPadding => Some(text.len()),
+        }
+    })
 }
 
 pub(super) fn validate_immutable_data(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {

@@ -55,27 +55,54 @@ fn annotations(value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
 
 fn owners(value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     let mut controllers = Vec::new();
-    for (i, owner) in value.as_array().into_iter().flatten().enumerate() {
-        let at = path.index(i);
+    for owner in value.as_array().into_iter().flatten() {
         for key in ["apiVersion", "kind", "name", "uid"] {
             if owner[key].as_str().is_none_or(str::is_empty) {
-                errors.push(FieldError::required(at.child(key), "must not be empty"));
+                let why = if key == "apiVersion" { "version must not be empty" } else { "must not be empty" };
+                errors.push(FieldError::invalid_str(path.child(key), "", why));
             }
         }
         if owner["controller"] == true {
-            controllers.push(owner["kind"].as_str().unwrap_or_default());
+            let text = |key: &str| owner[key].as_str().unwrap_or_default();
+            controllers.push(format!("{}/{}", text("kind"), text("name")));
         }
     }
     if controllers.len() > 1 {
-        errors.push(FieldError::invalid(
+        errors.push(FieldError::shown(
             path,
-            value,
+            references(value),
             format!(
                 "Only one reference can have Controller set to true. Found \"true\" in references for {}",
                 controllers.join(" and ")
             ),
         ));
     }
+}
+
+/// Owner references in the order in which Kubernetes writes their members.
+fn references(value: &Value) -> String {
+    let one = |owner: &Value| {
+        let members = ["apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion"];
+        let members = members.iter().filter_map(|key| Some(format!("{key:?}:{}", owner.get(key)?)));
+        format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+    };
+    format!("[{}]", value.as_array().into_iter().flatten().map(one).collect::<Vec<_>>().join(","))
+}
+
+/// Finalizers without a domain that are none of Kubernetes' own, with their places.
+pub fn unqualified_finalizers(object: &Value) -> Vec<(usize, &str)> {
+    let list = object["metadata"]["finalizers"].as_array().into_iter().flatten().filter_map(Value::as_str).enumerate();
+    list.filter(|(_, name)| !name.contains('/') && !matches!(*name, "orphan" | "foregroundDeletion" | "kubernetes"))
+        .collect()
+}
+
+/// Refuses them; custom kinds and leases only warn, or do not mind.
+pub fn check_finalizer_names(object: &Value) -> Vec<FieldError> {
+    let why = "name is neither a standard finalizer name nor is it fully qualified";
+    unqualified_finalizers(object)
+        .into_iter()
+        .map(|(i, name)| FieldError::invalid_str(format!("metadata.finalizers[{i}]"), name, why))
+        .collect()
 }
 
 fn finalizers(value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {

@@ -21,7 +21,15 @@ pub(super) fn service_defaults(object: &mut Value) {
         let number = port["port"].clone();
         default_to(port, "targetPort", number);
     }
-    if spec["type"] == "ExternalName" {
+    if spec["type"] != "ExternalName" {
+        default_to(spec, "internalTrafficPolicy", "Cluster");
+    }
+}
+
+/// The addresses of a Service, which the server gives out.
+pub(super) fn admit_service(object: &mut Value) {
+    let spec = &mut object["spec"];
+    if !spec.is_object() || spec["type"] == "ExternalName" {
         return;
     }
     if text(spec, "clusterIP").is_empty() {
@@ -33,7 +41,6 @@ pub(super) fn service_defaults(object: &mut Value) {
     default_to(spec, "clusterIPs", json!([address]));
     default_to(spec, "ipFamilies", json!(["IPv4"]));
     default_to(spec, "ipFamilyPolicy", "SingleStack");
-    default_to(spec, "internalTrafficPolicy", "Cluster");
 }
 
 pub(crate) fn cluster_ip() -> String {
@@ -143,7 +150,7 @@ pub(super) fn validate_policy(object: &Value, errors: &mut Vec<FieldError>) {
     let types = path.child("policyTypes");
     for (i, kind) in items(spec, "policyTypes").enumerate() {
         if !matches!(kind.as_str(), Some("Ingress" | "Egress")) {
-            errors.push(FieldError::not_supported(types.index(i), kind, &["Egress", "Ingress"]));
+            errors.push(FieldError::not_supported(types.index(i), kind, &["Ingress", "Egress"]));
         }
     }
     let selector = path.child("podSelector");

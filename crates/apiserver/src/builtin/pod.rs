@@ -101,9 +101,7 @@ fn check(object: &Value, key: &str, rule: fn(&str) -> Vec<String>, path: &Path<'
 fn one_of(object: &Value, key: &str, allowed: &[&str], path: &Path<'_>, errors: &mut Vec<FieldError>) {
     let value = text(object, key);
     if !value.is_empty() && !allowed.contains(&value) {
-        let mut sorted = allowed.to_vec();
-        sorted.sort_unstable();
-        errors.push(FieldError::not_supported(path.child(key), &value.into(), &sorted));
+        errors.push(FieldError::not_supported(path.child(key), &value.into(), allowed));
     }
 }
 

@@ -12,6 +12,11 @@ pub(super) fn begin(object: &mut Value) {
 }
 
 pub(super) fn pod(object: &mut Value) {
+    template_spec(&mut object["spec"]);
+}
+
+/// What the server decides for a Pod, and no client owns: its account, its priority, what it tolerates.
+pub(super) fn admit(object: &mut Value) {
     let spec = &mut object["spec"];
     if !spec.is_object() {
         return;
@@ -24,7 +29,11 @@ pub(super) fn pod(object: &mut Value) {
     default_to(spec, "priority", 0);
     default_to(spec, "preemptionPolicy", "PreemptLowerPriority");
     tolerate_unready_nodes(spec);
-    template_spec(spec);
+    for condition in items_mut(&mut object["status"], "conditions").filter(|c| c.is_object()) {
+        // Always written, even when there is nothing to say.
+        default_to(condition, "lastProbeTime", Value::Null);
+        default_to(condition, "lastTransitionTime", Value::Null);
+    }
 }
 
 /// What a Pod's spec and a template's spec have in common.

@@ -40,7 +40,7 @@ pub(super) fn validate_claim(object: &Value, errors: &mut Vec<FieldError>) {
     let resources = path.child("resources");
     let requests = resources.child("requests");
     match spec["resources"]["requests"].get("storage") {
-        None => errors.push(FieldError::required(requests.key("storage"), "")),
+        None => errors.push(FieldError::required(resources.key("storage"), "")),
         Some(amount) if Quantity::of_json(amount).is_none_or(|q| q <= Quantity::ZERO) => {
             errors.push(FieldError::invalid(requests.key("storage"), amount, "must be greater than zero"));
         }

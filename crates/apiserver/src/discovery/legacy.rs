@@ -1,6 +1,8 @@
 //! Discovery one document at a time: versions, groups, the resources of a group version.
 
+use base64::Engine as _;
 use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::{groups as all_groups, served, subresources};
 use crate::registry::{Resource, Snapshot, Version};
@@ -75,5 +77,16 @@ fn entry(resource: &Resource, version: &Version) -> Value {
     if !resource.categories.is_empty() {
         entry.insert("categories".into(), resource.categories.clone().into());
     }
+    // Reviews are answered, not stored.
+    if version.verbs != ["create"] {
+        entry.insert("storageVersionHash".into(), storage_hash(resource).into());
+    }
     Value::Object(entry)
+}
+
+/// Tells whether two servers store a kind in the same version.
+fn storage_hash(resource: &Resource) -> String {
+    let slash = if resource.storage_version.contains('/') { "" } else { "/" };
+    let text = format!("{slash}{}/{}", resource.storage_version, resource.kind);
+    base64::engine::general_purpose::STANDARD.encode(&Sha256::digest(text.as_bytes())[..8])
 }

@@ -44,7 +44,7 @@ impl Front {
         parts: &mut Parts,
     ) -> Result<Response<Body>, ApiError> {
         if !matches!(request.verb, Verb::Get | Verb::Create) {
-            return Err(ApiError::method_not_allowed(&request.group, &request.resource));
+            return Err(ApiError::method_not_allowed());
         }
         let pod = stored(store, "pods", &request.namespace, &request.name)?;
         let upgrade = parts.extensions.remove::<OnUpgrade>();
@@ -73,7 +73,7 @@ impl Front {
             | (AUTHORIZATION, "selfsubjectaccessreviews" | "selfsubjectrulesreviews" | "subjectaccessreviews", "")
             | ("", "serviceaccounts", "token") => {
                 if request.verb != Verb::Create {
-                    return Some(Err(ApiError::method_not_allowed(&request.group, &request.resource)));
+                    return Some(Err(ApiError::method_not_allowed()));
                 }
                 self.answer(store, user, request, parts, body)
             }

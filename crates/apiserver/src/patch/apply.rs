@@ -3,8 +3,10 @@
 use serde_json::{Map, Value};
 
 use super::{
+    diff::Diff,
     fields::{FieldSet, field_edge, item_edge},
     managed::{self, Manager},
+    owned,
 };
 use crate::{
     schema::{ListType, Schema},
@@ -20,29 +22,11 @@ pub fn apply(
     force: bool,
     schema: Option<&Schema>,
 ) -> Result<Value, ApiError> {
-    let wanted = FieldSet::of_object(applied, schema);
+    let wanted = owned::applied(applied, schema);
     let mut entries = managed::read(&live);
     let before = entries.iter().find(|e| e.is(manager)).map(|e| e.fields.clone()).unwrap_or_default();
     let mut merged = live.clone();
     merge_object(&mut merged, applied, schema);
-
-    let changed = FieldSet::changed(&live, &merged, schema);
-    let contested = wanted.common(&changed);
-    if !contested.is_empty() {
-        let conflicts: Vec<(String, FieldSet)> = entries
-            .iter()
-            .filter(|e| !e.is(manager))
-            .map(|e| (e.label(), e.fields.common(&contested)))
-            .filter(|(_, fields)| !fields.is_empty())
-            .collect();
-        if !conflicts.is_empty() && !force {
-            return Err(conflict(&conflicts));
-        }
-        for entry in entries.iter_mut().filter(|e| !e.is(manager)) {
-            let kept = entry.fields.minus(&contested);
-            entry.set_fields(kept);
-        }
-    }
 
     let mut others = FieldSet::default();
     for entry in entries.iter().filter(|e| !e.is(manager)) {
@@ -53,7 +37,25 @@ pub fn apply(
         others.add(&wanted);
         remove_object(&mut merged, &dropped, Some(&others), schema);
     }
-    managed::entry_of(&mut entries, manager).set_fields(wanted);
+
+    let diff = Diff::between(&live, &merged, schema);
+    let contested: Vec<(String, FieldSet)> = entries
+        .iter()
+        .filter(|e| !e.is(manager))
+        .map(|e| (e.label(), e.fields.common(&diff.touched)))
+        .filter(|(_, fields)| !fields.is_empty())
+        .collect();
+    if !contested.is_empty() && !force {
+        return Err(conflict(&contested));
+    }
+    for entry in entries.iter_mut().filter(|e| !e.is(manager)) {
+        entry.fields = entry.fields.without(&diff.touched).without(&diff.removed);
+    }
+    let own = managed::entry_of(&mut entries, manager);
+    if own.fields != wanted || !diff.is_empty() {
+        own.fields = wanted;
+        own.stamp();
+    }
     managed::write(&mut merged, entries);
     Ok(merged)
 }
@@ -280,7 +282,7 @@ mod tests {
         new["spec"]["labels"]["b"] = json!("2");
         managed::updated(&live, &mut new, &manager("kubectl", "Update"), Some(&schema()), &mut Vec::new());
         let entries = new["metadata"]["managedFields"].as_array().unwrap();
-        assert_eq!(entries[0]["fieldsV1"], json!({"f:spec": {"f:labels": {".": {}, "f:a": {}}}}));
+        assert_eq!(entries[0]["fieldsV1"], json!({"f:spec": {"f:labels": {"f:a": {}}}}));
         assert_eq!(entries[1]["fieldsV1"], json!({"f:spec": {"f:labels": {"f:b": {}}, "f:replicas": {}}}));
         let error = applied(new, json!({"replicas": 1, "labels": {"a": "1"}}), "one", false).unwrap_err();
         assert_eq!(error.message, "Apply failed with 1 conflict: conflict with \"kubectl\" using g/v1: .spec.replicas");

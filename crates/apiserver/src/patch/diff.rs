@@ -1,10 +1,13 @@
 //! What a write changed, as sets of fields. Walks both objects at once and leaves out what is equal: most of an object is.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use super::fields::{FieldSet, field_edge, item_edge, of_metadata, of_value};
+use super::{
+    fields::{FieldSet, Tree as _, field_edge},
+    owned::{Node, by_edge, everything, is_owned_metadata, root_member},
+};
 use crate::schema::{ListType, Schema};
 
 /// The difference between two states of an object.
@@ -22,10 +25,13 @@ impl Diff {
         let (before, after) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
         let mut diff = Self::default();
         for (name, (old, new)) in differing(before, after) {
+            let Some(schema) = root_member(name, schema) else { continue };
             let child = match name {
-                "apiVersion" | "kind" => continue,
-                "metadata" => Self::of_metadata(old, new),
-                _ => Self::of_member(old, new, schema.and_then(|s| s.member(name))),
+                "metadata" => {
+                    let (old, new) = (old.and_then(Value::as_object), new.and_then(Value::as_object));
+                    Self::of_members(old.unwrap_or(&empty), new.unwrap_or(&empty), schema, is_owned_metadata)
+                }
+                _ => Self::of_member(old, new, schema),
             };
             diff.put(field_edge(name), child);
         }
@@ -41,99 +47,92 @@ impl Diff {
         self.touched.insert(edge, child.touched);
     }
 
-    /// Metadata is small: its sets are made and compared as a whole.
-    fn of_metadata(old: Option<&Value>, new: Option<&Value>) -> Self {
-        let set = |meta: Option<&Value>| meta.and_then(of_metadata::<FieldSet>).unwrap_or_default();
-        let (before, after) = (set(old), set(new));
-        let mut touched = match (old, new) {
-            (Some(old), Some(new)) => FieldSet::changed_metadata(old, new),
-            _ => FieldSet::default(),
-        };
-        touched.add(&after.minus(&before));
-        Self { removed: before.minus(&after), touched }
+    fn added(new: FieldSet) -> Self {
+        Self { removed: FieldSet::default(), touched: new }
     }
 
+    fn removed(old: FieldSet) -> Self {
+        Self { removed: old, touched: FieldSet::default() }
+    }
+
+    fn of_members(
+        before: &Map<String, Value>,
+        after: &Map<String, Value>,
+        schema: Option<&Schema>,
+        counts: impl Fn(&str) -> bool,
+    ) -> Self {
+        let mut diff = Self::default();
+        for (name, (old, new)) in differing(before, after).filter(|(name, _)| counts(name)) {
+            diff.put(field_edge(name), Self::of_member(old, new, schema.and_then(|s| s.member(name))));
+        }
+        diff
+    }
+
+    /// Of a member of something that is there before and after.
     fn of_member(old: Option<&Value>, new: Option<&Value>, schema: Option<&Schema>) -> Self {
-        match (old, new) {
+        // What a kind always has is there even where it is not written.
+        let zero = schema.and_then(Schema::zero);
+        match (old.or(zero), new.or(zero)) {
             (Some(old), Some(new)) => Self::of_values(old, new, schema),
-            (Some(old), None) => Self { removed: of_value(old, schema), touched: FieldSet::default() },
-            (None, Some(new)) => Self { removed: FieldSet::default(), touched: of_value(new, schema) },
+            (Some(old), None) => Self::removed(everything(old, schema)),
+            (None, Some(new)) => Self::added(everything(new, schema)),
             (None, None) => Self::default(),
         }
     }
 
-    /// Of two values that are not equal.
     fn of_values(old: &Value, new: &Value, schema: Option<&Schema>) -> Self {
-        match (old, new, schema) {
-            (Value::Object(before), Value::Object(after), schema)
-                if schema.is_none_or(|s| !s.atomic_map) && !before.is_empty() && !after.is_empty() =>
-            {
-                let mut diff = Self::default();
-                for (name, (old, new)) in differing(before, after) {
-                    let child = Self::of_member(old, new, schema.and_then(|s| s.member(name)));
-                    diff.put(field_edge(name), child);
-                }
-                diff
+        if old == new {
+            return Self::default();
+        }
+        let (no_members, no_items) = (Map::new(), []);
+        match (Node::of(old, schema), Node::of(new, schema)) {
+            (Node::Map(before), Node::Map(after)) => Self::of_members(before, after, schema, |_| true),
+            (Node::List(before, list), Node::List(after, _)) => Self::of_lists(before, after, list),
+            // Next to a map or a list with something in it, null is an empty one.
+            (Node::Map(before), Node::Leaf) if new.is_null() && !before.is_empty() => {
+                Self::of_members(before, &no_members, schema, |_| true)
             }
-            (Value::Array(before), Value::Array(after), Some(schema)) if schema.list_type != ListType::Atomic => {
-                Self::of_lists(before, after, schema).unwrap_or_else(|| Self::by_sets(old, new, Some(schema)))
+            (Node::Leaf, Node::Map(after)) if old.is_null() && !after.is_empty() => {
+                Self::of_members(&no_members, after, schema, |_| true)
             }
-            _ => Self::by_sets(old, new, schema),
+            (Node::List(before, list), Node::Leaf) if new.is_null() && !before.is_empty() => {
+                Self::of_lists(before, &no_items, list)
+            }
+            (Node::Leaf, Node::List(after, list)) if old.is_null() && !after.is_empty() => {
+                Self::of_lists(&no_items, after, list)
+            }
+            // Replaced as a whole: the node stays, what was below it goes.
+            _ => Self::replaced(everything(old, schema), everything(new, schema)),
         }
     }
 
-    /// Of two lists whose items have keys. `None` when an item is not what such a list holds, or is there twice.
-    fn of_lists(before: &[Value], after: &[Value], schema: &Schema) -> Option<Self> {
-        let ListType::Map(_) = &schema.list_type else { return None };
-        let child = schema.items.as_deref();
-        let plain = |item: &Value| item.as_object().is_some_and(|m| !m.is_empty());
-        if before.is_empty() || after.is_empty() || child.is_some_and(|c| c.atomic_map) {
-            return None;
-        }
-        let index = |items: &'_ [Value]| -> Option<BTreeMap<String, usize>> {
-            let by_edge: BTreeMap<String, usize> = items
-                .iter()
-                .enumerate()
-                .filter(|(_, item)| plain(item))
-                .map(|(i, item)| (item_edge(&schema.list_type, child, item), i))
-                .collect();
-            (by_edge.len() == items.len()).then_some(by_edge)
+    fn replaced(mut old: FieldSet, new: FieldSet) -> Self {
+        old.set_node(false);
+        Self { removed: old, touched: new }
+    }
+
+    fn of_lists(before: &[Value], after: &[Value], list: &Schema) -> Self {
+        let child = list.items.as_deref();
+        let fields = |found: &[&Value]| match found {
+            [item] => everything(item, child),
+            _ => FieldSet::leaf(),
         };
-        let (olds, news) = (index(before)?, index(after)?);
+        let mut olds: HashMap<String, Vec<&Value>> = by_edge(before, list).into_iter().collect();
         let mut diff = Self::default();
-        for (edge, at) in &olds {
-            if !news.contains_key(edge) {
-                diff.removed.insert(edge.clone(), item_fields(&before[*at], child));
-            }
+        for (edge, new) in by_edge(after, list) {
+            let item = match (olds.remove(&edge).as_deref(), new.as_slice()) {
+                (None, new) => Self::added(fields(new)),
+                (Some([old]), [new]) if matches!(list.list_type, ListType::Map(_)) => Self::of_values(old, new, child),
+                (Some(old), new) if old == new => Self::default(),
+                (Some(old), new) => Self::replaced(fields(old), fields(new)),
+            };
+            diff.put(edge, item);
         }
-        for (edge, at) in news {
-            match olds.get(&edge).map(|old| &before[*old]) {
-                None => diff.touched.insert(edge, item_fields(&after[at], child)),
-                Some(old) if *old == after[at] => {}
-                Some(old) => diff.put(edge, Self::of_values(old, &after[at], child)),
-            }
+        for (edge, old) in olds {
+            diff.put(edge, Self::removed(fields(&old)));
         }
-        Some(diff)
+        diff
     }
-
-    /// The definition of the difference, for whatever has no quicker way.
-    fn by_sets(old: &Value, new: &Value, schema: Option<&Schema>) -> Self {
-        let (before, after): (FieldSet, FieldSet) = (of_value(old, schema), of_value(new, schema));
-        let mut touched = FieldSet::changed_value(old, new, schema);
-        // A value that is replaced as a whole takes everything below with it.
-        if !before.is_leaf() {
-            touched.add(&after.minus(&before));
-        }
-        let removed = if after.is_leaf() { FieldSet::default() } else { before.minus(&after) };
-        Self { removed, touched }
-    }
-}
-
-/// An item of a list is a field itself.
-fn item_fields(item: &Value, schema: Option<&Schema>) -> FieldSet {
-    let mut fields: FieldSet = of_value(item, schema);
-    fields.include_node();
-    fields
 }
 
 /// Members that differ, by name.
@@ -152,7 +151,10 @@ pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{patch::tests::object_of, status::Path};
+    use crate::{
+        patch::{owned::made, tests::object_of},
+        status::Path,
+    };
 
     /// Every kind of node a schema can have.
     pub(in crate::patch) fn schema() -> Schema {
@@ -168,11 +170,12 @@ pub(super) mod tests {
         Schema::compile(&raw, &Path::Root).unwrap_or_else(|e| panic!("{e:?}"))
     }
 
-    fn by_definition(old: &Value, new: &Value, schema: Option<&Schema>) -> Diff {
-        let (before, after) = (FieldSet::of_object(old, schema), FieldSet::of_object(new, schema));
-        let mut touched = FieldSet::changed(old, new, schema);
-        touched.add(&after.minus(&before));
-        Diff { removed: before.minus(&after), touched }
+    /// What somebody owns who made `old` and then turned it into `new`.
+    fn after(old: &Value, new: &Value, schema: Option<&Schema>) -> FieldSet {
+        let diff = Diff::between(old, new, schema);
+        let mut owned = made::<FieldSet>(old, schema).without(&diff.removed);
+        owned.add(&diff.touched);
+        owned
     }
 
     #[test]
@@ -181,12 +184,36 @@ pub(super) mod tests {
         assert!(Diff::between(&object, &object, Some(&schema())).is_empty());
     }
 
+    #[test]
+    fn a_new_node_is_owned_with_everything_in_it_and_a_changed_one_is_not() {
+        let old = json!({"a": {"c": {"x": "1"}}});
+        let new = json!({"a": {"c": {"x": "2"}, "a": [{"a": "k", "b": 1}], "b": ["s"]}, "b": {"b": 2}});
+        let diff = Diff::between(&old, &new, Some(&schema()));
+        assert!(diff.removed.is_empty());
+        assert_eq!(
+            diff.touched.to_value(),
+            json!({"f:a": {"f:c": {"f:x": {}}, "f:b": {".": {}, "v:\"s\"": {}},
+                "f:a": {".": {}, "k:{\"a\":\"k\"}": {".": {}, "f:a": {}, "f:b": {}}}}, "f:b": {".": {}, "f:b": {}}})
+        );
+        let back = Diff::between(&new, &old, Some(&schema()));
+        assert_eq!(back.touched.to_value(), json!({"f:a": {"f:c": {"f:x": {}}}}));
+        assert_eq!(back.removed, diff.touched.without(&back.touched));
+    }
+
+    #[test]
+    fn what_is_replaced_as_a_whole_takes_what_was_below_with_it() {
+        let (old, new) = (json!({"z": {"x": 1}}), json!({"z": "text"}));
+        let diff = Diff::between(&old, &new, None);
+        assert_eq!(diff.removed.to_value(), json!({"f:z": {"f:x": {}}}));
+        assert_eq!(diff.touched.to_value(), json!({"f:z": {}}));
+    }
+
     proptest! {
         #[test]
-        fn the_quick_way_finds_what_the_definition_says(old in object_of(), new in object_of(), known: bool) {
+        fn whoever_makes_and_changes_an_object_has_what_is_there(old in object_of(), new in object_of(), known: bool) {
             let schema = schema();
             let schema = known.then_some(&schema);
-            prop_assert_eq!(Diff::between(&old, &new, schema), by_definition(&old, &new, schema));
+            prop_assert_eq!(after(&old, &new, schema), made::<FieldSet>(&new, schema));
         }
     }
 }

@@ -39,68 +39,6 @@ impl Tree for Value {
     }
 }
 
-/// Every field of an object.
-pub(super) fn of_object<T: Tree>(object: &Value, schema: Option<&Schema>) -> T {
-    let fields = object.as_object().into_iter().flatten().filter_map(|(name, value)| match name.as_str() {
-        "apiVersion" | "kind" => None,
-        "metadata" => of_metadata(value).map(|meta| ("f:metadata".to_owned(), meta)),
-        _ => Some((field_edge(name), of_value(value, schema.and_then(|s| s.member(name))))),
-    });
-    T::node(false, fields)
-}
-
-/// The fields of `metadata` that somebody can own; `None` when there are none.
-pub(super) fn of_metadata<T: Tree>(meta: &Value) -> Option<T> {
-    let owned = |name: &str| !SYSTEM_METADATA.contains(&name);
-    let members = meta.as_object()?;
-    if !members.keys().any(|name| owned(name)) {
-        return None;
-    }
-    let fields = members.iter().filter(|(name, _)| owned(name)).map(|(name, value)| {
-        let child = match (name.as_str(), value) {
-            ("labels" | "annotations", Value::Object(entries)) => {
-                T::node(true, entries.keys().map(|k| (field_edge(k), T::leaf())))
-            }
-            ("finalizers", Value::Array(items)) => T::node(true, items.iter().map(|v| (format!("v:{v}"), T::leaf()))),
-            ("ownerReferences", Value::Array(items)) => {
-                T::node(true, items.iter().map(|owner| (format!("k:{{\"uid\":{}}}", owner["uid"]), T::leaf())))
-            }
-            _ => T::leaf(),
-        };
-        (field_edge(name), child)
-    });
-    Some(T::node(false, fields))
-}
-
-/// The fields of a value.
-pub(super) fn of_value<T: Tree>(value: &Value, schema: Option<&Schema>) -> T {
-    of_item(value, schema, false)
-}
-
-/// The fields of a value; as an item of a list it is a field itself.
-fn of_item<T: Tree>(value: &Value, schema: Option<&Schema>, item: bool) -> T {
-    match (value, schema) {
-        (Value::Object(members), schema) if schema.is_none_or(|s| !s.atomic_map) && !members.is_empty() => {
-            let is_map = schema.is_some_and(|s| s.additional.is_some() && s.properties.is_empty());
-            let member = |name: &str| schema.and_then(|s| s.member(name));
-            let children = members.iter().map(|(name, value)| (field_edge(name), of_value(value, member(name))));
-            T::node(is_map || item, children)
-        }
-        (Value::Array(items), Some(schema)) if schema.list_type != ListType::Atomic => {
-            let child = schema.items.as_deref();
-            let children = items.iter().map(|value| {
-                let fields = match &schema.list_type {
-                    ListType::Set => T::leaf(),
-                    _ => of_item(value, child, true),
-                };
-                (item_edge(&schema.list_type, child, value), fields)
-            });
-            T::node(items.is_empty() || item, children)
-        }
-        _ => T::leaf(),
-    }
-}
-
 /// `f:name`.
 pub(super) fn field_edge(name: &str) -> String {
     let mut edge = String::with_capacity(name.len() + 2);
@@ -109,32 +47,9 @@ pub(super) fn field_edge(name: &str) -> String {
     edge
 }
 
-/// Metadata that nobody owns.
-const SYSTEM_METADATA: &[&str] = &[
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "creationTimestamp",
-    "generation",
-    "managedFields",
-    "selfLink",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-];
-
 impl FieldSet {
     pub fn is_empty(&self) -> bool {
         !self.here && self.children.values().all(Self::is_empty)
-    }
-
-    /// Every field of an object.
-    pub fn of_object(object: &Value, schema: Option<&Schema>) -> Self {
-        of_object(object, schema)
-    }
-
-    fn leaf() -> Self {
-        Self { here: true, children: BTreeMap::new() }
     }
 
     /// A field without fields of its own.
@@ -146,8 +61,9 @@ impl FieldSet {
         self.children.iter()
     }
 
-    pub(super) fn include_node(&mut self) {
-        self.here = true;
+    /// Puts the node itself in or out.
+    pub(super) fn set_node(&mut self, here: bool) {
+        self.here = here;
     }
 
     /// Adds a child, unless it is empty.
@@ -157,111 +73,11 @@ impl FieldSet {
         }
     }
 
-    /// Fields that are in both objects with different values.
-    pub fn changed(old: &Value, new: &Value, schema: Option<&Schema>) -> Self {
-        let mut set = Self::default();
-        let (Some(before), Some(after)) = (old.as_object(), new.as_object()) else { return set };
-        for (name, value) in after {
-            let Some(previous) = before.get(name).filter(|p| *p != value) else { continue };
-            let child = match name.as_str() {
-                "apiVersion" | "kind" => continue,
-                "metadata" => Self::changed_metadata(previous, value),
-                _ => Self::changed_value(previous, value, schema.and_then(|s| s.member(name))),
-            };
-            if !child.is_empty() {
-                set.children.insert(format!("f:{name}"), child);
-            }
-        }
-        set
-    }
-
-    pub(super) fn changed_metadata(old: &Value, new: &Value) -> Self {
-        let mut set = Self::default();
-        for (name, value) in new.as_object().into_iter().flatten() {
-            if SYSTEM_METADATA.contains(&name.as_str()) {
-                continue;
-            }
-            let Some(previous) = old.get(name).filter(|p| *p != value) else { continue };
-            let child = match (previous, value) {
-                (Value::Object(before), Value::Object(after)) => Self {
-                    here: false,
-                    children: after
-                        .iter()
-                        .filter(|(k, v)| before.get(*k).is_some_and(|b| b != *v))
-                        .map(|(k, _)| (format!("f:{k}"), Self::leaf()))
-                        .collect(),
-                },
-                // Items of lists in metadata are told apart by value: a change is an addition and a removal.
-                (Value::Array(_), Value::Array(_)) => Self::default(),
-                _ => Self::leaf(),
-            };
-            if !child.is_empty() {
-                set.children.insert(format!("f:{name}"), child);
-            }
-        }
-        set
-    }
-
-    pub(super) fn changed_value(old: &Value, new: &Value, schema: Option<&Schema>) -> Self {
-        if old == new {
-            return Self::default();
-        }
-        match (old, new, schema) {
-            (Value::Object(before), Value::Object(after), schema)
-                if schema.is_none_or(|s| !s.atomic_map) && !after.is_empty() && !before.is_empty() =>
-            {
-                let mut set = Self::default();
-                for (name, value) in after {
-                    let Some(previous) = before.get(name) else { continue };
-                    let child = Self::changed_value(previous, value, schema.and_then(|s| s.member(name)));
-                    if !child.is_empty() {
-                        set.children.insert(format!("f:{name}"), child);
-                    }
-                }
-                set
-            }
-            (Value::Array(before), Value::Array(after), Some(schema)) if schema.list_type != ListType::Atomic => {
-                let child = schema.items.as_deref();
-                let edge = |item: &Value| item_edge(&schema.list_type, child, item);
-                let known: BTreeMap<String, &Value> = before.iter().map(|item| (edge(item), item)).collect();
-                let mut set = Self::default();
-                for item in after {
-                    let at = edge(item);
-                    if let Some(previous) = known.get(&at) {
-                        let changed = Self::changed_value(previous, item, child);
-                        if !changed.is_empty() {
-                            set.children.insert(at, changed);
-                        }
-                    }
-                }
-                set
-            }
-            _ => Self::leaf(),
-        }
-    }
-
     pub fn add(&mut self, other: &Self) {
         self.here |= other.here;
         for (edge, child) in &other.children {
             self.children.entry(edge.clone()).or_default().add(child);
         }
-    }
-
-    /// Fields of this set that are not in `other`.
-    pub fn minus(&self, other: &Self) -> Self {
-        let mut out = Self { here: self.here && !other.here, children: BTreeMap::new() };
-        for (edge, child) in &self.children {
-            let left = match other.children.get(edge) {
-                // A leaf that was removed or replaced as a whole takes everything below with it.
-                Some(gone) if gone.is_leaf() => continue,
-                Some(gone) => child.minus(gone),
-                None => child.clone(),
-            };
-            if !left.is_empty() {
-                out.children.insert(edge.clone(), left);
-            }
-        }
-        out
     }
 
     /// Fields of this set that are not in `other`, field by field.

@@ -56,6 +56,7 @@ impl JsonPatch {
                     "Invalid",
                     format!("the server rejected our request due to an error in our request: {why}"),
                 )
+                .with_empty_details()
             })?;
         }
         if object.is_object() {

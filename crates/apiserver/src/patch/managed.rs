@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::{
     diff::Diff,
     fields::FieldSet,
-    record,
+    owned, record,
     texts::{self, Text},
 };
 use crate::{schema::Schema, verbs::now};
@@ -26,14 +26,9 @@ pub struct Manager {
 pub(super) struct Entry {
     raw: Map<String, Value>,
     pub(super) fields: FieldSet,
-    changed: bool,
 }
 
 impl Entry {
-    fn new(manager: &Manager, fields: FieldSet) -> Self {
-        Self { raw: header(manager), fields, changed: true }
-    }
-
     fn text(&self, key: &str) -> &str {
         self.raw.get(key).and_then(Value::as_str).unwrap_or_default()
     }
@@ -53,19 +48,21 @@ impl Entry {
         out
     }
 
-    pub(super) fn set_fields(&mut self, fields: FieldSet) {
-        if self.fields != fields {
-            self.fields = fields;
-            self.changed = true;
-        }
+    /// Its owner wrote.
+    pub(super) fn stamp(&mut self) {
+        stamp(&mut self.raw);
     }
 
     fn into_value(mut self) -> Value {
-        if self.changed || !self.raw.contains_key("time") {
-            self.raw.insert("time".into(), now().into());
-            self.raw.insert("fieldsV1".into(), self.fields.to_value());
-        }
+        self.raw.insert("fieldsV1".into(), self.fields.to_value());
         Value::Object(self.raw)
+    }
+}
+
+/// The time of an owner's last write; scales have none.
+fn stamp(entry: &mut Map<String, Value>) {
+    if entry.get("subresource").is_none_or(|s| s != "scale") {
+        entry.insert("time".into(), now().into());
     }
 }
 
@@ -79,13 +76,13 @@ pub(super) fn read(object: &Value) -> Vec<Entry> {
         .map(|raw| Entry {
             fields: FieldSet::from_value(raw.get("fieldsV1").unwrap_or(&Value::Null)),
             raw: raw.clone(),
-            changed: false,
         })
         .collect()
 }
 
 pub(super) fn write(object: &mut Value, entries: Vec<Entry>) {
-    let list: Vec<Value> = entries.into_iter().filter(|e| !e.fields.is_empty()).map(Entry::into_value).collect();
+    let mut list: Vec<Value> = entries.into_iter().filter(|e| !e.fields.is_empty()).map(Entry::into_value).collect();
+    sort(&mut list);
     if let Some(meta) = object["metadata"].as_object_mut() {
         if list.is_empty() {
             meta.remove("managedFields");
@@ -98,7 +95,7 @@ pub(super) fn write(object: &mut Value, entries: Vec<Entry>) {
 /// Finds or adds the entry of a manager.
 pub(super) fn entry_of<'a>(entries: &'a mut Vec<Entry>, manager: &Manager) -> &'a mut Entry {
     let at = entries.iter().position(|e| e.is(manager)).unwrap_or_else(|| {
-        entries.push(Entry::new(manager, FieldSet::default()));
+        entries.push(Entry { raw: header(manager), fields: FieldSet::default() });
         entries.len() - 1
     });
     let entry = &mut entries[at];
@@ -106,6 +103,24 @@ pub(super) fn entry_of<'a>(entries: &'a mut Vec<Entry>, manager: &Manager) -> &'
         entry.raw.insert("apiVersion".into(), manager.api_version.as_str().into());
     }
     entry
+}
+
+/// Records that `manager` applied a new object.
+pub(crate) fn applied(object: &mut Value, manager: &Manager, schema: Option<&Schema>) {
+    let mut entry = Entry { raw: header(manager), fields: owned::applied(object, schema) };
+    entry.stamp();
+    write(object, vec![entry]);
+}
+
+/// Gives an object that nobody has owned so far to the one whom Kubernetes calls "before-first-apply".
+pub(crate) fn adopt(object: &mut Value, manager: &Manager, schema: Option<&Schema>) {
+    if object["metadata"].get("managedFields").is_some() {
+        return;
+    }
+    let before = Manager { name: "before-first-apply".into(), operation: "Update", ..manager.clone() };
+    let mut entry = Entry { raw: header(&before), fields: owned::made(object, schema) };
+    entry.stamp();
+    write(object, vec![entry]);
 }
 
 /// Records that `manager` made the whole object. In the record, a number stands for the text returned.
@@ -117,7 +132,7 @@ pub(crate) fn created(object: &mut Value, manager: &Manager, schema: Option<&Sch
         return Vec::new();
     };
     let mut entry = header(manager);
-    entry.insert("time".into(), now().into());
+    stamp(&mut entry);
     entry.insert("fieldsV1".into(), 0.into());
     meta.insert("managedFields".into(), Value::Array(vec![Value::Object(entry)]));
     vec![text]
@@ -151,9 +166,7 @@ pub(crate) fn updated(
     if diff.is_empty() {
         return false;
     }
-    if !meta.get("managedFields").is_some_and(Value::is_array) {
-        meta.insert("managedFields".into(), Value::Array(Vec::new()));
-    }
+    // An object without a record gets none by being updated.
     if let Some(entries) = meta.get_mut("managedFields").and_then(Value::as_array_mut) {
         edit(entries, &diff, manager, texts);
         if entries.is_empty() {
@@ -180,34 +193,47 @@ fn edit(entries: &mut Vec<Value>, diff: &Diff, manager: &Manager, texts: &mut Ve
     for entry in entries.iter_mut() {
         let own = is_of(entry, manager);
         let Some(members) = entry.as_object_mut() else { continue };
+        if own && !diff.touched.is_empty() {
+            stamp(members);
+        }
         let fields = members.entry("fieldsV1").or_insert(Value::Null);
         let text = fields.as_u64().and_then(|number| texts.get(number as usize)).cloned();
-        let changed = match text {
+        match text {
             Some(text) => edit_text(fields, &text, diff, own, texts),
             None => {
-                let removed = record::subtract(fields, &diff.removed);
-                let touched =
-                    if own { record::add(fields, &diff.touched) } else { record::subtract(fields, &diff.touched) };
-                removed | touched
+                record::subtract(fields, &diff.removed);
+                if own {
+                    record::add(fields, &diff.touched)
+                } else {
+                    record::subtract(fields, &diff.touched)
+                };
             }
-        };
-        if changed || !members.contains_key("time") {
-            members.insert("time".into(), now().into());
         }
     }
     entries.retain(|e| !record::is_empty(&e["fieldsV1"]));
+    sort(entries);
 }
 
-fn edit_text(fields: &mut Value, text: &Text, diff: &Diff, own: bool, texts: &mut Vec<Text>) -> bool {
+/// Appliers first, then by time of the last write.
+fn sort(entries: &mut [Value]) {
+    let place = |entry: &Value| {
+        ["operation", "time", "manager", "apiVersion", "subresource"]
+            .map(|key| entry[key].as_str().unwrap_or_default().to_owned())
+    };
+    if entries.len() > 1 {
+        entries.sort_by_cached_key(place);
+    }
+}
+
+fn edit_text(fields: &mut Value, text: &Text, diff: &Diff, own: bool, texts: &mut Vec<Text>) {
     match texts::edited(text, diff, own) {
         None => *fields = Value::Null,
-        Some(same) if std::sync::Arc::ptr_eq(&same, text) => return false,
+        Some(same) if std::sync::Arc::ptr_eq(&same, text) => {}
         Some(other) => {
             *fields = texts.len().into();
             texts.push(other);
         }
     }
-    true
 }
 
 fn is_of(entry: &Value, manager: &Manager) -> bool {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::{
     FieldSet, apply,
     managed::{self, Manager},
-    strategic,
+    owned, strategic,
 };
 use crate::{builtin, registry::Registry, schema::Schema, status::Path};
 
@@ -29,20 +29,21 @@ fn map(key: &'static str, value: &'static str) -> impl Strategy<Value = Value> {
 
 /// Somebody's idea of the object: any part of it, with few different values, so that ideas collide.
 fn config() -> impl Strategy<Value = Value> {
-    let ports = proptest::collection::btree_map(1u8..4, proptest::option::of("[ab]"), 0..3).prop_map(|ports| {
+    let ports = proptest::collection::btree_map(1u8..4, proptest::option::of("[ab]"), 1..3).prop_map(|ports| {
         let port = |(number, name): (u8, Option<String>)| match name {
             Some(name) => json!({"port": number, "name": name}),
             None => json!({"port": number}),
         };
         Value::Array(ports.into_iter().map(port).collect())
     });
-    let words = |word| proptest::collection::btree_set(word, 0..3).prop_map(|w| json!(w));
+    let words = |word, count| proptest::collection::btree_set(word, count).prop_map(|w| json!(w));
     let members = (
         proptest::option::of((0..2).prop_map(Value::from)),
         proptest::option::of("[xy]".prop_map(Value::from)),
         proptest::option::of(map("[ab]", "[12]")),
-        proptest::option::of(words("[pq]")),
-        proptest::option::of(words("[pqr]")),
+        proptest::option::of(words("[pq]", 0..3)),
+        // Nobody owns an empty list of items.
+        proptest::option::of(words("[pqr]", 1..3)),
         proptest::option::of(ports),
         proptest::option::of(map("[ab]", "[12]")),
     );
@@ -72,7 +73,7 @@ fn applied(live: &Value, config: &Value, who: &str, force: bool) -> Option<Value
     apply(live.clone(), config, &manager(who), force, Some(&schema())).ok()
 }
 
-fn owned(object: &Value, who: &str) -> FieldSet {
+fn fields_of(object: &Value, who: &str) -> FieldSet {
     let entry = managed::read(object).into_iter().find(|e| e.is(&manager(who)));
     entry.map(|e| e.fields).unwrap_or_default()
 }
@@ -120,7 +121,7 @@ proptest! {
         let live = applied(&base(), &first, "one", false).unwrap();
         let forced = applied(&live, &second, "two", true).unwrap();
         prop_assert!(contains(&forced, &second), "{} lacks {}", forced, second);
-        prop_assert_eq!(owned(&forced, "two"), FieldSet::of_object(&second, Some(&schema())));
+        prop_assert_eq!(fields_of(&forced, "two"), owned::applied(&second, Some(&schema())));
     }
 
     #[test]
@@ -136,10 +137,10 @@ proptest! {
         match applied(&live, &second, "two", false) {
             Some(both) => {
                 prop_assert!(contains(&both, &first) && contains(&both, &second));
-                prop_assert_eq!(owned(&both, "one"), owned(&live, "one"));
+                prop_assert_eq!(fields_of(&both, "one"), fields_of(&live, "one"));
             }
             None => {
-                let both = owned(&live, "one").common(&FieldSet::of_object(&second, Some(&schema())));
+                let both = fields_of(&live, "one").common(&owned::applied(&second, Some(&schema())));
                 prop_assert!(!both.is_empty(), "a conflict needs a field that both own");
             }
         }
@@ -151,9 +152,9 @@ proptest! {
         for (who, config) in [("one", &first), ("two", &second), ("one", &third)] {
             live = applied(&live, config, who, true).unwrap();
         }
-        let there = FieldSet::of_object(&live, Some(&schema()));
+        let there = owned::applied(&live, Some(&schema()));
         for who in ["one", "two"] {
-            prop_assert!(is_there(&owned(&live, who), &there), "{} owns what is not in {}", who, live);
+            prop_assert!(is_there(&fields_of(&live, who), &there), "{} owns what is not in {}", who, live);
         }
     }
 }

@@ -45,7 +45,7 @@ fn subtract_node(node: &mut Map<String, Value>, gone: &FieldSet) -> Left {
     for (edge, gone) in gone.children() {
         let Some(child) = node.get_mut(edge) else { continue };
         let left = match child {
-            Value::Object(child) if !gone.is_leaf() => subtract_node(child, gone),
+            Value::Object(child) => subtract_node(child, gone),
             _ => Left { changed: true, empty: true },
         };
         changed |= left.changed;
@@ -85,11 +85,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::patch::tests::object_of;
+    use crate::patch::{owned, tests::object_of};
 
     /// A set as it is read from JSON, none of whose nodes but the root may be empty.
     fn set() -> impl Strategy<Value = FieldSet> {
-        object_of().prop_map(|object| FieldSet::of_object(&object, None))
+        (object_of(), any::<bool>()).prop_map(|(object, applied)| match applied {
+            true => owned::applied(&object, None),
+            false => owned::made(&object, None),
+        })
     }
 
     proptest! {
@@ -97,7 +100,7 @@ mod tests {
         fn taking_away_in_place_is_taking_away(set in set(), gone in set()) {
             let mut record = set.to_value();
             let changed = subtract(&mut record, &gone);
-            let expected = set.minus(&gone);
+            let expected = set.without(&gone);
             prop_assert_eq!(changed, expected != set);
             if expected.is_empty() {
                 prop_assert!(is_empty(&record));

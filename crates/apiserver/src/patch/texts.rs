@@ -10,11 +10,7 @@ use std::{
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{
-    diff::Diff,
-    fields::{FieldSet, of_object},
-    record,
-};
+use super::{diff::Diff, fields::FieldSet, owned::made, record};
 use crate::{
     schema::{ListType, Schema},
     store::share_text,
@@ -57,7 +53,7 @@ pub(super) fn created(object: &Value, schema: Option<&Schema>) -> Option<Text> {
     if let Some(known) = MEMORY.lock().created.get(&key) {
         return Some(known.clone());
     }
-    let record: Value = of_object(object, schema);
+    let record: Value = made(object, schema);
     let text = to_text(&record)?;
     let mut memory = MEMORY.lock();
     if memory.created.len() >= REMEMBERED {
@@ -154,7 +150,8 @@ fn shape(value: &Value, schema: Option<&Schema>, root: bool, out: &mut impl Hash
                 Some(ListType::Atomic) | None => {}
             }
         }
-        _ => 3u8.hash(out),
+        // What a kind always has is owned only when it is set.
+        _ => (3u8, schema.and_then(Schema::zero).is_some_and(|zero| zero == value)).hash(out),
     }
 }
 
@@ -194,7 +191,7 @@ mod tests {
         fn what_is_remembered_is_what_would_be_worked_out(object in object_of(), other in object_of()) {
             let schema = crate::patch::diff::tests::schema();
             for object in [&object, &other, &object] {
-                let wanted: Value = of_object(object, Some(&schema));
+                let wanted: Value = made(object, Some(&schema));
                 prop_assert_eq!(created(object, Some(&schema)).map(|t| parse(&t)), (!record::is_empty(&wanted)).then_some(wanted));
             }
             let Some(text) = created(&object, Some(&schema)) else { return Ok(()) };

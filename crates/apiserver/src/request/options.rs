@@ -67,7 +67,11 @@ impl ListOptions {
             text => text
                 .parse()
                 .map(Some)
-                .map_err(|_| ApiError::bad_request(format!("invalid resource version {text:?}: must be a number"))),
+                .map_err(|_| {
+                    ApiError::bad_request(format!(
+                        "invalid resource version: resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+                    ))
+                }),
         }
     }
 }

@@ -42,6 +42,7 @@ fn reference(definitions: &Value, raw: &Value, trail: &mut Vec<String>) -> Schem
         let mut schema = reference(definitions, &definitions[target], trail);
         trail.pop();
         patch_hints(&mut schema, raw);
+        note_zero(&mut schema, raw);
         return schema;
     }
     let either = raw.get("oneOf").is_some() || (raw.get("type").is_none() && raw.get("properties").is_none());
@@ -57,12 +58,36 @@ fn reference(definitions: &Value, raw: &Value, trail: &mut Vec<String>) -> Schem
         ..Schema::default()
     };
     patch_hints(&mut schema, raw);
+    note_zero(&mut schema, raw);
     for (name, child) in raw["properties"].as_object().into_iter().flatten() {
         schema.properties.insert(name.clone(), reference(definitions, child, trail));
     }
-    schema.items = raw.get("items").map(|child| Box::new(reference(definitions, child, trail)));
-    schema.additional = raw.get("additionalProperties").map(|child| Box::new(reference(definitions, child, trail)));
+    for name in &schema.required {
+        // A required list is null until it is set.
+        if let Some(list) = schema.properties.get_mut(name).filter(|child| child.kind == Type::Array) {
+            list.always = true;
+        }
+    }
+    // Items and values of maps are there only when they are written.
+    let mut open = |key: &str| {
+        let child = reference(definitions, raw.get(key)?, trail);
+        Some(Box::new(Schema { always: false, ..child }))
+    };
+    schema.items = open("items");
+    schema.additional = open("additionalProperties");
     schema
+}
+
+/// Fields that Kubernetes' own types always have: their default is the empty value of their type.
+fn note_zero(schema: &mut Schema, raw: &Value) {
+    schema.default = raw.get("default").cloned();
+    schema.always = match &schema.default {
+        Some(Value::Object(members)) => members.is_empty(),
+        Some(Value::String(text)) => text.is_empty(),
+        Some(Value::Number(number)) => number.as_f64() == Some(0.0),
+        Some(Value::Bool(set)) => !set,
+        _ => false,
+    };
 }
 
 fn patch_hints(schema: &mut Schema, raw: &Value) {

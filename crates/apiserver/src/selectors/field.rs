@@ -28,7 +28,7 @@ impl FieldSelector {
         for raw in split_unescaped(text, ',').into_iter().filter(|t| !t.is_empty()) {
             let (name, equal, value) =
                 split_term(raw).ok_or_else(|| format!("invalid selector: '{raw}'; can't understand '{text}'"))?;
-            let field = resolve(resource, name).ok_or_else(|| format!("field label not supported: {name}"))?;
+            let field = resolve(resource, name).ok_or_else(|| unknown(resource, name))?;
             terms.push(Term { field, equal, value: unescape(value)? });
         }
         Ok(Self { terms })
@@ -56,6 +56,14 @@ impl FieldSelector {
     fn exact(&self, field: Field) -> Option<&str> {
         self.terms.iter().find(|t| t.field == field && t.equal).map(|t| t.value.as_str())
     }
+}
+
+/// Kinds with selectable fields of their own say less about it.
+fn unknown(resource: &Resource, name: &str) -> String {
+    if resource.is_custom() || !resource.fields.is_empty() {
+        return format!("field label not supported: {name}");
+    }
+    format!("{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
 }
 
 fn resolve(resource: &Resource, name: &str) -> Option<Field> {

@@ -104,6 +104,9 @@ impl<'a> Parser<'a> {
     }
 
     fn requirement(&mut self) -> Result<Requirement, String> {
+        if let Some(sign) = ["==", "=", "(", ")", ",", "<", ">"].iter().find(|sign| self.rest().starts_with(**sign)) {
+            return Err(format!("found '{sign}', expected: !, identifier, or 'end of string'"));
+        }
         let absent = self.eat("!");
         self.space();
         let key = self.word();
@@ -151,7 +154,7 @@ impl<'a> Parser<'a> {
         self.space();
         let value = self.word();
         value.parse().map_err(|_| {
-            format!("values[0]: Invalid value: {value:?}: for 'Gt', 'Lt' operators, the value must be an integer")
+            format!("unable to parse requirement: values[0]: Invalid value: {value:?}: for 'Gt', 'Lt' operators, the value must be an integer")
         })
     }
 
@@ -177,14 +180,14 @@ impl<'a> Parser<'a> {
 fn check_key(key: &str) -> Result<(), String> {
     match names::qualified_name(key).into_iter().next() {
         None => Ok(()),
-        Some(why) => Err(format!("key: Invalid value: {key:?}: {why}")),
+        Some(why) => Err(format!("unable to parse requirement: key: Invalid value: {key:?}: {why}")),
     }
 }
 
 fn check_value(value: &str) -> Result<(), String> {
     match names::label_value(value).into_iter().next() {
         None => Ok(()),
-        Some(why) => Err(format!("values[0]: Invalid value: {value:?}: {why}")),
+        Some(why) => Err(format!("unable to parse requirement: values[0]: Invalid value: {value:?}: {why}")),
     }
 }
 

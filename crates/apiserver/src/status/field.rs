@@ -84,6 +84,11 @@ impl FieldError {
         }
     }
 
+    /// Like [`invalid`](Self::invalid), with the value as it is to be printed.
+    pub fn shown(field: impl fmt::Display, shown: String, detail: impl Into<String>) -> Self {
+        Self { kind: FieldErrorKind::Invalid, field: field.to_string(), shown: Some(shown), detail: detail.into() }
+    }
+
     pub fn not_supported(field: impl fmt::Display, value: &Value, supported: &[&str]) -> Self {
         let list: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
         let detail = if list.is_empty() { String::new() } else { format!("supported values: {}", list.join(", ")) };

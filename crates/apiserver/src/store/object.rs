@@ -87,8 +87,18 @@ impl Stored {
 
     /// Appends the JSON text.
     pub fn write_json(&self, out: &mut impl BufMut) {
+        self.write_from(0, out);
+    }
+
+    /// Appends the JSON text without `apiVersion` and `kind`, as lists of built-in kinds show their items.
+    pub fn write_untyped_json(&self, out: &mut impl BufMut) {
+        out.put_u8(b'{');
+        self.write_from(self.version_at as usize - BEFORE_VERSION.len(), out);
+    }
+
+    fn write_from(&self, start: usize, out: &mut impl BufMut) {
         let behind = (self.version_at + self.version_len) as usize;
-        let mut done = 0;
+        let mut done = start;
         for piece in &self.shared {
             let at = behind + piece.at as usize;
             out.put_slice(&self.bytes[done..at]);
@@ -292,6 +302,9 @@ impl Draft {
     }
 }
 
+/// What stands right before the version.
+const BEFORE_VERSION: &[u8] = b"\"metadata\":{\"resourceVersion\":\"";
+
 const INFALLIBLE: &str = "JSON values serialise into memory";
 
 /// Writes `apiVersion`, `kind` and `metadata.resourceVersion` first, so that the version's place is known. Returns that place, and the
@@ -309,7 +322,7 @@ fn serialise(
             out.push(b',');
         }
     }
-    out.extend_from_slice(b"\"metadata\":{\"resourceVersion\":\"");
+    out.extend_from_slice(BEFORE_VERSION);
     let version_at = out.len();
     out.push(b'"');
     let mut shared = Vec::new();

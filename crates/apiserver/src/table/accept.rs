@@ -9,6 +9,7 @@ use crate::status::ApiError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Json,
+    Yaml,
     Table,
     /// Only the objects' metadata.
     Metadata,
@@ -60,6 +61,10 @@ impl<'a> Clause<'a> {
         matches!(self.media.to_ascii_lowercase().as_str(), "*/*" | "application/*" | "application/json")
     }
 
+    pub fn is_yaml(&self) -> bool {
+        self.media.eq_ignore_ascii_case("application/yaml")
+    }
+
     pub fn parameter(&self, name: &str) -> Option<&'a str> {
         self.parameters.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
     }
@@ -77,7 +82,13 @@ impl Form {
         if clauses.is_empty() {
             return Ok(Self::Json);
         }
-        let served = clauses.iter().filter(|clause| clause.is_json()).find_map(|clause| {
+        let served = clauses.iter().find_map(|clause| {
+            if clause.is_yaml() && clause.parameter("as").is_none() {
+                return Some(Self::Yaml);
+            }
+            if !clause.is_json() {
+                return None;
+            }
             let meta = clause.parameter("g").is_none_or(|group| group == "meta.k8s.io");
             let version = clause.parameter("v").is_none_or(|version| matches!(version, "v1" | "v1beta1"));
             match clause.parameter("as") {
@@ -87,7 +98,7 @@ impl Form {
                 Some(_) => None,
             }
         });
-        served.ok_or_else(|| ApiError::not_acceptable(&["application/json"]))
+        served.ok_or_else(|| ApiError::not_acceptable(&["application/json", "application/yaml"]))
     }
 }
 
@@ -112,6 +123,8 @@ mod tests {
             Ok(Form::Metadata)
         );
         assert_eq!(form("*/*"), Ok(Form::Json));
+        assert_eq!(form("application/yaml"), Ok(Form::Yaml));
+        assert_eq!(form("application/json, application/yaml"), Ok(Form::Json));
         assert_eq!(form("application/json;as=Other;g=x;v=v1,application/json"), Ok(Form::Json));
         assert_eq!(Form::negotiate(&HeaderMap::new()).map_err(|_| ()), Ok(Form::Json));
         for refused in ["application/vnd.kubernetes.protobuf", "text/html", "application/json;as=Other"] {

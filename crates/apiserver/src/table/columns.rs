@@ -169,12 +169,12 @@ fn namespace(object: &Value, now: Timestamp) -> Vec<Value> {
 
 fn config_map(object: &Value, now: Timestamp) -> Vec<Value> {
     let members = |field: &str| object[field].as_object().map_or(0, serde_json::Map::len);
-    vec![name(object), (members("data") + members("binaryData")).to_string().into(), created(object, now)]
+    vec![name(object), (members("data") + members("binaryData")).into(), created(object, now)]
 }
 
 fn secret(object: &Value, now: Timestamp) -> Vec<Value> {
     let members = object["data"].as_object().map_or(0, serde_json::Map::len);
-    vec![name(object), object["type"].clone(), members.to_string().into(), created(object, now)]
+    vec![name(object), object["type"].clone(), members.into(), created(object, now)]
 }
 
 fn service(object: &Value, now: Timestamp) -> Vec<Value> {

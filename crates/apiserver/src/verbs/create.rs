@@ -11,10 +11,13 @@ use super::{
 use crate::{
     admission,
     convert::View,
-    patch::{self, Text, managed::Manager},
+    patch::{
+        Text,
+        managed::{self, Manager},
+    },
     registry::{Origin, Resource},
     request::WriteOptions,
-    status::ApiError,
+    status::{ApiError, FieldError},
     store::{Change, CommitError, Draft, Expect, LatestView, ObjectKey, Write},
 };
 
@@ -64,13 +67,14 @@ pub(super) async fn create_applied(
 ) -> Result<Reply, ApiError> {
     set_namespace(context, &mut object)?;
     meta_mut(&mut object)?.insert("name".into(), context.request.name.as_str().into());
-    let applied = object.clone();
-    let schema = admission::schema_of(&context.endpoint);
+    managed::applied(&mut object, manager, admission::owners_schema(&context.endpoint).as_deref());
     begin_metadata(&mut object)?;
+    let generated_address = services::wants_address(&context.endpoint.resource, &object);
     let (mut admitted, _) = admission::create(context, object, options)?;
-    meta_mut(&mut admitted)?.remove("managedFields");
-    let owned = patch::apply(admitted, &applied, manager, true, schema.as_deref())?;
-    match store_new(context, owned, &[], options).await {
+    if generated_address {
+        services::give_address(context.core, &mut admitted);
+    }
+    match store_new(context, admitted, &[], options).await {
         // Somebody created it meanwhile: the client tries again and finds it.
         Err(error) if error.reason == "AlreadyExists" => {
             let resource = &context.endpoint.resource;
@@ -159,7 +163,7 @@ fn definition_gone(resource: &Resource, latest: &LatestView<'_>) -> Option<ApiEr
     if definition.is_some_and(|d| !d.facts.deleting) {
         return None;
     }
-    let mut error = ApiError::method_not_allowed(&resource.group, &resource.plural);
+    let mut error = ApiError::method_not_allowed().about(&resource.group, &resource.plural, "");
     error.message = "create not allowed while custom resource definition is terminating".into();
     Some(error)
 }
@@ -197,6 +201,9 @@ pub(super) fn check_type(context: &Context<'_>, object: &mut Value) -> Result<()
     let expected = endpoint.resource.kind.as_str();
     if given.is_empty() {
         object["kind"] = expected.into();
+    } else if given != expected && endpoint.resource.is_custom() {
+        let error = FieldError::invalid_str("kind", given, format!("must be {expected}"));
+        return Err(ApiError::invalid(&endpoint.resource.group, given, meta_text(object, "name"), &[error]));
     } else if given != expected {
         let group = &endpoint.resource.group;
         return Err(ApiError::bad_request(format!(

@@ -129,7 +129,7 @@ fn check_preconditions(resource: &Resource, current: &Stored, options: &DeleteOp
     let conflict = |what: &str, given: &str, actual: &str, guess: &str| {
         ApiError::conflict(
             &resource.group,
-            &resource.plural,
+            &resource.kind,
             &current.key.name,
             &format!(
                 "the {what} in the precondition ({given}) does not match the {what} in record ({actual}). The object might have been {guess}"

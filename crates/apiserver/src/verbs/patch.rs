@@ -9,12 +9,9 @@ use crate::{
     status::{ApiError, FieldError},
 };
 
-const ACCEPTED: &[&str] = &[
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-    "application/apply-patch+yaml",
-];
+/// What custom kinds take; they have no strategy.
+const CUSTOM: &[&str] =
+    &["application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml"];
 
 pub(super) async fn patch(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
     let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
@@ -35,7 +32,13 @@ pub(super) async fn patch(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
             modify(context, &options, leaves_record(&patch), change).await
         }
         "application/apply-patch+yaml" | "application/apply-patch" => apply(context, raw, options).await,
-        other => Err(ApiError::unsupported_media_type(other, ACCEPTED)),
+        _ if context.endpoint.resource.is_custom() => Err(ApiError::unsupported_media_type(CUSTOM)),
+        _ => Err(ApiError::new(
+            http::StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            "415: Unsupported Media Type",
+        )
+        .with_empty_details()),
     }
 }
 
@@ -85,11 +88,15 @@ async fn apply(context: &mut Context<'_>, raw: &[u8], options: WriteOptions) -> 
     }
     context.applied = true;
     let manager = admission::manager(context, &options, "Apply");
-    let schema = admission::schema_of(&context.endpoint);
+    let schema = admission::owners_schema(&context.endpoint);
     let exists = context.core.store.latest(&resource.storage, &context.key()).is_some();
     if !exists && context.request.subresource.is_empty() {
         return create_applied(context, applied, &manager, &options).await;
     }
     let force = options.force;
-    modify(context, &options, false, |old| ready(patch::apply(old, &applied, &manager, force, schema.as_deref()))).await
+    modify(context, &options, false, |mut old| {
+        patch::managed::adopt(&mut old, &manager, schema.as_deref());
+        ready(patch::apply(old, &applied, &manager, force, schema.as_deref()))
+    })
+    .await
 }

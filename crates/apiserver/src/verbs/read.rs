@@ -70,7 +70,8 @@ fn continue_token(version: u64, last: &ObjectKey) -> String {
 pub(super) async fn list(context: &mut Context<'_>) -> Result<Reply, ApiError> {
     let options = ListOptions::parse(&context.parts.uri)?;
     if options.send_initial_events.is_some() {
-        return Err(ApiError::bad_request("sendInitialEvents is forbidden for list"));
+        let error = FieldError::forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list");
+        return Err(options::invalid("ListOptions", error));
     }
     let resource = context.endpoint.resource.clone();
     let filter =
@@ -177,6 +178,14 @@ pub(super) async fn watch(context: &mut Context<'_>) -> Result<Reply, ApiError> 
     Ok(Reply::ok(Payload::Watch(events)))
 }
 
+/// The version a watch starts at. Kubernetes fails over one that is no number.
+fn watch_version(options: &ListOptions) -> Result<Option<u64>, ApiError> {
+    options.version().map_err(|error| {
+        let message = error.message.trim_start_matches("invalid resource version: ").to_owned();
+        ApiError::new(http::StatusCode::INTERNAL_SERVER_ERROR, "", message)
+    })
+}
+
 async fn start_of(context: &Context<'_>, options: &ListOptions) -> Result<Start, ApiError> {
     if options.send_initial_events == Some(true) {
         if options.version_match != Some(VersionMatch::NotOlderThan) {
@@ -184,7 +193,7 @@ async fn start_of(context: &Context<'_>, options: &ListOptions) -> Result<Start,
                 "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
             ));
         }
-        if let Some(version) = options.version()? {
+        if let Some(version) = watch_version(options)? {
             wait_for_version(context, version).await?;
         }
         return Ok(Start::Initial { marked: options.bookmarks });
@@ -194,7 +203,7 @@ async fn start_of(context: &Context<'_>, options: &ListOptions) -> Result<Start,
             "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
         ));
     }
-    match options.version()? {
+    match watch_version(options)? {
         None if options.send_initial_events == Some(false) => Ok(Start::Now),
         None => Ok(Start::Initial { marked: false }),
         Some(version) => {

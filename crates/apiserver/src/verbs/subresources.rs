@@ -87,11 +87,13 @@ pub(super) async fn scale(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
     let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
     let edit = ScaleEdit::read(context, raw)?;
     let paths = scale.clone();
+    // Custom kinds say themselves how many there may be.
+    let custom = context.endpoint.resource.is_custom();
     let reply = modify(context, &options, false, move |mut object| {
         let result = edit.apply(to_scale(&paths, &object)).and_then(|edited| {
             let given = edited["metadata"]["resourceVersion"].clone();
             let replicas = edited["spec"].get("replicas").cloned().unwrap_or_else(|| 0.into());
-            if replicas.as_i64().is_none_or(|n| n < 0) {
+            if replicas.as_i64().is_none_or(|n| n < 0 && !custom) {
                 let error = FieldError::invalid("spec.replicas", &replicas, "must be greater than or equal to 0");
                 return Err(ApiError::invalid("autoscaling", "Scale", meta_text(&object, "name"), &[error]));
             }
@@ -126,7 +128,7 @@ impl ScaleEdit {
                 body::from_json(raw).map(Self::Merge)
             }
             "application/apply-patch+yaml" => body::from_yaml(raw).map(Self::Merge),
-            other => Err(ApiError::unsupported_media_type(other, &["application/merge-patch+json"])),
+            _ => Err(ApiError::unsupported_media_type(&["application/merge-patch+json"])),
         }
     }
 

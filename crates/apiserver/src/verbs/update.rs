@@ -6,15 +6,16 @@ use serde_json::Value;
 
 use super::{
     Context, Payload, Reply, body,
-    create::{check_size, check_type, set_namespace},
+    create::{check_size, check_type, create_object, set_namespace},
     metadata::{check_new_finalizers, finalizers, is_deleting, meta_mut, meta_text},
 };
 use crate::{
-    admission,
+    admission, builtin,
     patch::{Text, managed},
-    request::WriteOptions,
+    registry::Resource,
+    request::{Verb, WriteOptions},
     status::{ApiError, FieldError},
-    store::{Change, CommitError, Expect, Stored, Write},
+    store::{Change, CommitError, Expect, ObjectKey, Stored, Write},
 };
 
 /// Attempts of a read-modify-write before the caller is told that the object keeps changing.
@@ -35,11 +36,11 @@ pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
             "the name of the object ({given}) does not match the name on the URL ({wanted})"
         )));
     }
-    let unversioned = meta_text(&object, "resourceVersion").is_empty();
-    if unversioned && context.endpoint.resource.is_custom() {
-        let resource = &context.endpoint.resource;
-        let error = FieldError::invalid("metadata.resourceVersion", &Value::from(0), "must be specified for an update");
-        return Err(ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error]));
+    let resource = &context.endpoint.resource;
+    let missing = || context.core.store.latest(&resource.storage, &context.key()).is_none();
+    if context.request.subresource.is_empty() && builtin::created_by_update(resource) && missing() {
+        meta_mut(&mut object)?.remove("resourceVersion");
+        return create_object(context, object, &options).await;
     }
     modify(context, &options, false, move |_| {
         let object = object.clone();
@@ -110,9 +111,12 @@ pub(super) async fn modify_object(
         if let Err(error) = edit(&mut new) {
             return Err(core.settled(error).await);
         }
-        let manager = admission::manager(context, options, "Update");
-        let schema = admission::schema_of(&context.endpoint);
-        managed::updated(&old, &mut new, &manager, schema.as_deref(), &mut Vec::new());
+        // The scheduler's word is nobody's field.
+        if context.request.subresource != "binding" {
+            let manager = admission::manager(context, options, "Update");
+            let schema = admission::owners_schema(&context.endpoint);
+            managed::updated(&old, &mut new, &manager, schema.as_deref(), &mut Vec::new());
+        }
         match store_changed(context, options, &current, new, &[]).await {
             Err(Attempt::Raced) => {}
             Err(Attempt::Failed(error)) => return Err(error),
@@ -133,30 +137,61 @@ impl From<ApiError> for Attempt {
     }
 }
 
-/// Checks uid and resourceVersion of the new object; true when it names a version.
+/// Checks name, uid and resourceVersion of the new object; true when it names a version.
 fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Result<bool, ApiError> {
     let resource = &context.endpoint.resource;
+    let replaces = context.request.verb == Verb::Update;
+    let invalid =
+        |errors: &[FieldError]| ApiError::invalid(&resource.group, &resource.kind, &context.request.name, errors);
+    for (key, wanted) in [("name", &context.request.name), ("namespace", &context.request.namespace)] {
+        let given = meta_text(new, key);
+        if !given.is_empty() && given != wanted {
+            return Err(ApiError::bad_request(format!(
+                "the {key} of the object ({given}) does not match the {key} on the URL ({wanted})"
+            )));
+        }
+    }
     let uid = meta_text(new, "uid");
     if !uid.is_empty() && uid != current.uid() {
-        return Err(ApiError::conflict(
-            &resource.group,
-            &resource.plural,
-            &context.request.name,
-            &format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid()),
-        ));
+        if replaces {
+            return Err(other_uid(resource, &current.key, uid, current.uid()));
+        }
+        // Kubernetes looks twice, and says so.
+        let error = FieldError::invalid_str("metadata.uid", uid, "field is immutable");
+        return Err(invalid(&[error.clone(), error]));
     }
     let version = meta_text(new, "resourceVersion");
     if version.is_empty() {
+        if replaces && resource.is_custom() && context.request.subresource != "scale" {
+            let why = "must be specified for an update";
+            return Err(invalid(&[FieldError::invalid("metadata.resourceVersion", &Value::from(0), why)]));
+        }
         return Ok(false);
     }
     let number: u64 = version.parse().map_err(|_| {
         let error = FieldError::invalid_str("metadata.resourceVersion", version, "must be a number");
-        ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error])
+        invalid(&[error])
     })?;
     if number != current.version {
         return Err(ApiError::stale(&resource.group, &resource.plural, &context.request.name));
     }
     Ok(true)
+}
+
+/// 409: an object of that name is there, but not the one that is meant. Names it as the storage of Kubernetes does.
+fn other_uid(resource: &Resource, key: &ObjectKey, given: &str, actual: &str) -> ApiError {
+    let place = match (&*resource.storage, resource.is_custom()) {
+        ("/services", _) => "services/specs".to_owned(),
+        ("/nodes", _) => "minions".to_owned(),
+        (_, true) => format!("{}/{}", resource.group, resource.plural),
+        (_, false) => resource.plural.clone(),
+    };
+    let namespace = if key.namespace.is_empty() { String::new() } else { format!("{}/", key.namespace) };
+    let why = format!(
+        "StorageError: invalid object, Code: 4, Key: /registry/{place}/{namespace}{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {actual}",
+        key.name
+    );
+    ApiError::conflict(&resource.group, &resource.plural, &key.name, &why)
 }
 
 async fn attempt(
@@ -171,7 +206,9 @@ async fn attempt(
     let resource = context.endpoint.resource.clone();
     keep_system_metadata(&old, &mut new)?;
     if let Some(error) = check_new_finalizers(&old, &new) {
-        return Err(ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error]).into());
+        return Err(
+            ApiError::invalid(&resource.group, &resource.kind, &context.request.name, &[error.clone(), error]).into()
+        );
     }
     let (new, differs) = admission::update(context, &old, new, options, &mut texts)?;
     if !differs && old == new {
@@ -201,7 +238,11 @@ async fn store_changed(
         let preview = Arc::new(draft.preview(current.version));
         return Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, &preview).await?)));
     }
-    let change = if finished { Change::Delete } else { Change::Put(draft) };
+    // The object leaves as it is now, not as it was stored last.
+    let (change, last) = match finished {
+        true => (Change::Delete, Some(Arc::new(draft.preview(current.version)))),
+        false => (Change::Put(draft), None),
+    };
     let write = Write {
         storage: resource.storage.clone(),
         key: current.key.clone(),
@@ -216,7 +257,8 @@ async fn store_changed(
             } else {
                 core.committed(&resource, &stored)?;
             }
-            Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, &stored).await?)))
+            let shown = last.as_ref().unwrap_or(&stored);
+            Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, shown).await?)))
         }
         Err(CommitError::Changed(_)) => Err(Attempt::Raced),
         Err(CommitError::Missing) => Err(Attempt::Raced),
