@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,14 +27,22 @@ const (
 	routerPort      = 8080
 )
 
-// forwarder opens streams to ports of one Pod over one connection to the API. A connection that died is made anew.
+// forwarder opens streams to ports of one Pod over one connection to the API. A connection that died is made anew, and so is one that
+// leads to a Pod that was replaced: an API server keeps that open, and every stream on it ends at once.
 type forwarder struct {
 	kube           *kube
 	namespace, pod string
 
 	mutex sync.Mutex
-	open  httpstream.Connection
+	open  *session
 	next  int
+}
+
+// session is one connection to the API. Once it is retired it ends with its last stream.
+type session struct {
+	httpstream.Connection
+	streams int
+	retired bool
 }
 
 func (f *forwarder) dial(ctx context.Context, port int) (net.Conn, error) {
@@ -46,10 +55,11 @@ func (f *forwarder) dial(ctx context.Context, port int) (net.Conn, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%w: Pod %s/%s: %w", ErrPortForward, f.namespace, f.pod, err)
 			}
-			f.open = opened
+			f.open = &session{Connection: opened}
 		}
 		conn, err := f.stream(port)
 		if err == nil {
+			f.open.streams++
 			return conn, nil
 		}
 		f.open.Close()
@@ -57,6 +67,20 @@ func (f *forwarder) dial(ctx context.Context, port int) (net.Conn, error) {
 		if fresh || attempt > 1 || ctx.Err() != nil {
 			return nil, fmt.Errorf("%w: port %d of Pod %s/%s: %w", ErrPortForward, port, f.namespace, f.pod, err)
 		}
+	}
+}
+
+// release takes note of a stream's end. One that ended without a word retires its connection.
+func (f *forwarder) release(s *session, wordless bool) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	s.streams--
+	if wordless && f.open == s {
+		f.open = nil
+	}
+	s.retired = s.retired || wordless
+	if s.retired && s.streams == 0 {
+		s.Close()
 	}
 }
 
@@ -95,7 +119,7 @@ func (f *forwarder) stream(port int) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := &streamConn{Stream: data, owner: f.open, failures: failures}
+	conn := &streamConn{Stream: data, forwarder: f, session: f.open, failures: failures}
 	go func() {
 		if words, _ := io.ReadAll(failures); len(words) > 0 {
 			data.Reset()
@@ -107,16 +131,29 @@ func (f *forwarder) stream(port int) (net.Conn, error) {
 // streamConn is a stream as a net.Conn. Deadlines are the HTTP client's concern.
 type streamConn struct {
 	httpstream.Stream
-	owner    httpstream.Connection
-	failures httpstream.Stream
-	once     sync.Once
+	forwarder       *forwarder
+	session         *session
+	failures        httpstream.Stream
+	once            sync.Once
+	heard, wordless atomic.Bool
+}
+
+func (s *streamConn) Read(into []byte) (int, error) {
+	count, err := s.Stream.Read(into)
+	if count > 0 {
+		s.heard.Store(true)
+	} else if err != nil && !s.heard.Load() {
+		s.wordless.Store(true)
+	}
+	return count, err
 }
 
 func (s *streamConn) Close() error {
 	s.once.Do(func() {
 		s.Stream.Close()
 		s.Stream.Reset()
-		s.owner.RemoveStreams(s.Stream, s.failures)
+		s.session.RemoveStreams(s.Stream, s.failures)
+		s.forwarder.release(s.session, s.wordless.Load())
 	})
 	return nil
 }
