@@ -59,6 +59,11 @@ class Engine:
         return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
+def purge(folder):
+    """Ends what still runs, also of an engine that was killed, and takes everything back."""
+    subprocess.run([BINARY, "--data-dir", str(folder), "down", "--purge"], check=True, timeout=120)
+
+
 def start_engine(folder, *extra):
     command = [BINARY, "--data-dir", str(folder), "up", "--api-listen", "127.0.0.1:0", "--router-listen", "127.0.0.1:0", *extra]
     log_path = pathlib.Path(f"{folder}.log")
@@ -68,6 +73,8 @@ def start_engine(folder, *extra):
     while not (pathlib.Path(folder) / "up.json").exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
+            process.wait()
+            purge(folder)
             raise RuntimeError(f"`agent-sandbox up` did not become ready:\n{log_path.read_text()}")
         time.sleep(0.02)
     return Engine(folder, process)
@@ -89,10 +96,11 @@ def engine():
     engine.process.send_signal(signal.SIGINT)
     try:
         engine.process.wait(30)
-    except subprocess.TimeoutExpired:
-        engine.process.kill()
-        raise
-    subprocess.run([BINARY, "--data-dir", FOLDER, "down", "--purge"], check=True, timeout=60)
+    finally:
+        if engine.process.poll() is None:
+            engine.process.kill()
+            engine.process.wait()
+        purge(FOLDER)
     shutil.rmtree(FOLDER, ignore_errors=True)
     os.unlink(f"{FOLDER}.log")
 

@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Down(DownArgs),
     /// Show the local engine and its sandboxes
     Status(StatusArgs),
+    /// Show what the local engine's sandboxes use, refreshed on a terminal
+    Top(TopArgs),
     /// Check what this machine offers for isolation, and how to fix what it lacks
     Doctor(DoctorArgs),
     /// Create a sandbox with a name of your choice

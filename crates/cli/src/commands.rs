@@ -20,6 +20,7 @@ mod services;
 mod small;
 mod streams;
 mod templates;
+mod top;
 mod up;
 mod why;
 
@@ -48,6 +49,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Up(args) => up::up(&global, args).await?,
         Command::Down(args) => up::down(&global, &args).await?,
         Command::Status(args) => up::status(&global, &args).await?,
+        Command::Top(args) => top::top(&global, &args).await?,
         Command::Doctor(args) => return doctor::doctor(&global, &args).await,
         Command::Create(args) => objects::create(&Target::find(&global).await?, args).await?,
         Command::Claim(args) => objects::claim(&Target::find(&global).await?, args).await?,

@@ -5,7 +5,7 @@ mod caller;
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -139,6 +139,22 @@ impl DataDir {
             caller.remove("kubeconfig");
         }
     }
+}
+
+/// A folder for images that can be made again at any time, the system's (root) or the user's own; none where it cannot be made.
+pub(crate) fn cache() -> Option<PathBuf> {
+    let base = match rustix::process::geteuid().is_root() {
+        true => PathBuf::from("/var/cache"),
+        false => {
+            let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+            named.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))?
+        }
+    };
+    let folder = base.join("agent-sandbox");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
+    // Somebody else's folder may hold anything.
+    let own = fs::metadata(&folder).is_ok_and(|metadata| metadata.uid() == rustix::process::geteuid().as_raw());
+    own.then(|| folder.join("images"))
 }
 
 /// Writes a file that only its owner can read, whole or not at all.

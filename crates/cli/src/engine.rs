@@ -4,9 +4,9 @@ mod backend;
 mod control;
 mod gateway;
 mod hosting;
-mod images;
 pub(crate) mod install;
 mod metrics;
+mod requests;
 mod router_objects;
 mod sandboxd;
 
@@ -30,7 +30,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 pub(crate) use backend::Backend;
 pub(crate) use control::ask as ask_engine;
 pub(crate) use hosting::Hosting;
-pub(crate) use images::{ImageReply, ImageRequest, Login, perform};
+pub(crate) use requests::{EngineReply, EngineRequest, Login, perform};
 
 /// Name of cluster, user and context in the kubeconfig.
 const CONTEXT: &str = "agent-sandbox";

@@ -33,6 +33,7 @@ help_pages! {
     up: ["up"];
     down: ["down"];
     status: ["status"];
+    usage: ["top"];
     doctor: ["doctor"];
     create: ["create"];
     claim: ["claim"];

@@ -49,6 +49,7 @@ mistakes! {
     up: [["up", "--api-listen", "here"], ["up", "--router-auth", "maybe"], ["up", "--warm", "-1"]];
     down: [["down", "now"], ["down", "--purge=yes"], ["down", "--force"]];
     status: [["status", "-o", "xml"], ["status", "box"], ["status", "--watch"]];
+    usage: [["top", "now"], ["top", "--interval", "soon"], ["top", "-o", "xml"], ["top"]];
     doctor: [["doctor", "now"], ["doctor", "-o", "xml"], ["doctor", "--fixx"]];
     create: [["create"], ["create", "Bad_Name"], ["create", "a", "--env", "X"], ["create", "a", "--expires-in", "x"]];
     claim: [["claim"], ["claim", "UPPER"], ["claim", "a", "--wait", "forever"]];

@@ -108,6 +108,18 @@ pub(crate) struct StatusArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// Time between two looks; processor use is what was used between them
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1s")]
+    pub(crate) interval: Duration,
+    /// Print once and end, also on a terminal; programs and files always get one table
+    #[arg(long)]
+    pub(crate) once: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     /// Remove what nodes that are gone left on this machine
     #[arg(long)]

@@ -16,11 +16,13 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Cli {
     Cli::try_parse_from(words).unwrap_or_else(|error| with_suggestion(error).exit())
 }
 
-/// Of what is known, what is nearest, if it is near.
-pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+/// Of what is known, what is nearest, if anything is near; several where they are equally so.
+pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let forgiven = 1 + name.chars().count() / LETTERS_PER_TYPO;
     let measured = known.into_iter().map(|candidate| (strsim::damerau_levenshtein(name, candidate), candidate));
-    let (distance, best) = measured.min_by_key(|(distance, _)| *distance)?;
-    (distance <= 1 + name.chars().count() / LETTERS_PER_TYPO).then_some(best)
+    let near: Vec<_> = measured.filter(|(distance, _)| *distance <= forgiven).collect();
+    let least = near.iter().map(|(distance, _)| *distance).min();
+    near.into_iter().filter(|(distance, _)| Some(*distance) == least).map(|(_, candidate)| candidate).collect()
 }
 
 fn with_suggestion(mut error: clap::Error) -> clap::Error {
@@ -28,14 +30,12 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::InvalidSubcommand => word.clone(),
         _ => return error,
     };
-    if error.get(ContextKind::SuggestedSubcommand).is_some() {
-        return error;
-    }
     let whole = Cli::command();
-    let known: Vec<&str> =
-        whole.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name).collect();
-    if let Some(near) = nearest(&word, known) {
-        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec![near.to_owned()]));
+    let known = whole.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    let near: Vec<String> = nearest(&word, known).into_iter().map(str::to_owned).collect();
+    // Further away the parser's own guess is as good as any.
+    if !near.is_empty() {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(near));
     }
     error
 }
@@ -47,9 +47,10 @@ mod tests {
     #[test]
     fn only_a_near_name_is_suggested() {
         let known = ["my-sandbox", "database"];
-        assert_eq!(nearest("my-sanbox", known), Some("my-sandbox"));
-        assert_eq!(nearest("datbaes", known), Some("database"));
-        assert_eq!(nearest("zzz", known), None);
+        assert_eq!(nearest("my-sanbox", known), ["my-sandbox"]);
+        assert_eq!(nearest("datbaes", known), ["database"]);
+        assert_eq!(nearest("zzz", known), [""; 0]);
+        assert_eq!(nearest("cmp", ["cp", "mcp", "completion"]), ["cp", "mcp"]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::progress::Progress;
 use crate::{
     args::{GlobalArgs, ImageAliasArgs, ImageArgs, ImageCommand, ImageImportArgs, ImagePullArgs, OutputFormat},
     data::DataDir,
-    engine::{Hosting, ImageReply, ImageRequest, ask_engine, perform},
+    engine::{EngineReply, EngineRequest, Hosting, ask_engine, perform},
     output::{self, Table},
 };
 use agent_sandbox_node::{
@@ -33,14 +33,14 @@ pub(crate) async fn image(global: &GlobalArgs, args: ImageArgs) -> Result<()> {
         ImageCommand::Pull(args) => pull(&data, args).await,
         ImageCommand::Import(args) => import(&data, args).await,
         ImageCommand::List(args) => {
-            let ImageReply::Images(images) = ask(&data, ImageRequest::List, None).await? else { return unexpected() };
+            let EngineReply::Images(images) = ask(&data, EngineRequest::List, None).await? else { return unexpected() };
             let names = || images.iter().map(|image| format!("{}\n", image.name)).collect();
             output::emit(args.output.output, &images, names, || table(&images))
         }
         ImageCommand::Remove(args) => {
             for reference in args.images {
-                let request = ImageRequest::Remove { reference: reference.clone() };
-                let ImageReply::Removed { freed } = ask(&data, request, None).await? else { return unexpected() };
+                let request = EngineRequest::Remove { reference: reference.clone() };
+                let EngineReply::Removed { freed } = ask(&data, request, None).await? else { return unexpected() };
                 output::print(&format!("image {reference} removed, {:.1} MiB freed\n", freed as f64 / MEBIBYTE))?;
             }
             Ok(())
@@ -57,7 +57,7 @@ async fn pull(data: &DataDir, args: ImagePullArgs) -> Result<()> {
         Some(username) => Some(login::typed(&args.image, username)?),
         None => login::find(&args.image)?,
     };
-    let request = ImageRequest::Pull { reference: args.image.clone(), credentials };
+    let request = EngineRequest::Pull { reference: args.image.clone(), credentials };
     report(args.output.output, ask(data, request, Some(&args.image)).await?)
 }
 
@@ -70,8 +70,8 @@ async fn import(data: &DataDir, args: ImageImportArgs) -> Result<()> {
         &args.path
     };
     let path = path.canonicalize().with_context(|| format!("cannot read {}", args.path.display()))?;
-    let reply = ask(data, ImageRequest::Import { path, name: args.name }, None).await?;
-    if let ImageReply::Here { names, .. } = &reply
+    let reply = ask(data, EngineRequest::Import { path, name: args.name }, None).await?;
+    if let EngineReply::Here { names, .. } = &reply
         && names.is_empty()
     {
         bail!("the archive gives its image no name; choose one with --name");
@@ -89,24 +89,26 @@ fn spool() -> Result<tempfile::NamedTempFile> {
 
 async fn alias(data: &DataDir, args: ImageAliasArgs) -> Result<()> {
     let request = match (args.pattern, args.image, args.remove, args.clear) {
-        (Some(pattern), Some(image), _, _) => ImageRequest::SetAlias { pattern, image },
+        (Some(pattern), Some(image), _, _) => EngineRequest::SetAlias { pattern, image },
         (_, _, Some(pattern), _) => {
-            let ImageReply::Aliases(lines) = ask(data, ImageRequest::Aliases, None).await? else { return unexpected() };
+            let EngineReply::Aliases(lines) = ask(data, EngineRequest::Aliases, None).await? else {
+                return unexpected();
+            };
             if !lines.iter().any(|line| line.pattern == pattern) {
                 bail!("no alias has the pattern `{pattern}`; `agent-sandbox image alias` shows the table");
             }
-            ImageRequest::RemoveAlias { pattern }
+            EngineRequest::RemoveAlias { pattern }
         }
-        (_, _, _, true) => ImageRequest::ClearAliases,
-        _ => ImageRequest::Aliases,
+        (_, _, _, true) => EngineRequest::ClearAliases,
+        _ => EngineRequest::Aliases,
     };
-    let ImageReply::Aliases(lines) = ask(data, request, None).await? else { return unexpected() };
+    let EngineReply::Aliases(lines) = ask(data, request, None).await? else { return unexpected() };
     let names = || lines.iter().map(|line| format!("{}\n", line.pattern)).collect();
     output::emit(args.output.output, &lines, names, || alias_table(&lines))
 }
 
 /// Asks the running engine, or opens its store when none runs. `shown` is what a terminal is told is coming.
-async fn ask(data: &DataDir, request: ImageRequest, shown: Option<&str>) -> Result<ImageReply> {
+async fn ask(data: &DataDir, request: EngineRequest, shown: Option<&str>) -> Result<EngineReply> {
     let line = shown.map(|what| Progress::start(what.to_owned(), None));
     let show = |progress: PullProgress| {
         if let Some(line) = &line {
@@ -123,7 +125,7 @@ async fn ask(data: &DataDir, request: ImageRequest, shown: Option<&str>) -> Resu
     reply
 }
 
-async fn by_ourselves(data: &DataDir, request: ImageRequest, show: impl Fn(PullProgress)) -> Result<ImageReply> {
+async fn by_ourselves(data: &DataDir, request: EngineRequest, show: impl Fn(PullProgress)) -> Result<EngineReply> {
     data.create().with_context(|| format!("cannot make the data folder {}", data.path().display()))?;
     let hosting = Hosting { images: Some(data.images()), ..Hosting::default() };
     let (runtime, _) = hosting.open(&data.node()).await?;
@@ -142,8 +144,8 @@ async fn by_ourselves(data: &DataDir, request: ImageRequest, show: impl Fn(PullP
     Ok(outcome?)
 }
 
-fn report(format: OutputFormat, reply: ImageReply) -> Result<()> {
-    let ImageReply::Here { names, digest } = reply else { return unexpected() };
+fn report(format: OutputFormat, reply: EngineReply) -> Result<()> {
+    let EngineReply::Here { names, digest } = reply else { return unexpected() };
     let value = serde_json::json!({"names": names, "digest": digest});
     let lines = || names.iter().map(|name| format!("{name}\n")).collect();
     let text = || {

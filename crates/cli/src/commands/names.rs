@@ -16,7 +16,7 @@ pub(crate) async fn with_suggestion(client: &Client, namespace: &str, error: Cli
     let mut known: Vec<String> = Vec::new();
     known.extend(sandboxes.list(&everything).await.into_iter().flatten().map(|sandbox| sandbox.name_any()));
     known.extend(claims.list(&everything).await.into_iter().flatten().map(|claim| claim.name_any()));
-    match nearest(&name, known.iter().map(String::as_str)) {
+    match nearest(&name, known.iter().map(String::as_str)).first() {
         Some(near) => anyhow::anyhow!("{error}\n  did you mean `{near}`?"),
         None => anyhow::anyhow!("{error}\n  `agent-sandbox list` shows what there is"),
     }

@@ -1,6 +1,6 @@
 //! `create`, `claim`, `list`, `get`, `suspend`, `resume`, `delete`.
 
-mod show;
+pub(crate) mod show;
 
 use super::{names::with_suggestion, why::explained};
 use crate::{

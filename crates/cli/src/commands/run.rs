@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     args::{GlobalArgs, Network, RunArgs},
-    data::DataDir,
+    data::{self, DataDir},
     engine::{Doors, Engine, EngineConfig, Hosting, Persistence},
     host,
     terminal::{self, RawMode},
@@ -142,10 +142,10 @@ async fn attend(session: ExecSession) -> Result<ExitCode> {
 }
 
 /// Images are shared with the engine of the same user, so that what was pulled or imported once is there. This machine's own programs
-/// need no store, and `run` then touches nothing outside its own folder.
+/// need no store: what stands around them is kept in a cache, where there is one, and made anew in the sandbox's own folder elsewhere.
 fn image_folder(global: &GlobalArgs, image: &str) -> Result<Option<PathBuf>> {
     if image == HOST {
-        return Ok(None);
+        return Ok(data::cache());
     }
     let data = DataDir::locate(global.data_dir.as_deref())?;
     data.create().with_context(|| format!("cannot make the data folder {}", data.path().display()))?;

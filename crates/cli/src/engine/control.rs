@@ -3,7 +3,7 @@
 //! One request per connection, one line of JSON; the answer is lines of JSON too, progress first, the outcome last. The socket lies in the
 //! data folder, which only its owner can enter.
 
-use super::images::{ImageReply, ImageRequest, perform};
+use super::requests::{EngineReply, EngineRequest, perform};
 use agent_sandbox_node::{
     kernel::KernelRuntime,
     runtime::{PullProgress, chain},
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[serde(rename_all = "camelCase")]
 enum Line {
     Progress { done: u64, total: u64 },
-    Done(ImageReply),
+    Done(EngineReply),
     Failed(String),
 }
 
@@ -89,7 +89,7 @@ async fn answer(stream: UnixStream, runtime: &Arc<KernelRuntime>) -> Result<()> 
     let mut reader = BufReader::new(reader.take(LINE));
     tokio::time::timeout(PATIENCE, reader.read_line(&mut text)).await.context("no request came")??;
     let (progress, mut seen) = watch::channel(PullProgress::default());
-    let outcome = match serde_json::from_str::<ImageRequest>(&text) {
+    let outcome = match serde_json::from_str::<EngineRequest>(&text) {
         Err(error) => Err(format!("the engine does not know this request ({error}); are both of the same version?")),
         Ok(request) => {
             let work = perform(runtime, request, progress);
@@ -121,9 +121,9 @@ async fn send(writer: &mut (impl tokio::io::AsyncWrite + Unpin), line: &Line) ->
 /// Asks the engine whose socket this is.
 pub(crate) async fn ask(
     socket: &Path,
-    request: &ImageRequest,
+    request: &EngineRequest,
     mut progress: impl FnMut(PullProgress),
-) -> Result<ImageReply> {
+) -> Result<EngineReply> {
     let (_folder, path) = short_path(socket)?;
     let stream = UnixStream::connect(&path).await;
     let stream = stream.with_context(|| format!("cannot reach the running engine at {}", socket.display()))?;

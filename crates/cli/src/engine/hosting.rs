@@ -42,7 +42,7 @@ impl Hosting {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let options = NodeOptions {
             data_dir: folder.to_owned(),
-            sandboxd: Some(sandboxd::provide(folder)?),
+            sandboxd: Some(sandboxd::provide(folder, !self.throwaway)?),
             allow_host_paths: self.host_paths.clone(),
             runtime_handlers: self.runtimes.clone(),
             ..NodeOptions::default()
@@ -59,6 +59,10 @@ impl Hosting {
         config.registry_mirrors.clone_from(&self.mirrors);
         config.strict_limits = self.strict_limits;
         config.pods_end_with_node = self.throwaway;
+        if self.throwaway {
+            // One Pod is all there will be.
+            config.ready_pods = 0;
+        }
         config.defaults.pids = self.pids.unwrap_or(config.defaults.pids);
         if let Some(text) = &self.memory {
             config.defaults.memory_bytes = Some(quantity::parse(text)?.units_u64());

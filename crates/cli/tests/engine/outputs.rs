@@ -10,6 +10,10 @@ fn shown(engine: &Engine, words: &[&str]) -> String {
     if let Ok(mut value) = serde_json::from_str::<Value>(&out) {
         prune(&mut value);
         out = serde_json::to_string_pretty(&value).unwrap() + "\n";
+    } else if words.contains(&"yaml") {
+        let mut value: Value = serde_saphyr::from_str(&out).unwrap();
+        prune(&mut value);
+        out = serde_saphyr::to_string(&value).unwrap();
     }
     let err = String::from_utf8(output.stderr).unwrap();
     let code = output.status.code().unwrap();
@@ -48,6 +52,10 @@ fn check(engine: &Engine, name: &str, commands: &[&[&str]]) {
         // How wide a column is depends on addresses and ages.
         (r"(\S)   +", "${1}   "),
         (r"   \d+s\b", "   AGE"),
+        (r"   \d+\.\d%   \d+Mi   \d+\b", "   CPU   MEMORY   PROCESSES"),
+        (r#"("?(?:cpuMillis|memoryBytes|processes)"?: )\d+"#, "${1}NUMBER"),
+        (r"(pid: )\d+", "${1}PID"),
+        (r#"version: "[^"]+""#, "version: VERSION"),
     ];
     insta::with_settings!({filters => filters, omit_expression => true}, {
         insta::assert_snapshot!(name, text.join("\n"));
@@ -99,6 +107,26 @@ fn every_output_is_as_it_was() {
             &["get", "box", "-o", "name"],
             &["get", "bxo"],
             &["get", "nothing-like-it"],
+        ],
+    );
+    check(
+        &engine,
+        "usage",
+        &[
+            &["top", "--interval", "100ms"],
+            &["top", "--interval", "100ms", "-o", "json"],
+            &["top", "--interval", "100ms", "-o", "yaml"],
+        ],
+    );
+    check(
+        &engine,
+        "yaml",
+        &[
+            &["status", "-o", "yaml"],
+            &["get", "box", "-o", "yaml"],
+            &["pool", "list", "-o", "yaml"],
+            &["template", "list", "-o", "yaml"],
+            &["version", "-o", "yaml"],
         ],
     );
     check(

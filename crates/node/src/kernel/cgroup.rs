@@ -114,14 +114,6 @@ impl CgroupPlan {
         self.folders().try_for_each(remove_tree)
     }
 
-    /// Removes the folders that hold nothing.
-    pub(crate) fn remove_if_empty(&self) {
-        for folder in self.folders() {
-            // Not empty, or not there: both are fine.
-            let _ = fs::remove_dir(folder);
-        }
-    }
-
     pub(crate) fn folders(&self) -> impl Iterator<Item = &Path> {
         self.unified.iter().chain(&self.v1).map(PathBuf::as_path)
     }

@@ -86,10 +86,15 @@ pub(crate) fn prepare(images_dir: &Path, extra: &[PathBuf], give_away: bool) -> 
     fs::create_dir_all(&base)?;
     let skeleton = base.join(&fingerprint(&shown, give_away)[..16]);
     if !skeleton.exists() {
-        let staging = base.join(format!("staging-{}", std::process::id()));
-        super::tree::remove(&staging)?;
+        let staging = base.join(format!("staging-{}-{:08x}", std::process::id(), rand::random::<u32>()));
         write_skeleton(&staging, Path::new("/"), &shown, give_away)?;
-        fs::rename(&staging, &skeleton)?;
+        if let Err(error) = fs::rename(&staging, &skeleton) {
+            super::tree::remove(&staging)?;
+            // Another node that shares the folder may have been faster; it made the same.
+            if !skeleton.exists() {
+                return Err(error);
+            }
+        }
     }
     Ok(ResolvedImage {
         reference: NAME.to_owned(),
@@ -228,8 +233,9 @@ fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A digest over what the skeleton is made from: our own text, the shown folders, and name, size and time of every file
-/// that would be copied. Looking is much faster than copying, so an unchanged host costs nothing at the next start.
+/// A digest over what the skeleton is made from: our own text, the shown folders, name, size and time of every file that would be
+/// copied, and the time of every folder: a link in it cannot be made, removed or replaced without changing that. Looking is much faster than
+/// copying, so an unchanged host costs nothing at the next start.
 fn fingerprint(shown: &[PathBuf], give_away: bool) -> String {
     let mut hash = Sha256::new();
     hash.update([u8::from(give_away)]);
@@ -256,7 +262,6 @@ fn fingerprint_path(path: &Path, deep: bool, hash: &mut Sha256) {
     hash.update(path.to_string_lossy().as_bytes());
     hash.update([0]);
     if metadata.is_symlink() {
-        // Its target's name matters, not when it was made.
         hash.update(fs::read_link(path).unwrap_or_default().to_string_lossy().as_bytes());
         return;
     }
@@ -266,9 +271,12 @@ fn fingerprint_path(path: &Path, deep: bool, hash: &mut Sha256) {
         hash.update(metadata.mtime().to_be_bytes());
         hash.update(metadata.mtime_nsec().to_be_bytes());
     } else if metadata.is_dir() && deep {
+        hash.update(metadata.mtime().to_be_bytes());
+        hash.update(metadata.mtime_nsec().to_be_bytes());
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let solid = entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_symlink()));
         let mut names: Vec<_> =
-            entries.filter(|entry| !is_manual(&entry.file_name())).map(|entry| entry.path()).collect();
+            solid.filter(|entry| !is_manual(&entry.file_name())).map(|entry| entry.path()).collect();
         names.sort_unstable();
         names.iter().for_each(|path| fingerprint_path(path, true, hash));
     }

@@ -38,7 +38,8 @@ const ALIASES: &str = "aliases.json";
 pub(crate) struct ImageStore {
     dir: PathBuf,
     privileged: bool,
-    host: ResolvedImage,
+    host: tokio::sync::OnceCell<ResolvedImage>,
+    host_paths: Vec<PathBuf>,
     mirrors: Vec<(String, String)>,
     used: shared::Use,
     known: Mutex<Cached<Known>>,
@@ -62,7 +63,7 @@ struct StoredImage {
 }
 
 impl ImageStore {
-    /// Opens the store below `dir` and prepares the image `host`.
+    /// Opens the store below `dir`.
     pub(crate) fn open(
         dir: &Path,
         host_paths: &[PathBuf],
@@ -71,19 +72,20 @@ impl ImageStore {
         privileged: bool,
     ) -> io::Result<Self> {
         let (used, alone) = shared::Use::begin(dir)?;
-        let host = host_image::prepare(dir, host_paths, privileged)?;
         let mut known = Cached::new(dir.join(IMAGES));
         known.get()?;
         if alone {
             // What another process is unpacking is not left over.
             remove_staging(dir);
             remove_staging(&dir.join("layers"));
+            remove_staging(&dir.join("host"));
         }
         let own_aliases = aliases.into_iter().map(|(pattern, image)| ImageAlias { pattern, image }).collect();
         Ok(Self {
             dir: dir.to_owned(),
             privileged,
-            host,
+            host: tokio::sync::OnceCell::new(),
+            host_paths: host_paths.to_vec(),
             mirrors,
             used,
             known: Mutex::new(known),
@@ -91,6 +93,17 @@ impl ImageStore {
             own_aliases,
             pulls: Mutex::default(),
         })
+    }
+
+    /// The image `host`, prepared by whoever asks first.
+    pub(crate) async fn host(&self) -> Result<&ResolvedImage, ImageError> {
+        let failed = |source| ImageError::Store { step: "preparing the image `host`".to_owned(), source };
+        let prepare = || async {
+            let (dir, paths, privileged) = (self.dir.clone(), self.host_paths.clone(), self.privileged);
+            let work = move || host_image::prepare(&dir, &paths, privileged);
+            tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+        };
+        self.host.get_or_try_init(prepare).await.map_err(failed)
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -106,7 +119,7 @@ impl ImageStore {
         progress: Option<watch::Sender<PullProgress>>,
     ) -> Result<ResolvedImage, ImageError> {
         if reference == host_image::NAME {
-            return Ok(self.host.clone());
+            return self.host().await.cloned();
         }
         let name = pull::parse(reference)?;
         let canonical = name.whole();
@@ -118,7 +131,7 @@ impl ImageStore {
         if let Some(target) = self.alias(reference)
             && self.find(reference, &canonical).is_none()
         {
-            return self.resolve_alias(reference, &target);
+            return self.resolve_alias(reference, &target).await;
         }
         if policy == PullPolicy::Never {
             return Err(ImageError::NotPresent(reference.to_owned()));
@@ -173,9 +186,9 @@ impl ImageStore {
         aliases::resolve(&self.aliases().ok()?, reference).map(str::to_owned)
     }
 
-    fn resolve_alias(&self, reference: &str, target: &str) -> Result<ResolvedImage, ImageError> {
+    async fn resolve_alias(&self, reference: &str, target: &str) -> Result<ResolvedImage, ImageError> {
         let image = if target == host_image::NAME {
-            self.host.clone()
+            self.host().await?.clone()
         } else {
             let canonical = pull::parse(target)?.whole();
             self.find(target, &canonical).ok_or_else(|| ImageError::NotPresent(target.to_owned()))?

@@ -25,6 +25,7 @@ use super::share::HostShare;
 use super::spawner::Spawner;
 use super::storage::{self, Storage};
 use super::tree;
+use super::usage::PodUsage;
 use super::wire::Call;
 use crate::runtime::{
     AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, ImageError, ImageService, ImageSummary,
@@ -119,6 +120,9 @@ impl KernelRuntime {
             weaknesses,
             config,
         });
+        // The first Pod most likely wants it; nobody waits for it here.
+        let warming = Arc::clone(&runtime);
+        tokio::spawn(async move { drop(warming.images.host().await) });
         // Addresses of Pods that still run are known only once they have been found again.
         if runtime.pod_folders().is_empty() {
             runtime.refill();
@@ -190,13 +194,17 @@ impl KernelRuntime {
         {
             tracing::warn!(%error, "Unused blocks of user ids stay ours until the machine restarts");
         }
-        // Pods of an earlier process may not have been looked for yet.
+        // Pods of an earlier process may not have been looked for yet, and some may be in the making.
         let unknown_pods = !self.recovered.load(Ordering::Relaxed) && !self.pod_folders().is_empty();
-        if unknown_pods || !self.pods.lock().is_empty() {
+        if unknown_pods || !self.pods.lock().is_empty() || self.is_making_pods() {
             return;
         }
         self.storage.close();
         self.share.close();
+    }
+
+    fn is_making_pods(&self) -> bool {
+        self.turns.lock().values().any(|turn| turn.try_lock().is_err())
     }
 
     /// Ends every Pod at once and gives everything back, whatever state it is in: for folders that are thrown away.
@@ -234,14 +242,20 @@ fn prepare_data_dir(dir: &Path) -> io::Result<()> {
 
 #[async_trait]
 impl PodRuntime for KernelRuntime {
+    /// Goes on when the caller gives up: a Pod that is half made has a supervisor that nobody would know of.
     async fn create_pod(&self, spec: PodSandboxSpec) -> Result<PodSandbox, RuntimeError> {
+        const STEP: &str = "making a Pod";
+        let this = self.this.upgrade().ok_or(RuntimeError::Timeout(STEP))?;
         let turn = self.turn(&spec.uid);
-        let _turn = turn.lock().await;
-        if let Ok(pod) = self.pod(&spec.uid) {
-            return Ok(pod.sandbox.clone());
-        }
-        create::check_supported(&spec, self.privileged)?;
-        self.make_pod(spec).await
+        let work = async move {
+            let _turn = turn.lock().await;
+            if let Ok(pod) = this.pod(&spec.uid) {
+                return Ok(pod.sandbox.clone());
+            }
+            create::check_supported(&spec, this.privileged)?;
+            this.make_pod(spec).await
+        };
+        tokio::spawn(work).await.map_err(|_| RuntimeError::Timeout(STEP))?
     }
 
     async fn start_container(&self, pod: &str, spec: ContainerSpec) -> Result<ContainerState, RuntimeError> {
@@ -462,6 +476,13 @@ impl ImageService for KernelRuntime {
 }
 
 impl KernelRuntime {
+    /// What every running Pod uses now.
+    pub fn usage(&self) -> Vec<PodUsage> {
+        let pods: Vec<_> = self.pods.lock().values().cloned().collect();
+        let read = |pod: &Arc<Pod>| PodUsage::read(&pod.plan.spec.namespace, &pod.plan.spec.name, &pod.plan.cgroup);
+        pods.iter().map(read).collect()
+    }
+
     /// Brings in an image from an OCI layout (folder or archive) or a Docker archive, under its own names or `name`.
     pub async fn import_image(self: &Arc<Self>, path: &Path, name: Option<&str>) -> Result<Vec<String>, ImageError> {
         let (path, name) = (path.to_owned(), name.map(str::to_owned));

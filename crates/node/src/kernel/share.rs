@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::cgroup::{self, CgroupLayout, HardLimits};
 use super::config::KernelConfig;
@@ -10,6 +11,9 @@ use super::leftovers::{self, Namespaces, Note, OwnNote, Turn};
 use super::net::{self, NodeNetwork, PodNetwork};
 use super::supervisor::records::ProcessRecord;
 use crate::runtime::RuntimeError;
+
+/// How long processes that have been told to end may keep their group busy.
+const GROUP_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Memory left to the rest of the machine whatever Pods do.
 const RESERVED_MEMORY: u64 = 512 << 20;
@@ -66,13 +70,28 @@ impl HostShare {
             return;
         }
         let turn = self.note.as_ref().and_then(|_| Turn::take().ok());
-        self.group().remove_if_empty();
+        let clean = self.remove_group();
         if let Some(network) = &self.network {
             network.close(turn.as_ref());
         }
-        if let Some(note) = &self.note {
+        // With something left, the note stays for whoever starts next.
+        if let Some(note) = self.note.as_ref().filter(|_| clean) {
             note.remove();
         }
+    }
+
+    /// Removes the group above all Pods; waits for processes that are about to leave it. Tells whether it is gone.
+    fn remove_group(&self) -> bool {
+        let group = self.group();
+        let deadline = Instant::now() + GROUP_DEADLINE;
+        while group.remove().is_err() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            // The kernel gives no event for "the last process left" on v1.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
     }
 
     /// What was given back may be another node's by now.

@@ -27,15 +27,19 @@ pub(crate) struct Spawner {
 }
 
 impl Spawner {
-    /// Starts a spawner from a sealed copy of the helper program.
+    /// Starts a spawner from a view of the helper program that nobody can write through: a read-only mount of its own where we may
+    /// mount, else a sealed copy. Helpers enter sandboxes, where their program can be found through `/proc`.
     pub(crate) fn start(helper: &HelperProgram) -> io::Result<Self> {
         let (socket, theirs) = socket_pair()?;
         let mut source = match helper {
             HelperProgram::CurrentExecutable => fs::File::open("/proc/self/exe")?,
             HelperProgram::Path(path) => fs::File::open(path)?,
         };
-        let copy = sys::sealed_copy(&mut source, c"agent-sandbox")?;
-        Command::new(format!("/proc/self/fd/{}", copy.as_raw_fd()))
+        let program = match sys::read_only_view(source.as_fd()) {
+            Ok(view) => view,
+            Err(_) => sys::sealed_copy(&mut source, c"agent-sandbox")?,
+        };
+        Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()))
             .arg0(HELPER_NAME)
             .env_clear()
             .current_dir("/")

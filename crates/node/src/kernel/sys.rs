@@ -360,6 +360,17 @@ pub(crate) fn set_limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u6
     check(libc::c_long::from(unsafe { libc::setrlimit(resource, &raw const limit) })).map(drop)
 }
 
+/// A mount of one file, read-only and in no namespace: nobody can write through it, whatever they may do where they are. The file is
+/// shared with everybody else who runs it, where a copy would cost its size in memory and the time to fill it.
+pub(crate) fn read_only_view(source: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    use rustix::mount::OpenTreeFlags;
+    use std::os::fd::AsFd as _;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let view = rustix::mount::open_tree(source, c"", flags)?;
+    mount_setattr(view.as_fd(), MountChange { set: ATTR_RDONLY, ..MountChange::default() })?;
+    Ok(view)
+}
+
 /// A sealed, executable copy of `source` that nobody can change any more: helpers that enter a sandbox run from it.
 pub(crate) fn sealed_copy(source: &mut std::fs::File, name: &CStr) -> io::Result<OwnedFd> {
     const MFD_EXEC: libc::c_uint = 0x10;

@@ -244,3 +244,24 @@ fn with_dead_process(note: &str) -> String {
     note["process"]["boot_id"] = "another".into();
     note.to_string()
 }
+
+/// Whoever asked for a Pod may give up at any moment; the Pod is known all the same, and removed with the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_nobody_waited_for_are_found_and_removed() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start_with(|config| config.ready_pods = 0).await;
+    for round in 0..rounds(12, 200) {
+        let runtime = std::sync::Arc::clone(&node.runtime);
+        let asked = tokio::spawn(async move { runtime.create_pod(pod(&format!("given-up-{round}"))).await });
+        tokio::time::sleep(std::time::Duration::from_millis(round as u64 % 12)).await;
+        asked.abort();
+    }
+    let listed = tokio::time::timeout(DEADLINE, node.runtime.list()).await.unwrap().unwrap();
+    for state in listed {
+        node.runtime.remove_pod(&state.sandbox.uid).await.unwrap();
+    }
+    node.runtime.close();
+    assert_eq!(host_traces(node.data()), BTreeSet::new());
+}

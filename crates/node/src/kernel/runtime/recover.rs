@@ -19,7 +19,12 @@ impl KernelRuntime {
     pub(super) async fn recover(&self) -> Result<Vec<PodState>, RuntimeError> {
         let first_look = !self.recovered.swap(true, Ordering::AcqRel);
         let mut states = Vec::new();
-        for uid in self.pod_folders() {
+        // Pods that are being made have no folder at first; their turn ends when they are in the books.
+        let mut uids = self.pod_folders();
+        uids.extend(self.turns.lock().keys().cloned());
+        uids.sort_unstable();
+        uids.dedup();
+        for uid in uids {
             let turn = self.turn(&uid);
             let _turn = turn.lock().await;
             if let Ok(pod) = self.pod(&uid) {

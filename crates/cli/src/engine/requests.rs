@@ -1,17 +1,18 @@
-//! What can be asked of an image store, by this process or by another one through the engine's control socket.
+//! What can be asked of an engine that is no question for a Kubernetes API: its images, and what sandboxes use. By this process, or by another one
+//! through the engine's control socket.
 
 use agent_sandbox_node::{
-    kernel::{ImageAlias, KernelRuntime},
+    kernel::{ImageAlias, KernelRuntime, PodUsage},
     runtime::{ImageError, ImageService as _, ImageSummary, PullPolicy, PullProgress, RegistryCredentials},
 };
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, sync::Arc};
 use tokio::sync::watch;
 
-/// A request about images.
+/// A request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "do")]
-pub(crate) enum ImageRequest {
+pub(crate) enum EngineRequest {
     /// Fetches an image, also when an older one of that name is here.
     Pull {
         reference: String,
@@ -35,6 +36,8 @@ pub(crate) enum ImageRequest {
         pattern: String,
     },
     ClearAliases,
+    /// What every running Pod uses.
+    Usage,
 }
 
 /// Who pulls.
@@ -60,7 +63,7 @@ impl From<Login> for RegistryCredentials {
 /// The answer to a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum ImageReply {
+pub(crate) enum EngineReply {
     /// Names and, where one image was asked for, its digest.
     Here {
         names: Vec<String>,
@@ -71,47 +74,49 @@ pub(crate) enum ImageReply {
         freed: u64,
     },
     Aliases(Vec<ImageAlias>),
+    Usage(Vec<PodUsage>),
 }
 
 /// Carries a request out.
 pub(crate) async fn perform(
     runtime: &Arc<KernelRuntime>,
-    request: ImageRequest,
+    request: EngineRequest,
     progress: watch::Sender<PullProgress>,
-) -> Result<ImageReply, ImageError> {
+) -> Result<EngineReply, ImageError> {
     match request {
-        ImageRequest::Pull { reference, credentials } => {
+        EngineRequest::Pull { reference, credentials } => {
             let credentials: Vec<_> = credentials.into_iter().map(RegistryCredentials::from).collect();
             let image = runtime.ensure(&reference, PullPolicy::Always, &credentials, Some(progress)).await?;
-            Ok(ImageReply::Here { names: vec![reference], digest: Some(image.digest) })
+            Ok(EngineReply::Here { names: vec![reference], digest: Some(image.digest) })
         }
-        ImageRequest::Import { path, name } => {
+        EngineRequest::Import { path, name } => {
             let names = runtime.import_image(&path, name.as_deref()).await?;
-            Ok(ImageReply::Here { names, digest: None })
+            Ok(EngineReply::Here { names, digest: None })
         }
-        ImageRequest::List => Ok(ImageReply::Images(runtime.images().await?)),
-        ImageRequest::Remove { reference } => {
-            Ok(ImageReply::Removed { freed: runtime.remove_image(&reference).await? })
+        EngineRequest::List => Ok(EngineReply::Images(runtime.images().await?)),
+        EngineRequest::Remove { reference } => {
+            Ok(EngineReply::Removed { freed: runtime.remove_image(&reference).await? })
         }
-        ImageRequest::Aliases => Ok(ImageReply::Aliases(runtime.image_aliases()?)),
-        ImageRequest::SetAlias { pattern, image } => {
+        EngineRequest::Aliases => Ok(EngineReply::Aliases(runtime.image_aliases()?)),
+        EngineRequest::SetAlias { pattern, image } => {
             let set = move |table: &mut Vec<ImageAlias>| {
                 table.retain(|line| line.pattern != pattern);
                 table.push(ImageAlias { pattern, image });
             };
             changed(runtime, set).await
         }
-        ImageRequest::RemoveAlias { pattern } => {
+        EngineRequest::RemoveAlias { pattern } => {
             changed(runtime, move |table| table.retain(|line| line.pattern != pattern)).await
         }
-        ImageRequest::ClearAliases => changed(runtime, Vec::clear).await,
+        EngineRequest::Usage => Ok(EngineReply::Usage(runtime.usage())),
+        EngineRequest::ClearAliases => changed(runtime, Vec::clear).await,
     }
 }
 
 async fn changed(
     runtime: &Arc<KernelRuntime>,
     with: impl FnOnce(&mut Vec<ImageAlias>) + Send + 'static,
-) -> Result<ImageReply, ImageError> {
+) -> Result<EngineReply, ImageError> {
     runtime.change_image_aliases(with).await?;
-    Ok(ImageReply::Aliases(runtime.image_aliases()?))
+    Ok(EngineReply::Aliases(runtime.image_aliases()?))
 }
