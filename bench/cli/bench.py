@@ -65,10 +65,11 @@ def run_beside_others(binary, rounds):
             for name in ("crun", "runc"):
                 tools.append((f"{name} run", [name, "run", "--bundle", bundle, f"bench-{name}-{os.getpid()}"], "namespaces, cgroup, seccomp by default profile"))
         rootfs = f"{bundle}/rootfs"
-        podman = ["podman", "run", "--rm", "--network", "none", "--rootfs", rootfs]
-        for path in ("/usr",):
-            podman[2:2] = ["--volume", f"{path}:{path}:ro"]
-        tools.append(("podman run", [*podman, "/usr/bin/true"], "as crun, with podman's own bookkeeping"))
+        # Its default limits are above what a shell here may give; crun knows no hybrid control groups, so runc is there to fall back on.
+        podman = ["podman", "run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--volume", "/usr:/usr:ro"]
+        for name in ("crun", "runc"):
+            command = [*podman, "--runtime", name, "--rootfs", rootfs, "/usr/bin/true"]
+            tools.append((f"podman run, over {name}", command, f"as {name}, with podman's own bookkeeping"))
         for name, command, note in tools:
             if not shutil.which(command[0]):
                 print(f"| {name} | – | – | not installed |")
