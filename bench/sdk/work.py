@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import statistics
 import sys
 import threading
@@ -21,7 +20,9 @@ def drop_in(mode):
 
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Megabytes. What getrusage says begins with the size of the process that started this one."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
 
 
 def imported(package):
@@ -80,7 +81,7 @@ def floor(mode):
         parts = urllib.parse.urlsplit(ROUTER)
         body = b'{"command": "true"}'
         head = (
-            f"POST /execute HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"POST /execute HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             f"X-Sandbox-ID: {sandbox.sandbox_id}\r\n\r\n"
         )
         request = head.encode() + body
