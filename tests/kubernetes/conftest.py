@@ -75,6 +75,11 @@ class Cluster:
         """The CRDs without conversion: no webhook runs unless a test starts one."""
         self.helm_free_apply(["sandboxes.agents.x-k8s.io", "sandboxclaims.extensions.agents.x-k8s.io",
                               "sandboxtemplates.extensions.agents.x-k8s.io", "sandboxwarmpools.extensions.agents.x-k8s.io"])
+        # Established is not served: for a moment each still answers 429.
+        for group, plural in [("", "sandboxes"), *(("extensions.", f"sandbox{kind}") for kind in ("claims", "templates", "warmpools"))]:
+            for version in ("v1beta1", "v1alpha1"):
+                path = f"/apis/{group}agents.x-k8s.io/{version}/{plural}"
+                self.api.eventually(f"{path} is served", lambda: self.api.get(path).status == 200)
 
     def helm_free_apply(self, names):
         for name in names:
