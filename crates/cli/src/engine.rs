@@ -30,7 +30,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 pub(crate) use backend::Backend;
 pub(crate) use control::ask as ask_engine;
 pub(crate) use hosting::Hosting;
-pub(crate) use requests::{EngineReply, EngineRequest, Login, perform};
+pub(crate) use requests::{EngineReply, EngineRequest, Login, Parts, perform};
 
 /// Name of cluster, user and context in the kubeconfig.
 const CONTEXT: &str = "agent-sandbox";
@@ -153,14 +153,16 @@ impl Engine {
             let stop = self.stop.child_token();
             self.gateway = Some(Gateway::open(client.clone(), self.node.clone(), address, token, stop).await?);
         }
+        let controller_page: metrics::Page = Arc::new(move || controller_metrics.render());
         if let Some(address) = doors.metrics {
-            let mut pages: Vec<metrics::Page> = vec![Arc::new(move || controller_metrics.render())];
+            let mut pages = vec![controller_page.clone()];
             pages.extend(self.gateway.as_ref().map(Gateway::metrics));
             self.metrics = Some(MetricsServer::open(address, pages).await?);
         }
         if let Some(path) = doors.control {
             let socket = control::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-            let serving = tokio::spawn(control::serve(socket, self.kernel.clone()));
+            let serving =
+                tokio::spawn(control::serve(socket, Parts { runtime: self.kernel.clone(), metrics: controller_page }));
             self.chores.push(AbortOnDropHandle::new(serving));
         }
         self.chores.push(AbortOnDropHandle::new(tokio::spawn(router_objects::keep(client))));

@@ -7,7 +7,7 @@ use super::progress::Progress;
 use crate::{
     args::{GlobalArgs, ImageAliasArgs, ImageArgs, ImageCommand, ImageImportArgs, ImagePullArgs, OutputFormat},
     data::DataDir,
-    engine::{EngineReply, EngineRequest, Hosting, ask_engine, perform},
+    engine::{EngineReply, EngineRequest, Hosting, Parts, ask_engine, perform},
     output::{self, Table},
 };
 use agent_sandbox_node::{
@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use std::{
     io::{self, Write as _},
     path::Path,
+    sync::Arc,
 };
 use tokio::sync::watch;
 
@@ -132,7 +133,8 @@ async fn by_ourselves(data: &DataDir, request: EngineRequest, show: impl Fn(Pull
     // Sandboxes of an engine that was killed are still there, and need their images.
     runtime.list().await.context("cannot find out which sandboxes run")?;
     let (progress, mut seen) = watch::channel(PullProgress::default());
-    let work = perform(&runtime, request, progress);
+    let parts = Parts { runtime: runtime.clone(), metrics: Arc::new(String::new) };
+    let work = perform(&parts, request, progress);
     tokio::pin!(work);
     let outcome = loop {
         tokio::select! {

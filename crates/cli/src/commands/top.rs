@@ -1,4 +1,6 @@
-//! `top`: what the local engine's sandboxes use, again and again on a terminal.
+//! `top`: what the local engine's sandboxes use, again and again on a terminal, under a line on pools and one on claims.
+
+mod claims;
 
 use super::objects::show;
 use crate::{
@@ -8,9 +10,10 @@ use crate::{
     output::{self, Table},
     target::Target,
 };
-use agent_sandbox_api::v1beta1::Sandbox;
+use agent_sandbox_api::v1beta1::{Sandbox, SandboxWarmPool};
 use agent_sandbox_node::kernel::PodUsage;
 use anyhow::{Result, bail};
+use claims::{Claims, History};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt as _, api::ListParams};
 use serde::Serialize;
@@ -48,6 +51,8 @@ struct Look {
     /// Which Sandbox a Pod is of, by namespace and name.
     owners: HashMap<(String, String), String>,
     usage: Vec<PodUsage>,
+    pools: Vec<SandboxWarmPool>,
+    claims: Claims,
 }
 
 pub(crate) async fn top(global: &GlobalArgs, args: &TopArgs) -> Result<()> {
@@ -64,6 +69,7 @@ pub(crate) async fn top(global: &GlobalArgs, args: &TopArgs) -> Result<()> {
     let live = !args.once && args.output.output == OutputFormat::Table && std::io::stdout().is_terminal();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut before = look(&data, &target).await?;
+    let mut history = History::default();
     loop {
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
@@ -76,7 +82,8 @@ pub(crate) async fn top(global: &GlobalArgs, args: &TopArgs) -> Result<()> {
         }
         // The busiest first; the order of names stays among equals.
         lines.sort_by_key(|line| std::cmp::Reverse(line.cpu_millis));
-        output::print(&format!("{CLEAR}{}", table(&lines)))?;
+        history.note(before.claims, now.claims);
+        output::print(&format!("{CLEAR}{}\n{history}\n\n{}", pools(&now), table(&lines)))?;
         before = now;
     }
 }
@@ -85,9 +92,13 @@ async fn look(data: &DataDir, target: &Target) -> Result<Look> {
     let everything = ListParams::default();
     let sandboxes = Api::<Sandbox>::all(target.client.clone());
     let pods = Api::<Pod>::all(target.client.clone());
-    let (sandboxes, pods) = tokio::try_join!(sandboxes.list(&everything), pods.list(&everything))?;
+    let pools = Api::<SandboxWarmPool>::all(target.client.clone());
+    let (sandboxes, pods, pools) =
+        tokio::try_join!(sandboxes.list(&everything), pods.list(&everything), pools.list(&everything))?;
     let control = data.control();
-    let EngineReply::Usage(usage) = ask_engine(&control, &EngineRequest::Usage, |_| {}).await? else {
+    let usage = ask_engine(&control, &EngineRequest::Usage, |_| {}).await?;
+    let metrics = ask_engine(&control, &EngineRequest::Metrics, |_| {}).await?;
+    let (EngineReply::Usage(usage), EngineReply::Metrics(metrics)) = (usage, metrics) else {
         bail!("the running engine is of another version; restart it with `agent-sandbox down` and `up`");
     };
     let owner = |pod: &Pod| {
@@ -95,7 +106,8 @@ async fn look(data: &DataDir, target: &Target) -> Result<Look> {
         Some(((pod.namespace()?, pod.name_any()), owner))
     };
     let owners = pods.items.iter().filter_map(owner).collect();
-    Ok(Look { at: Instant::now(), sandboxes: sandboxes.items, owners, usage })
+    let claims = Claims::read(&metrics);
+    Ok(Look { at: Instant::now(), sandboxes: sandboxes.items, owners, usage, pools: pools.items, claims })
 }
 
 /// What each Sandbox used between two looks, by name.
@@ -126,6 +138,22 @@ fn compare(before: &Look, now: &Look) -> Vec<Line> {
     let mut lines: Vec<Line> = now.sandboxes.iter().map(line).collect();
     lines.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
     lines
+}
+
+/// One line: how many sandboxes, and how full each pool is.
+fn pools(now: &Look) -> String {
+    let full = |pool: &SandboxWarmPool| {
+        let ready = pool.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or_default();
+        format!("{} {ready}/{}", pool.name_any(), pool.replicas())
+    };
+    let sandboxes = match now.sandboxes.len() {
+        1 => "1 sandbox".to_owned(),
+        count => format!("{count} sandboxes"),
+    };
+    match &now.pools[..] {
+        [] => format!("{sandboxes}, no pools"),
+        pools => format!("{sandboxes}; ready in pools: {}", pools.iter().map(full).collect::<Vec<_>>().join(", ")),
+    }
 }
 
 fn names(lines: &[Line]) -> String {
@@ -173,7 +201,22 @@ mod tests {
     fn seen(at: Instant, usage: Vec<PodUsage>) -> Look {
         let owners = [("pod-a", "a"), ("pod-b", "b")];
         let owners = owners.map(|(pod, owner)| (("default".to_owned(), pod.to_owned()), owner.to_owned())).into();
-        Look { at, sandboxes: vec![sandbox("a"), sandbox("b"), sandbox("asleep")], owners, usage }
+        let sandboxes = vec![sandbox("a"), sandbox("b"), sandbox("asleep")];
+        Look { at, sandboxes, owners, usage, pools: Vec::new(), claims: Claims::default() }
+    }
+
+    #[test]
+    fn pools_are_shown_by_how_full_they_are() {
+        let mut now = seen(Instant::now(), Vec::new());
+        assert_eq!(pools(&now), "3 sandboxes, no pools");
+        let pool = |name: &str, replicas: u32, ready: Option<u32>| {
+            serde_json::from_value(json!({"metadata": {"name": name, "namespace": "default"},
+                "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": "t"}}, "status": {"readyReplicas": ready}}))
+            .unwrap()
+        };
+        now.pools = vec![pool("quick", 3, Some(2)), pool("new", 5, None)];
+        now.sandboxes.truncate(1);
+        assert_eq!(pools(&now), "1 sandbox; ready in pools: quick 2/3, new 0/5");
     }
 
     #[test]

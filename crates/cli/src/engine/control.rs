@@ -3,11 +3,8 @@
 //! One request per connection, one line of JSON; the answer is lines of JSON too, progress first, the outcome last. The socket lies in the
 //! data folder, which only its owner can enter.
 
-use super::requests::{EngineReply, EngineRequest, perform};
-use agent_sandbox_node::{
-    kernel::KernelRuntime,
-    runtime::{PullProgress, chain},
-};
+use super::requests::{EngineReply, EngineRequest, Parts, perform};
+use agent_sandbox_node::runtime::{PullProgress, chain};
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -64,7 +61,7 @@ pub(crate) fn open(socket: &Path) -> io::Result<UnixListener> {
 }
 
 /// Answers requests until dropped.
-pub(crate) async fn serve(listener: UnixListener, runtime: Arc<KernelRuntime>) {
+pub(crate) async fn serve(listener: UnixListener, parts: Parts) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else { return };
@@ -73,9 +70,9 @@ pub(crate) async fn serve(listener: UnixListener, runtime: Arc<KernelRuntime>) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let runtime = runtime.clone();
+        let parts = parts.clone();
         tokio::spawn(async move {
-            if let Err(error) = answer(stream, &runtime).await {
+            if let Err(error) = answer(stream, &parts).await {
                 tracing::debug!(%error, "A control connection ended badly");
             }
             drop(slot);
@@ -83,7 +80,7 @@ pub(crate) async fn serve(listener: UnixListener, runtime: Arc<KernelRuntime>) {
     }
 }
 
-async fn answer(stream: UnixStream, runtime: &Arc<KernelRuntime>) -> Result<()> {
+async fn answer(stream: UnixStream, parts: &Parts) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut text = String::new();
     let mut reader = BufReader::new(reader.take(LINE));
@@ -92,7 +89,7 @@ async fn answer(stream: UnixStream, runtime: &Arc<KernelRuntime>) -> Result<()> 
     let outcome = match serde_json::from_str::<EngineRequest>(&text) {
         Err(error) => Err(format!("the engine does not know this request ({error}); are both of the same version?")),
         Ok(request) => {
-            let work = perform(runtime, request, progress);
+            let work = perform(parts, request, progress);
             let report = async {
                 while seen.changed().await.is_ok() {
                     let PullProgress { done, total } = *seen.borrow_and_update();

@@ -1,6 +1,7 @@
-//! What can be asked of an engine that is no question for a Kubernetes API: its images, and what sandboxes use. By this process, or by another one
+//! What can be asked of an engine that is no question for a Kubernetes API: its images, what sandboxes use, what is counted. By this process, or by another one
 //! through the engine's control socket.
 
+use super::metrics::Page;
 use agent_sandbox_node::{
     kernel::{ImageAlias, KernelRuntime, PodUsage},
     runtime::{ImageError, ImageService as _, ImageSummary, PullPolicy, PullProgress, RegistryCredentials},
@@ -38,6 +39,8 @@ pub(crate) enum EngineRequest {
     ClearAliases,
     /// What every running Pod uses.
     Usage,
+    /// What the controller counts, as a page of metrics.
+    Metrics,
 }
 
 /// Who pulls.
@@ -75,11 +78,20 @@ pub(crate) enum EngineReply {
     },
     Aliases(Vec<ImageAlias>),
     Usage(Vec<PodUsage>),
+    Metrics(String),
+}
+
+/// The parts of an engine that answer requests.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    pub(crate) runtime: Arc<KernelRuntime>,
+    /// The controller's page of metrics; empty where none runs.
+    pub(crate) metrics: Page,
 }
 
 /// Carries a request out.
 pub(crate) async fn perform(
-    runtime: &Arc<KernelRuntime>,
+    Parts { runtime, metrics }: &Parts,
     request: EngineRequest,
     progress: watch::Sender<PullProgress>,
 ) -> Result<EngineReply, ImageError> {
@@ -109,6 +121,7 @@ pub(crate) async fn perform(
             changed(runtime, move |table| table.retain(|line| line.pattern != pattern)).await
         }
         EngineRequest::Usage => Ok(EngineReply::Usage(runtime.usage())),
+        EngineRequest::Metrics => Ok(EngineReply::Metrics(metrics())),
         EngineRequest::ClearAliases => changed(runtime, Vec::clear).await,
     }
 }
