@@ -66,7 +66,12 @@ fn a_terminal_is_a_terminal_inside_too() {
     }
     let inside = "stty size; test -t 0 && test -t 1 && echo terminal; exit 3";
     let whole = format!("stty rows 33 cols 77; {PROGRAM} run -it -- sh -c '{inside}'");
-    let output = Command::new("script").args(["-qec", &whole, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let mut script = Command::new("script");
+    let script = script.args(["-qec", &whole, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = script.spawn().unwrap();
+    // Held open: at its end `script` would type an end-of-file character into the terminal.
+    let _typing = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
     let said = text(&output.stdout).replace('\r', "");
     assert!(said.contains("33 77\nterminal\n"), "{said}");
     assert_eq!(output.status.code(), Some(3), "{said}");
