@@ -181,12 +181,7 @@ impl Runtime {
         groups: Option<&ContainerPlan>,
     ) -> Result<i32, Failure> {
         let failed = |step: &'static str| move |error: io::Error| Failure::kernel(step, &error);
-        let null: OwnedFd = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/null")
-            .map_err(failed("opening /dev/null"))?
-            .into();
+        let null = nothing().map_err(failed("making an empty stream"))?;
         let pid = match sys::fork_with(0).map_err(failed("forking"))? {
             Fork::Child => {
                 sys::reset_signals();
@@ -257,6 +252,11 @@ impl Runtime {
         }
         Failure::Kernel { step: format!("{} {step} ({message})", self.name()), errno: libc::EIO }
     }
+}
+
+/// Nothing to read, and nowhere that what is written matters: a stream of our own, whose owner a runtime may change.
+pub(crate) fn nothing() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::memfd_create("nothing", rustix::fs::MemfdFlags::CLOEXEC)?)
 }
 
 /// The message of the last line of a log, in the formats runtimes write: plain, `msg="…"`, or JSON.

@@ -22,6 +22,13 @@ fn installed(program: &str) -> bool {
     found
 }
 
+/// Runtimes give the streams they find to the sandbox's user: that must never be a device of the host.
+fn owner_of_null() -> (u32, u32) {
+    use std::os::unix::fs::MetadataExt as _;
+    let found = std::fs::metadata("/dev/null").unwrap();
+    (found.uid(), found.gid())
+}
+
 /// Every group below one of our nodes, in any tree.
 fn groups() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
@@ -49,6 +56,7 @@ async fn a_whole_computer(program: &str) {
     if !is_root() || !installed(program) {
         return;
     }
+    let owner = owner_of_null();
     let bench = Bench::open().await;
     let name = format!("only-{program}-{}", std::process::id());
     let container = json!({"name": name, "image": "host", "resources": {"limits": {"memory": "256Mi"}},
@@ -77,6 +85,7 @@ async fn a_whole_computer(program: &str) {
     assert!(!groups_named(&name).is_empty(), "control: its groups are found");
     bench.delete("p").await;
     assert_eq!(groups_named(&name), Vec::<String>::new(), "nothing is left of it");
+    assert_eq!(owner_of_null(), owner, "the host's devices are as they were");
     bench.close().await;
 }
 
@@ -96,6 +105,7 @@ async fn a_pod_of_gvisor_has_a_kernel_of_its_own() {
     if !is_root() || !installed("runsc") {
         return;
     }
+    let owner = owner_of_null();
     let bench = Bench::open().await;
     let name = format!("only-runsc-{}", std::process::id());
     let container = json!({"name": name, "image": "host", "volumeMounts": [{"name": "data", "mountPath": "/data"}]});
@@ -121,6 +131,7 @@ async fn a_pod_of_gvisor_has_a_kernel_of_its_own() {
     assert!(!groups_named(&name).is_empty(), "control: its groups are found");
     bench.delete("p").await;
     assert_eq!(groups_named(&name), Vec::<String>::new(), "nothing is left of it");
+    assert_eq!(owner_of_null(), owner, "the host's devices are as they were");
     bench.close().await;
 }
 

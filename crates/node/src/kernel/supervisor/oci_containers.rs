@@ -87,7 +87,7 @@ impl Supervisor {
             .map_err(failed("making a console socket"))?;
         let (streams, mut ends) = open_streams(plan).map_err(failed("making pipes"))?;
         let streams = match streams {
-            Streams::Pipes { stdin, stdout, stderr } => [own_input(stdin)?, stdout, stderr],
+            Streams::Pipes { stdin, stdout, stderr } => [own(stdin)?, own(stdout)?, own(stderr)?],
             Streams::Terminal { .. } => [null()?, null()?, null()?],
         };
         self.give_pipes(plan, bundle, &streams);
@@ -170,7 +170,9 @@ impl Supervisor {
         let process = note.with_extension("json");
         fs::write(&process, document.to_string()).map_err(failed("writing the command"))?;
         let (streams, master) = match streams {
-            Streams::Pipes { stdin, stdout, stderr } => (ExecStreams::Pipes([stdin, stdout, stderr]), None),
+            Streams::Pipes { stdin, stdout, stderr } => {
+                (ExecStreams::Pipes([own(stdin)?, own(stdout)?, own(stderr)?]), None)
+            }
             Streams::Terminal { rows, columns } => {
                 let (master, slave) = open_terminal(rows, columns).map_err(failed("opening a terminal"))?;
                 (ExecStreams::Terminal(slave), Some(master))
@@ -244,15 +246,14 @@ fn take_over(runtime: &oci::Runtime, plan: &ContainerPlan, pid: i32) -> Result<(
     plan.cgroup.adopt(pid).map_err(failed("entering the control groups"))
 }
 
-/// An input that a runtime may give to the sandbox's user, as crun does with whatever it finds: never the host's `/dev/null`.
-fn own_input(stdin: OwnedFd) -> Result<OwnedFd, Failure> {
-    let is_pipe = rustix::fs::fstat(&stdin)
+/// A stream that a runtime may give to the sandbox's user, as crun and runsc do with whatever they find: never the host's
+/// `/dev/null`.
+fn own(stream: OwnedFd) -> Result<OwnedFd, Failure> {
+    let is_pipe = rustix::fs::fstat(&stream)
         .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
-    if is_pipe { Ok(stdin) } else { null() }
+    if is_pipe { Ok(stream) } else { null() }
 }
 
-/// Nothing to read and nowhere to write, of our own: the terminal replaces it.
 fn null() -> Result<OwnedFd, Failure> {
-    let file = rustix::fs::memfd_create("nothing", rustix::fs::MemfdFlags::CLOEXEC);
-    file.map_err(|error| failed("making an empty stream")(error.into()))
+    oci::nothing().map_err(failed("making an empty stream"))
 }
