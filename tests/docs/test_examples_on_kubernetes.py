@@ -1,0 +1,62 @@
+"""The examples that need no image run on a real control plane too, with our controller and our node: the same pages, word for word."""
+
+import os
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+from session import Session, SnippetFailed
+from snippets import front_matter, snippets
+from test_pages import BINARY, ROOT, relative, run
+
+sys.path.append(str(ROOT / "tests" / "python"))
+import second_engine
+
+PAGES = [page for page in sorted((ROOT / "examples").glob("*/README.md")) if front_matter(page.read_text()).get("also") == "kubernetes"]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    reason = second_engine.missing()
+    if reason:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"the second engine: {reason}")
+    with second_engine.second_engine() as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_example(cluster, page, tmp_path):
+    for program in front_matter(page.read_text()).get("needs", "").split():
+        if shutil.which(program) is None:
+            pytest.skip(f"{relative(page)} needs {program}")
+    programs, work = tmp_path / "bin", tmp_path / "work"
+    programs.mkdir()
+    (programs / "agent-sandbox").symlink_to(BINARY)
+    shutil.copytree(page.parent, work)
+    environment = {
+        "PATH": f"{programs}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "PYTHONUNBUFFERED": "1",
+        "LANG": "C.UTF-8",
+    }
+    session = Session(work, environment)
+    try:
+        for snippet in snippets(page):
+            if not snippet.marked:
+                run(snippet, session)
+    except (SnippetFailed, ValueError) as error:
+        pods = cluster.kubectl("get", "pods,events", "--all-namespaces", "-o", "wide").stdout
+        pytest.fail(f"{relative(page)}: {error}\n{pods[-3000:]}", pytrace=False)
+    finally:
+        session.close()
+        # The next example begins where this one did.
+        for kind in ("sandboxclaims", "sandboxes", "networkpolicies", "swp,sandboxtemplates"):
+            cluster.kubectl("delete", kind, "--all", "-n", "default", "--timeout=60s")
+        cluster.kubectl("delete", "configmaps,secrets", "--field-selector=metadata.name!=kube-root-ca.crt", "-n", "default")
+
+
+def test_some_examples_are_among_them():
+    assert len(PAGES) >= 4, [relative(page) for page in PAGES]
