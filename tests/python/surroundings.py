@@ -21,7 +21,7 @@ READY = 20
 ROUTER_PORT = 8080
 # Every process has a loopback address of its own, so that tests may run beside each other on ports that clients prescribe.
 OWN_ADDRESS = f"127.66.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
-GATEWAY_API = "sigs.k8s.io/gateway-api@v1.7.0"
+GATEWAY_API = "sigs.k8s.io/gateway-api@v1.5.1"
 GATEWAY_CRD = "gateways.gateway.networking.k8s.io"
 
 
