@@ -1,15 +1,13 @@
 """The examples that need no image run on a real control plane too, with our controller and our node: the same pages, word for word."""
 
 import os
-import pathlib
-import shutil
 import sys
 
 import pytest
 
-from session import Session, SnippetFailed
+from session import SnippetFailed
 from snippets import front_matter, snippets
-from test_pages import BINARY, ROOT, relative, run
+from test_pages import ROOT, open_session, relative, run
 
 sys.path.append(str(ROOT / "tests" / "python"))
 import second_engine
@@ -28,21 +26,7 @@ def cluster():
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_example(cluster, page, tmp_path):
-    for program in front_matter(page.read_text()).get("needs", "").split():
-        if shutil.which(program) is None:
-            pytest.skip(f"{relative(page)} needs {program}")
-    programs, work = tmp_path / "bin", tmp_path / "work"
-    programs.mkdir()
-    (programs / "agent-sandbox").symlink_to(BINARY)
-    shutil.copytree(page.parent, work)
-    environment = {
-        "PATH": f"{programs}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "KUBECONFIG": str(cluster.kubeconfig),
-        "PYTHONUNBUFFERED": "1",
-        "LANG": "C.UTF-8",
-    }
-    session = Session(work, environment)
+    session, _ = open_session(page, tmp_path, KUBECONFIG=str(cluster.kubeconfig))
     try:
         for snippet in snippets(page):
             if not snippet.marked:

@@ -26,33 +26,40 @@ def relative(page):
     return str(page.relative_to(ROOT))
 
 
+def open_session(page, tmp_path, **variables):
+    """A shell for the reader of one page: the program on the path, and in a folder of its own what lies beside an example."""
+    for program in front_matter(page.read_text()).get("needs", "").split():
+        if shutil.which(program) is None:
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{relative(page)} needs {program}")
+    programs, work = tmp_path / "bin", tmp_path / "work"
+    programs.mkdir()
+    work.mkdir()
+    (programs / "agent-sandbox").symlink_to(BINARY)
+    if page.parent.is_relative_to(ROOT / "examples"):
+        shutil.copytree(page.parent, work, dirs_exist_ok=True)
+    environment = {
+        "PATH": f"{programs}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "PYTHONUNBUFFERED": "1",
+        "LANG": "C.UTF-8",
+        **variables,
+    }
+    return Session(work, environment), environment
+
+
 @pytest.fixture
 def reader(request, tmp_path):
     """A session for one page: programs on the path, an engine's data folder of its own, ports that nobody else uses."""
     page = request.param
     settings = front_matter(page.read_text())
-    programs, work, data = tmp_path / "bin", tmp_path / "work", tmp_path / "data"
-    programs.mkdir()
-    work.mkdir()
-    (programs / "agent-sandbox").symlink_to(BINARY)
-    environment = {
-        "PATH": f"{programs}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "AGENT_SANDBOX_DATA_DIR": str(data),
-        "AGENT_SANDBOX_API_LISTEN": "127.0.0.1:0",
-        "AGENT_SANDBOX_ROUTER_LISTEN": "127.0.0.1:0",
-        "PYTHONUNBUFFERED": "1",
-        "LANG": "C.UTF-8",
-    }
-    if "needs" in settings:
-        for program in settings["needs"].split():
-            if shutil.which(program) is None:
-                if os.environ.get("CI"):
-                    pytest.fail(f"{relative(page)} needs {program}")
-                pytest.skip(f"{relative(page)} needs {program}")
-    if page.parent.is_relative_to(ROOT / "examples"):
-        shutil.copytree(page.parent, work, dirs_exist_ok=True)
-    session = Session(work, environment)
+    data = tmp_path / "data"
+    session, environment = open_session(
+        page,
+        tmp_path,
+        AGENT_SANDBOX_DATA_DIR=str(data),
+        AGENT_SANDBOX_API_LISTEN="127.0.0.1:0",
+        AGENT_SANDBOX_ROUTER_LISTEN="127.0.0.1:0",
+    )
     try:
         if settings.get("engine") == "up":
             session.expect_success("agent-sandbox up --detach")

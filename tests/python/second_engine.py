@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -44,25 +45,19 @@ READY_MADE = [
         "spec": {"replicas": 1, "sandboxTemplateRef": {"name": SOURCE}},
     },
 ]
-# What a kubelet may not read and network policies are made of: see docs/node.md.
-NETWORK_READER = [
-    {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "agent-sandbox-node"},
-        "rules": [
-            {"apiGroups": [""], "resources": ["pods", "namespaces", "services"], "verbs": ["get", "list", "watch"]},
-            {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["get", "list", "watch"]},
-        ],
-    },
-    {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "agent-sandbox-node"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "agent-sandbox-node"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"system:node:{NODE}"}],
-    },
-]
+# The role of this name is the one that docs/node.md shows: what a kubelet may not read and network policies are made of.
+NETWORK_READER = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "agent-sandbox-node"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "agent-sandbox-node"},
+    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"system:node:{NODE}"}],
+}
+
+
+def shown_role():
+    page = (ROOT / "docs" / "node.md").read_text()
+    return re.search(r'```yaml title="node-role.yaml"\n(.*?)```', page, re.S)[1]
 
 
 def missing():
@@ -146,7 +141,7 @@ def second_engine():
             crds = sorted((ROOT / "deploy" / "crds").glob("*.yaml"))
             engine.must("apply", *(word for crd in crds for word in ("-f", str(crd))))
             engine.must("wait", "--for=condition=Established", "--timeout=60s", *(f"crd/{crd.stem}" for crd in crds))
-            engine.must("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": NETWORK_READER}))
+            engine.must("apply", "-f", "-", input=f"{shown_role()}---\n{json.dumps(NETWORK_READER)}")
             controller = [BINARY, "controller", f"--kubeconfig={engine.kubeconfig}", "--extensions", "--leader-elect=false"]
             controller += ["--enable-webhook=false", f"--metrics-bind-address=127.0.0.1:{free_port()}"]
             start("controller", [*controller, f"--health-probe-bind-address=127.0.0.1:{free_port()}"])

@@ -72,6 +72,14 @@ impl Convention {
         }
     }
 
+    /// How a Pod's runtime wants to be called; `None` for the built-in isolation.
+    pub(crate) fn of_handler(handler: &RuntimeHandler) -> Option<Self> {
+        match handler {
+            RuntimeHandler::Oci { program, .. } => Some(Self::of(program)),
+            RuntimeHandler::BuiltIn => None,
+        }
+    }
+
     /// Whether system calls, and with them names, users and the network, are answered by something else than this host's
     /// kernel.
     pub(crate) fn has_own_kernel(self) -> bool {

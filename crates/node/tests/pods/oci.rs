@@ -52,41 +52,71 @@ fn groups_named(name: &str) -> Vec<String> {
     groups().into_iter().filter(|group| group.ends_with(&format!("/{name}"))).collect()
 }
 
-async fn a_whole_computer(program: &str) {
-    if !is_root() || !installed(program) {
-        return;
+/// A Pod of another runtime that is ready, with what every such Pod must have.
+struct Computer {
+    bench: Bench,
+    /// Of its only container, which no other test has.
+    name: String,
+    owner_of_null: (u32, u32),
+}
+
+impl Computer {
+    /// A Pod of this runtime class; `None` where its program cannot be tried.
+    async fn start(class: &str, program: &str) -> Option<Self> {
+        if !is_root() || !installed(program) {
+            return None;
+        }
+        let owner_of_null = owner_of_null();
+        let bench = Bench::open().await;
+        let name = format!("only-{program}-{}", std::process::id());
+        let container = json!({"name": name, "image": "host", "resources": {"limits": {"memory": "256Mi"}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+        let spec = json!({"runtimeClassName": class, "containers": [container], "terminationGracePeriodSeconds": 1,
+            "volumes": [{"name": "data", "emptyDir": {}}]});
+        bench.create("p", json!({}), spec).await;
+        bench.until_ready("p").await;
+        Some(Self { bench, name, owner_of_null })
     }
-    let owner = owner_of_null();
-    let bench = Bench::open().await;
-    let name = format!("only-{program}-{}", std::process::id());
-    let container = json!({"name": name, "image": "host", "resources": {"limits": {"memory": "256Mi"}},
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}]});
-    let spec = json!({"runtimeClassName": program, "containers": [container], "terminationGracePeriodSeconds": 1,
-        "volumes": [{"name": "data", "emptyDir": {}}]});
-    bench.create("p", json!({}), spec).await;
-    bench.until_ready("p").await;
-    let failed = bench.exec("p", &name, &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
-    assert_eq!(failed, Ran { code: 3, stdout: "out\n".into(), stderr: "err\n".into() });
-    assert_eq!(bench.output("p", &name, &["hostname"]).await, "p\n");
-    assert_eq!(bench.output("p", &name, &["id", "-u"]).await, "1000\n");
-    bench.output("p", &name, &["sh", "-c", "echo kept > /data/file && cat /data/file"]).await;
-    let map = bench.output("p", &name, &["cat", "/proc/self/uid_map"]).await;
+
+    async fn output(&self, command: &[&str]) -> String {
+        self.bench.output("p", &self.name, command).await
+    }
+
+    /// Commands, its name, its user, its volume and its network.
+    async fn check(&self) {
+        let failed = self.bench.exec("p", &self.name, &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
+        assert_eq!(failed, Ran { code: 3, stdout: "out\n".into(), stderr: "err\n".into() });
+        assert_eq!(self.output(&["hostname"]).await, "p\n");
+        assert_eq!(self.output(&["id", "-u"]).await, "1000\n");
+        assert_eq!(self.output(&["sh", "-c", "echo kept > /data/file && cat /data/file"]).await, "kept\n");
+        let mut stream = self.bench.node.dial(&key("p"), 8888).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(LIMIT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "the daemon answers in the Pod's network: {answer}");
+    }
+
+    /// Deletes the Pod; nothing of it may stay.
+    async fn end(self) {
+        assert!(!groups_named(&self.name).is_empty(), "control: its groups are found");
+        self.bench.delete("p").await;
+        assert_eq!(groups_named(&self.name), Vec::<String>::new(), "nothing is left of it");
+        assert_eq!(owner_of_null(), self.owner_of_null, "the host's devices are as they were");
+        self.bench.close().await;
+    }
+}
+
+async fn a_whole_computer(program: &str) {
+    let Some(computer) = Computer::start(program, program).await else { return };
+    computer.check().await;
+    let map = computer.output(&["cat", "/proc/self/uid_map"]).await;
     assert!(map.split_whitespace().nth(1).is_some_and(|first| first != "0"), "a user namespace: {map}");
-    let status = bench.output("p", &name, &["cat", "/proc/self/status"]).await;
+    let status = computer.output(&["cat", "/proc/self/status"]).await;
     let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(|v| v.trim().to_owned());
     assert_eq!(field("Seccomp:").as_deref(), Some("2"));
     assert_eq!(field("NoNewPrivs:").as_deref(), Some("1"));
     assert_eq!(field("CapBnd:").as_deref(), Some("0000000000000000"));
-    let mut stream = bench.node.dial(&key("p"), 8888).await.unwrap();
-    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    tokio::time::timeout(LIMIT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200"), "the daemon answers in the Pod's network: {answer}");
-    assert!(!groups_named(&name).is_empty(), "control: its groups are found");
-    bench.delete("p").await;
-    assert_eq!(groups_named(&name), Vec::<String>::new(), "nothing is left of it");
-    assert_eq!(owner_of_null(), owner, "the host's devices are as they were");
-    bench.close().await;
+    computer.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,37 +132,11 @@ async fn a_pod_of_crun_is_a_whole_computer() {
 /// gVisor answers system calls itself: what programs see of a kernel is not this machine's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_gvisor_has_a_kernel_of_its_own() {
-    if !is_root() || !installed("runsc") {
-        return;
-    }
-    let owner = owner_of_null();
-    let bench = Bench::open().await;
-    let name = format!("only-runsc-{}", std::process::id());
-    let container = json!({"name": name, "image": "host", "volumeMounts": [{"name": "data", "mountPath": "/data"}]});
-    let spec = json!({"runtimeClassName": "gvisor", "containers": [container], "terminationGracePeriodSeconds": 1,
-        "volumes": [{"name": "data", "emptyDir": {}}]});
-    bench.create("p", json!({}), spec).await;
-    bench.until_ready("p").await;
-    let failed = bench.exec("p", &name, &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
-    assert_eq!(failed, Ran { code: 3, stdout: "out\n".into(), stderr: "err\n".into() });
-    assert_eq!(bench.output("p", &name, &["hostname"]).await, "p\n");
-    assert_eq!(bench.output("p", &name, &["id", "-u"]).await, "1000\n");
-    let ours = std::fs::read_to_string("/proc/version").unwrap();
-    let theirs = bench.output("p", &name, &["cat", "/proc/version"]).await;
-    assert_ne!(theirs, ours);
-    assert!(bench.output("p", &name, &["dmesg"]).await.contains("gVisor"));
-    let written = bench.output("p", &name, &["sh", "-c", "echo kept > /data/file && cat /data/file"]).await;
-    assert_eq!(written, "kept\n");
-    let mut stream = bench.node.dial(&key("p"), 8888).await.unwrap();
-    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    tokio::time::timeout(LIMIT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200"), "the daemon answers in the Pod's network: {answer}");
-    assert!(!groups_named(&name).is_empty(), "control: its groups are found");
-    bench.delete("p").await;
-    assert_eq!(groups_named(&name), Vec::<String>::new(), "nothing is left of it");
-    assert_eq!(owner_of_null(), owner, "the host's devices are as they were");
-    bench.close().await;
+    let Some(computer) = Computer::start("gvisor", "runsc").await else { return };
+    computer.check().await;
+    assert_ne!(computer.output(&["cat", "/proc/version"]).await, std::fs::read_to_string("/proc/version").unwrap());
+    assert!(computer.output(&["dmesg"]).await.contains("gVisor"));
+    computer.end().await;
 }
 
 async fn ends_are_reported(program: &str) {

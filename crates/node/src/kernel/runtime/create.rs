@@ -295,8 +295,9 @@ impl KernelRuntime {
             return Err(RuntimeError::Refused(format!("container {} has no command", spec.name)));
         }
         let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
-        let root = self.privileged.then(|| match &pod.plan.spec.handler {
-            RuntimeHandler::Oci { program, .. } if !oci::Convention::of(program).user_namespace => 0,
+        let convention = oci::Convention::of_handler(&pod.plan.spec.handler);
+        let root = self.privileged.then(|| match convention {
+            Some(convention) if !convention.user_namespace => 0,
             _ => pod.plan.ids.host_range().0,
         });
         let wanted = layers::Wanted {
@@ -311,11 +312,9 @@ impl KernelRuntime {
         sync_later(layer.join(layers::MARK));
         let group = format!("{}/{}", pod.plan.group, spec.name);
         let (own, of_pod) = (self.hard_limits(&spec.limits, false), self.hard_limits(&pod.plan.spec.limits, true));
-        let cgroup = match &pod.plan.spec.handler {
+        let cgroup = match convention {
             // A runtime that makes groups makes them in every tree, and counts there.
-            RuntimeHandler::Oci { program, .. } if !oci::Convention::of(program).own_groups => {
-                self.share.layout.plan(&group, own)
-            }
+            Some(convention) if !convention.own_groups => self.share.layout.plan(&group, own),
             _ => self.share.layout.plan_below(&pod.plan.cgroup, &group, own, of_pod),
         };
         let plan = ContainerPlan {

@@ -18,7 +18,7 @@ use super::super::link::{Link, borrowed};
 use super::super::oci::Convention;
 use super::super::wire::{Call, ExecCall};
 use super::Pod;
-use crate::runtime::{AttachRequest, ExecRequest, ExecSession, RuntimeError, RuntimeHandler, TerminalSize};
+use crate::runtime::{AttachRequest, ExecRequest, ExecSession, RuntimeError, TerminalSize};
 
 /// Longest a connection inside a Pod may take: nothing but the Pod's own kernel tables is between.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -179,10 +179,7 @@ pub(super) async fn attach(
 /// Connects inside the Pod: loopback first, then the Pod's own address, then IPv6 loopback. A Pod with a kernel of its own
 /// is not in its namespace's tables: it answers at its address only, from outside.
 pub(super) async fn dial(pod: &Pod, port: u16) -> Result<TcpStream, RuntimeError> {
-    let own_kernel = match &pod.plan.spec.handler {
-        RuntimeHandler::Oci { program, .. } => Convention::of(program).has_own_kernel(),
-        _ => false,
-    };
+    let own_kernel = Convention::of_handler(&pod.plan.spec.handler).is_some_and(Convention::has_own_kernel);
     if let (true, Some(ip)) = (own_kernel, pod.sandbox.ips.first()) {
         return tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect((*ip, port)))
             .await

@@ -115,9 +115,7 @@ impl Supervisor {
     fn give_pipes(&self, plan: &ContainerPlan, bundle: &Bundle, streams: &[OwnedFd; 3]) {
         let (IdMode::Block { first }, Ok(user)) = (self.plan.ids, bundle.find_user(plan)) else { return };
         for stream in &streams[1..] {
-            let is_pipe = rustix::fs::fstat(stream)
-                .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
-            if is_pipe {
+            if is_pipe(stream) {
                 let (uid, gid) = (Uid::from_raw(first + user.uid), Gid::from_raw(first + user.gid));
                 let _ = rustix::fs::fchown(stream, Some(uid), Some(gid));
             }
@@ -249,9 +247,12 @@ fn take_over(runtime: &oci::Runtime, plan: &ContainerPlan, pid: i32) -> Result<(
 /// A stream that a runtime may give to the sandbox's user, as crun and runsc do with whatever they find: never the host's
 /// `/dev/null`.
 fn own(stream: OwnedFd) -> Result<OwnedFd, Failure> {
-    let is_pipe = rustix::fs::fstat(&stream)
-        .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
-    if is_pipe { Ok(stream) } else { null() }
+    if is_pipe(&stream) { Ok(stream) } else { null() }
+}
+
+fn is_pipe(stream: &OwnedFd) -> bool {
+    rustix::fs::fstat(stream)
+        .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo)
 }
 
 fn null() -> Result<OwnedFd, Failure> {
