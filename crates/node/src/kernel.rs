@@ -25,6 +25,7 @@ mod storage;
 mod supervisor;
 mod sys;
 mod tree;
+mod unmounts;
 mod usage;
 mod user;
 mod walls;

@@ -28,12 +28,12 @@ struct Phases {
     removed: Vec<Duration>,
 }
 
-pub(crate) async fn measure(rounds: usize) -> Outcome<()> {
+pub(crate) async fn measure(at_once: &[usize], rounds: usize) -> Outcome<()> {
     let folder = tempfile::tempdir()?;
     let began = Instant::now();
     let bench = Arc::new(Bench::open(folder.path(), |_| {}).await?);
     eprintln!("node opened in {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
-    for concurrency in [1, 8] {
+    for concurrency in at_once.iter().copied() {
         // Lets the node keep its few ready supervisors, as one that has been running does.
         tokio::time::sleep(Duration::from_millis(500)).await;
         bench.measure(concurrency, rounds).await?;

@@ -32,7 +32,6 @@ pub(crate) struct PodNamespaces {
 /// Namespaces of one running container, for commands that join it.
 pub(crate) struct ContainerNamespaces {
     pub(crate) user: OwnedFd,
-    pub(crate) mount: OwnedFd,
     pub(crate) pid: OwnedFd,
     pub(crate) cgroup: OwnedFd,
 }
@@ -42,7 +41,6 @@ impl ContainerNamespaces {
     pub(crate) fn of(pid: i32) -> io::Result<Self> {
         Ok(Self {
             user: sys::open_namespace(pid, "user")?,
-            mount: sys::open_namespace(pid, "mnt")?,
             pid: sys::open_namespace(pid, "pid")?,
             cgroup: sys::open_namespace(pid, "cgroup")?,
         })
@@ -110,8 +108,7 @@ pub(crate) fn container_main(
         join_pod(namespaces)?;
         let (uid, gid) = pod.ids.root_seen_by_setup();
         let idmap = namespaces.user.as_ref().filter(|_| pod.ids.is_privileged()).map(AsFd::as_fd);
-        let scratch = pod.dir.join("root");
-        rootfs::enter_root(&plan_root(pod, container), Owner { uid, gid, idmap }, &scratch)
+        rootfs::enter_root(&plan_root(pod, container), Owner { uid, gid, idmap }, &pod.stage)
     };
     if let Err((step, error)) = begin(pod).and_then(|()| set_up()) {
         fail(report, kernel_failure(step, &error));
@@ -141,6 +138,7 @@ pub(crate) fn exec_main(
     container: &ContainerPlan,
     pod_namespaces: &PodNamespaces,
     namespaces: &ContainerNamespaces,
+    mounts: &OwnedFd,
     program: &Program<'_>,
     streams: Streams,
     report: &OwnedFd,
@@ -151,7 +149,7 @@ pub(crate) fn exec_main(
         enter_groups(&container.cgroup, placed, container.spec.oom_score_adj)?;
         join_pod(pod_namespaces)?;
         sys::setns(namespaces.cgroup.as_fd(), libc::CLONE_NEWCGROUP).step("joining the cgroup namespace")?;
-        sys::setns(namespaces.mount.as_fd(), libc::CLONE_NEWNS).step("joining the mount namespace")
+        sys::setns(mounts.as_fd(), libc::CLONE_NEWNS).step("joining the mount namespace")
     };
     if let Err((step, error)) = begin(pod).and_then(|()| set_up()) {
         fail(report, kernel_failure(step, &error));

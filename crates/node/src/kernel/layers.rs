@@ -63,6 +63,11 @@ pub(crate) fn ensure(base: &Path, wanted: Wanted<'_>, storage: &Storage) -> io::
     Ok(folder)
 }
 
+/// A name of one owner's layer of one container.
+pub(crate) fn key(owner: &str, container: &str) -> String {
+    format!("{owner}/{container}")
+}
+
 /// Refuses what would lead out of the folder it is joined to.
 pub(crate) fn one_name(name: &str) -> io::Result<&str> {
     let mut parts = Path::new(name).components();

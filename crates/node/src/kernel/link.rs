@@ -44,6 +44,8 @@ pub(crate) enum Notice {
         container: String,
         attempt: u32,
         exit: Exit,
+        /// The last ways into its mounts. Whoever drops them waits for the disk.
+        mounts: Vec<OwnedFd>,
     },
     /// The connection, and with it the supervisor, is gone.
     Lost,
@@ -95,7 +97,9 @@ impl Link {
             let Ok(mut ready) = self.socket.readable().await else { return };
             match ready.try_io(|socket| wire::receive::<Message>(socket.get_ref(), &mut buffer)) {
                 Ok(Ok(Some((message, descriptors)))) => self.dispatch(message, descriptors, notice),
-                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                // A reset is told before what was said last: why a Pod could not be made, for one.
+                Ok(Err(error))
+                    if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionReset) => {}
                 Ok(Ok(None) | Err(_)) => return,
                 Err(_would_block) => {}
             }
@@ -111,9 +115,7 @@ impl Link {
                 }
             }
             Message::Exited { container, attempt, exit } => {
-                notice(Notice::Exited { container, attempt, exit });
-                // What is left of the container's mounts; letting go of them may take long.
-                tokio::task::spawn_blocking(move || drop(descriptors));
+                notice(Notice::Exited { container, attempt, exit, mounts: descriptors });
             }
             Message::ExecExited { id, exit } => {
                 if let Some(waiting) = self.waiting.lock().execs.remove(&id) {

@@ -47,31 +47,62 @@ pub(crate) fn connect(veth: &VethPlan, address: Ipv4Addr, namespace: BorrowedFd<
     let mut host = Netlink::open()?;
     let mut message = link_message(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL, 0, 0, 0);
     message.attribute_string(libc::IFLA_IFNAME, &veth.host_name);
+    one_queue(&mut message);
     message.nested(libc::IFLA_LINKINFO, |info| {
         info.attribute_string(libc::IFLA_INFO_KIND, "veth");
         info.nested(libc::IFLA_INFO_DATA, |data| {
             data.nested(VETH_INFO_PEER, |peer| {
                 peer.link_header(0, 0, 0);
                 peer.attribute_string(libc::IFLA_IFNAME, INSIDE);
+                one_queue(peer);
                 peer.attribute_u32(libc::IFLA_NET_NS_FD, namespace.as_raw_fd() as u32);
             });
         });
     });
     host.call(&mut message)?;
-    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", veth.host_name), "1");
     let host_index = host.link_index(&veth.host_name)?;
-    host.set_up(host_index)?;
+    set_up_without_ipv6(&mut host, host_index)?;
     // The gateway's address is on the host's loopback; connections of the node's own come from it.
     host.add_route(Some((address, 32)), None, Some(veth.gateway), host_index)?;
     inside(namespace, || {
         let mut pod = Netlink::open()?;
-        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{INSIDE}/disable_ipv6"), "1");
         let index = pod.link_index(INSIDE)?;
         pod.add_address(index, address, 32)?;
         pod.set_up(index)?;
         pod.add_route(Some((veth.gateway, 32)), None, None, index)?;
         pod.add_route(None, Some(veth.gateway), None, index)
     })
+}
+
+/// Interfaces that come to the present namespace from now on know no IPv6. Our table drops it on the host's side; here it would
+/// only cost time.
+pub(crate) fn no_ipv6() {
+    // A kernel without it has nothing to switch off.
+    let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+}
+
+/// Brings the host's end up, without an IPv6 address: making one, and asking around whether it is taken, is half the work of a
+/// cable. The switch in `/proc` would be turned off for good, but whoever turns it spins while others change interfaces.
+fn set_up_without_ipv6(host: &mut Netlink, index: i32) -> io::Result<()> {
+    const INET6_ADDRESS_MODE: u16 = 8;
+    const NO_ADDRESS: u8 = 1;
+    let up = libc::IFF_UP as u32;
+    let mut message = link_message(libc::RTM_NEWLINK, 0, index, up, up);
+    message.nested(libc::IFLA_AF_SPEC, |families| {
+        families.nested(libc::AF_INET6 as u16, |family| family.attribute(INET6_ADDRESS_MODE, &[NO_ADDRESS]));
+    });
+    match host.call(&mut message) {
+        // A kernel without IPv6.
+        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => host.set_up(index),
+        other => other,
+    }
+}
+
+/// One queue each way, said outright: by itself the kernel makes one for every processor and then takes all but one away
+/// again, which waits for every processor while nobody else may touch any interface.
+fn one_queue(link: &mut netlink::NetlinkMessage) {
+    link.attribute_u32(libc::IFLA_NUM_TX_QUEUES, 1);
+    link.attribute_u32(libc::IFLA_NUM_RX_QUEUES, 1);
 }
 
 /// Runs a closure inside a network namespace and comes back. Only for single-threaded helpers.

@@ -37,6 +37,9 @@ pub(crate) struct PodPlan {
     pub(crate) ground: GroundPlan,
     /// The Pod's limits.
     pub(crate) limits: Vec<Setting>,
+    /// An empty folder of the node's that every container builds its tree over, in a mount namespace of its own.
+    #[serde(default)]
+    pub(crate) stage: PathBuf,
     /// Folder that holds all image layers and skeletons: mounted once per container, shifted into the Pod's ids.
     pub(crate) images_dir: PathBuf,
     pub(crate) weaknesses: Vec<Weakness>,

@@ -19,7 +19,9 @@ use super::walls::{Named, Step};
 
 mod plan;
 
-pub(crate) use plan::{BindSource, FileKind, MountStep, RootPlan, memory_volume_path, plan_root};
+pub(crate) use plan::{
+    BindSource, FileKind, MountStep, RootPlan, memory_volume_path, own_files, own_files_dir, plan_root,
+};
 
 /// Who root inside the container is to the process doing the set-up, and the map to shift our own files with.
 #[derive(Clone, Copy)]
@@ -33,8 +35,8 @@ pub(crate) struct Owner<'a> {
 /// Builds the whole tree and makes it the root of this process's mount namespace. `scratch` is an empty folder.
 pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<()> {
     sys::make_private_recursive(c"/").step("making mounts private")?;
-    let (root, empty) = mount_root(plan, owner, scratch)?;
-    let builder = Builder { root: root.as_fd(), owner, empty: empty.as_ref().map(AsFd::as_fd) };
+    let (root, stage) = mount_root(plan, owner, scratch)?;
+    let builder = Builder { root: root.as_fd(), owner, stage: stage.as_ref().map(AsFd::as_fd) };
     for step in &plan.steps {
         builder.apply(step).map_err(|(name, error)| {
             (name, io::Error::new(error.kind(), WithPath { path: step.target().to_owned(), source: error }))
@@ -70,7 +72,7 @@ impl WithPath {
 pub(crate) fn mount_tree(plan: &RootPlan, owner: Owner<'_>, scratch: &Path, at: &Path, working_dir: &str) -> Step<()> {
     let (root, _) = mount_root(plan, owner, scratch)?;
     let built =
-        Builder { root: root.as_fd(), owner, empty: None }.ensure(working_dir, FileKind::Folder).and_then(|_| {
+        Builder { root: root.as_fd(), owner, stage: None }.ensure(working_dir, FileKind::Folder).and_then(|_| {
             // A copy, because the stage around the original can be entered by the host's root only.
             let copy = clone_tree(&root, Path::new(""), false).step("copying the root")?;
             attach_at_path(&copy, at).step("attaching the root")
@@ -105,7 +107,7 @@ pub(crate) fn read_beneath(root: &Path, path: &str) -> io::Result<String> {
     Ok(text)
 }
 
-/// The new root, and an empty folder to hide others with.
+/// The new root, and the stage it stands on: a small file system that nobody inside ever sees.
 fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<(OwnedFd, Option<OwnedFd>)> {
     if let Some(host) = &plan.whole_host {
         // Only a control of the escape suite gets here: the host's own tree, as if there were no private root.
@@ -113,10 +115,11 @@ fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<(OwnedF
         attach_at_path(&tree, scratch).step("attaching the host's tree")?;
         return Ok((reopen(scratch).step("opening the new root")?, None));
     }
-    let stage = mount_tmpfs(&[("mode", "0700"), ("size", "64k")], ATTR_NOSUID | ATTR_NODEV).step("making the stage")?;
+    let stage =
+        mount_tmpfs(&[("mode", "0700"), ("size", STAGE_BYTES)], ATTR_NOSUID | ATTR_NODEV).step("making the stage")?;
     attach_at_path(&stage, scratch).step("attaching the stage")?;
     let stage = reopen(scratch).step("opening the stage")?;
-    for (name, mode) in [("images", 0o700), ("root", 0o700), ("empty", 0o555)] {
+    for (name, mode) in [("images", 0o700), ("root", 0o700), (EMPTY, 0o555)] {
         rustix::fs::mkdirat(&stage, name, Mode::from_raw_mode(mode)).step("making the stage")?;
     }
     let images = clone_tree(CWD, &plan.images_dir, false).step("cloning the image folder")?;
@@ -126,8 +129,7 @@ fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<(OwnedF
     let at = openat(stage.as_fd(), "images", OFlags::PATH | OFlags::DIRECTORY).step("opening the stage")?;
     attach(&images, at.as_fd()).step("attaching the image folder")?;
     mount_overlay(plan, scratch)?;
-    let empty = openat(stage.as_fd(), "empty", OFlags::PATH | OFlags::DIRECTORY).step("opening the stage")?;
-    Ok((reopen(&scratch.join("root")).step("opening the new root")?, Some(empty)))
+    Ok((reopen(&scratch.join("root")).step("opening the new root")?, Some(stage)))
 }
 
 /// One `mount` call with short, relative layer names: `fsconfig` takes at most 256 bytes per value, and nothing of the
@@ -156,10 +158,16 @@ fn mount_overlay(plan: &RootPlan, scratch: &Path) -> Step<()> {
     rustix::process::chdir("/").step("leaving the stage")
 }
 
+/// Most bytes of text that a container is shown as files of its own.
+const STAGE_BYTES: &str = "1m";
+
+/// An empty folder of the stage, to hide others with.
+const EMPTY: &str = "empty";
+
 struct Builder<'a> {
     root: BorrowedFd<'a>,
     owner: Owner<'a>,
-    empty: Option<BorrowedFd<'a>>,
+    stage: Option<BorrowedFd<'a>>,
 }
 
 impl Builder<'_> {
@@ -197,6 +205,7 @@ impl Builder<'_> {
                 }
             }
             MountStep::Bind { source, target, read_only } => self.place_bind(source, target, *read_only),
+            MountStep::Text { target, text } => self.place_text(target, text),
             MountStep::HideFile { target } => self.hide(target, FileKind::File),
             MountStep::HideFolder { target } => self.hide(target, FileKind::Folder),
             MountStep::ReadOnly { target } => self.make_read_only(target),
@@ -246,6 +255,28 @@ impl Builder<'_> {
         self.place(&tree, target, kind)
     }
 
+    /// Writes the text on the stage and shows it from there: it is gone with the container, and costs the disk nothing.
+    fn place_text(&self, target: &str, text: &str) -> Step<()> {
+        // Without a stage there is the host's whole tree, with files of its own.
+        let Some(stage) = self.stage else { return Ok(()) };
+        let name = target.trim_start_matches('/').replace('/', "-");
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(stage, &name, flags, Mode::from_raw_mode(0o644)).step("writing a file")?;
+        // Whatever mask this node was started with, everybody inside reads it.
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644)).step("writing a file")?;
+        io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes()).step("writing a file")?;
+        let (uid, gid) = (Uid::from_raw(self.owner.uid), Gid::from_raw(self.owner.gid));
+        rustix::fs::chownat(stage, &name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).step("writing a file")?;
+        let shown = clone_tree(stage, Path::new(&name), false).step("showing a file")?;
+        let change = MountChange {
+            set: ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY,
+            propagation: libc::MS_PRIVATE,
+            ..MountChange::default()
+        };
+        sys::mount_setattr(shown.as_fd(), change).step("restricting a mount")?;
+        self.place(&shown, target, FileKind::File)
+    }
+
     /// Puts an empty, read-only thing over a path that exists; a path that does not exist needs no hiding.
     fn hide(&self, target: &str, kind: FileKind) -> Step<()> {
         let Some(at) = self.resolve_existing(target)? else { return Ok(()) };
@@ -256,8 +287,8 @@ impl Builder<'_> {
                 clone_tree(&null, Path::new(""), false).step("hiding a file")?
             }
             // One empty folder for all: a file system each would be most of the work of a start.
-            FileKind::Folder => match self.empty {
-                Some(empty) => clone_tree(empty, Path::new(""), false).step("hiding a folder")?,
+            FileKind::Folder => match self.stage {
+                Some(stage) => clone_tree(stage, Path::new(EMPTY), false).step("hiding a folder")?,
                 None => mount_tmpfs(&[("mode", "0555"), ("size", "4k")], ATTR_NOSUID | ATTR_NODEV)
                     .step("hiding a folder")?,
             },

@@ -12,29 +12,30 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
 use super::config::KernelConfig;
 use super::ids::{IdBlocks, SharedTable};
-use super::images::{ImageAlias, ImageStore};
+use super::images::ImageStore;
 use super::layers;
 use super::net::AddressPool;
 use super::oci;
-use super::plan::IdMode;
+use super::plan::{IdMode, PodPlan};
 use super::share::HostShare;
 use super::spawner::Spawner;
 use super::storage::{self, Storage};
 use super::tree;
+use super::unmounts::Unmounts;
 use super::usage::PodUsage;
 use super::wire::Call;
 use crate::runtime::{
-    AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, ImageError, ImageService, ImageSummary,
-    PodRules, PodRuntime, PodSandbox, PodSandboxSpec, PodState, PullPolicy, PullProgress, RegistryCredentials,
-    ResolvedImage, RuntimeError, RuntimeEvent, RuntimeHandler, StorageMechanism, StorageUsage, Volume, VolumeKey,
-    VolumeRequest, Weakness,
+    AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, PodRules, PodRuntime, PodSandbox,
+    PodSandboxSpec, PodState, RuntimeError, RuntimeEvent, RuntimeHandler, StorageMechanism, StorageUsage, Volume,
+    VolumeKey, VolumeRequest, Weakness,
 };
 
 mod create;
+mod images;
 mod pod;
 mod ready;
 mod recover;
@@ -54,6 +55,7 @@ pub struct KernelRuntime {
     spawner: tokio::sync::Mutex<Option<Spawner>>,
     ready: ReadyPool,
     storage: Arc<Storage>,
+    unmounts: Arc<Unmounts>,
     /// Ourselves, for work in the background.
     this: Weak<Self>,
     ids: Mutex<IdBlocks>,
@@ -109,6 +111,7 @@ impl KernelRuntime {
             spawner: tokio::sync::Mutex::new(Some(spawner)),
             ready: ReadyPool::default(),
             storage,
+            unmounts: Unmounts::new(),
             this: this.clone(),
             ids: Mutex::new(ids),
             images,
@@ -142,13 +145,30 @@ impl KernelRuntime {
         Arc::clone(self.turns.lock().entry(uid.to_owned()).or_default())
     }
 
-    fn release_network(&self, plan: &super::plan::PodPlan) {
+    fn release_network(&self, plan: &PodPlan) {
         if let (Some(network), Some(veth)) = (&self.share.network, &plan.veth)
             && let Err(error) = network.release(veth)
         {
             tracing::warn!(pod = plan.spec.uid, %error, "Network rules of a removed Pod stay behind");
         }
         self.addresses.lock().give_back(plan.address);
+    }
+
+    /// As [`Self::release_network`], for a Pod that is being removed: after whoever is still writing its rules.
+    async fn end_network(&self, pod: Option<Arc<Pod>>, plan: PodPlan) {
+        let network = self.share.network.as_ref();
+        let waits = network.zip(plan.veth.as_ref()).is_some_and(|(network, veth)| network.may_have_rules(veth));
+        let Some(this) = self.this.upgrade().filter(|_| waits) else {
+            let _turn = pod.as_ref().map(|pod| pod.rules_turn.lock());
+            return self.release_network(&plan);
+        };
+        let work = move || {
+            let _turn = pod.as_ref().map(|pod| pod.rules_turn.lock());
+            this.release_network(&plan);
+        };
+        if tokio::task::spawn_blocking(work).await.is_err() {
+            tracing::warn!("Network rules of a removed Pod stay behind");
+        }
     }
 
     /// Removes what a Pod's supervisor cannot remove itself: it sits in the Pod's own group.
@@ -189,6 +209,7 @@ impl KernelRuntime {
             return;
         }
         self.close_ready();
+        self.unmounts.close();
         if self.privileged
             && let Err(error) = self.ids.lock().release()
         {
@@ -231,8 +252,14 @@ impl Drop for KernelRuntime {
     }
 }
 
+/// What containers build their trees over.
+fn stage_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("stage")
+}
+
 fn prepare_data_dir(dir: &Path) -> io::Result<()> {
-    for path in [dir.to_owned(), dir.join("pods"), dir.join("layers"), dir.join("images"), dir.join("volumes")] {
+    let folders = ["pods", "layers", "images", "volumes"].map(|name| dir.join(name));
+    for path in [dir.to_owned(), stage_dir(dir)].into_iter().chain(folders) {
         fs::create_dir_all(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
     }
@@ -278,12 +305,7 @@ impl PodRuntime for KernelRuntime {
         let pod = self.pod(uid).ok();
         if let Some(pod) = &pod {
             pod.begin_removal();
-            match pod.link.call(Call::Shutdown, &[]).await {
-                Ok(_) | Err(RuntimeError::SupervisorLost(_)) => {}
-                Err(error) => {
-                    tracing::warn!(pod = uid, %error, "Supervisor did not shut down; killing the Pod's groups");
-                }
-            }
+            pod.shut_down().await;
         }
         // A Pod whose supervisor died before this node started is known by its folder only.
         let saved = match &pod {
@@ -292,7 +314,7 @@ impl PodRuntime for KernelRuntime {
         };
         self.remove_remains(uid, pod.as_deref()).await?;
         if let Some((plan, keeper)) = saved {
-            self.release_network(&plan);
+            self.end_network(pod.clone(), plan).await;
             if keeper == uid {
                 let step = |source| RuntimeError::Kernel { step: "saving id blocks".to_owned(), source };
                 self.ids.lock().forget(uid).map_err(step)?;
@@ -348,14 +370,27 @@ impl PodRuntime for KernelRuntime {
     }
 
     async fn set_rules(&self, pod: &str, rules: PodRules) -> Result<(), RuntimeError> {
+        const STEP: &str = "writing network rules";
         let pod = self.pod(pod)?;
-        match (&self.share.network, &pod.plan.veth) {
-            (Some(network), Some(veth)) => network
-                .set_rules(veth, pod.plan.address, &rules)
-                .map_err(|source| RuntimeError::Kernel { step: "writing network rules".to_owned(), source }),
-            // Loopback only: closed by nature.
-            _ => Ok(()),
+        // Loopback only: closed by nature.
+        let (Some(network), Some(veth)) = (&self.share.network, &pod.plan.veth) else { return Ok(()) };
+        if network.is_closed_already(veth, &rules) {
+            return Ok(());
         }
+        let this = self.this.upgrade().ok_or(RuntimeError::Timeout(STEP))?;
+        let work = move || {
+            let _turn = pod.rules_turn.lock();
+            match (&this.share.network, &pod.plan.veth) {
+                (Some(network), Some(veth)) if !pod.is_being_removed() => {
+                    network.set_rules(veth, pod.plan.address, &rules)
+                }
+                _ => Ok(()),
+            }
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|_| RuntimeError::Timeout(STEP))?
+            .map_err(|source| RuntimeError::Kernel { step: STEP.to_owned(), source })
     }
 
     async fn ensure_volume(&self, request: VolumeRequest) -> Result<Volume, RuntimeError> {
@@ -462,70 +497,11 @@ fn weakest_mechanism(layers: &Path) -> StorageMechanism {
     if folders.peek().is_some() && folders.all(held) { StorageMechanism::LoopFile } else { StorageMechanism::Measured }
 }
 
-#[async_trait]
-impl ImageService for KernelRuntime {
-    async fn ensure(
-        &self,
-        reference: &str,
-        policy: PullPolicy,
-        credentials: &[RegistryCredentials],
-        progress: Option<watch::Sender<PullProgress>>,
-    ) -> Result<ResolvedImage, ImageError> {
-        self.images.ensure(reference, policy, credentials, progress).await
-    }
-}
-
 impl KernelRuntime {
     /// What every running Pod uses now.
     pub fn usage(&self) -> Vec<PodUsage> {
         let pods: Vec<_> = self.pods.lock().values().cloned().collect();
         let read = |pod: &Arc<Pod>| PodUsage::read(&pod.plan.spec.namespace, &pod.plan.spec.name, &pod.plan.cgroup);
         pods.iter().map(read).collect()
-    }
-
-    /// Brings in an image from an OCI layout (folder or archive) or a Docker archive, under its own names or `name`.
-    pub async fn import_image(self: &Arc<Self>, path: &Path, name: Option<&str>) -> Result<Vec<String>, ImageError> {
-        let (path, name) = (path.to_owned(), name.map(str::to_owned));
-        self.with_images("importing an image", move |this| this.images.import(&path, name.as_deref())).await
-    }
-
-    /// Everything in the image store.
-    pub async fn images(self: &Arc<Self>) -> Result<Vec<ImageSummary>, ImageError> {
-        self.with_images("listing images", |this| this.images.list()).await
-    }
-
-    /// Forgets an image that no sandbox of this node needs; gives the bytes freed.
-    pub async fn remove_image(self: &Arc<Self>, reference: &str) -> Result<u64, ImageError> {
-        let reference = reference.to_owned();
-        let work = move |this: &Self| this.images.remove(&reference, &layers::digests(&this.layers_dir()));
-        self.with_images("removing an image", work).await
-    }
-
-    /// The table of image aliases.
-    pub fn image_aliases(&self) -> Result<Vec<ImageAlias>, ImageError> {
-        self.images.aliases()
-    }
-
-    /// Changes the table of image aliases, for this node and those that share its images, for good.
-    pub async fn change_image_aliases(
-        self: &Arc<Self>,
-        with: impl FnOnce(&mut Vec<ImageAlias>) + Send + 'static,
-    ) -> Result<(), ImageError> {
-        self.with_images("changing aliases", |this| this.images.change_aliases(with)).await
-    }
-
-    async fn with_images<T: Send + 'static>(
-        self: &Arc<Self>,
-        what: &'static str,
-        work: impl FnOnce(&Self) -> Result<T, ImageError> + Send + 'static,
-    ) -> Result<T, ImageError> {
-        let this = Arc::clone(self);
-        let lost = |error| ImageError::Store { step: what.to_owned(), source: io::Error::other(error) };
-        tokio::task::spawn_blocking(move || work(&this)).await.map_err(lost)?
-    }
-
-    /// Forgets images that no Pod in `used` (manifest digests) needs; gives the bytes freed.
-    pub async fn prune_images(self: &Arc<Self>, used: Vec<String>) -> Result<u64, ImageError> {
-        self.with_images("pruning images", move |this| this.images.prune(&used.into_iter().collect())).await
     }
 }

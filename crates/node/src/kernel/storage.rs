@@ -6,14 +6,15 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::tree;
 use crate::runtime::StorageMechanism;
 
 mod disk;
 mod loops;
+mod trash;
 
 pub(crate) use disk::DiskSpace;
 use loops::Templates;
+use trash::Trash;
 
 /// Smallest file system worth making: below this the file system's own records are most of it.
 const SMALLEST: u64 = 4 << 20;
@@ -23,12 +24,13 @@ pub(crate) struct Storage {
     data_dir: PathBuf,
     /// Absent where file systems cannot be mounted.
     templates: Option<Templates>,
+    trash: Trash,
 }
 
 impl Storage {
     pub(crate) fn new(data_dir: &Path, privileged: bool) -> Self {
         let templates = privileged.then(|| Templates::new(&data_dir.join("templates"))).flatten();
-        Self { data_dir: data_dir.to_owned(), templates }
+        Self { data_dir: data_dir.to_owned(), templates, trash: Trash::open(data_dir.join("trash")) }
     }
 
     /// Whether limits can be held.
@@ -64,7 +66,8 @@ impl Storage {
         Ok(StorageMechanism::LoopFile)
     }
 
-    /// Removes a folder and everything in it.
+    /// Removes a folder and everything in it. It is gone when this returns; what it took of the disk comes back a moment later, or
+    /// at once when the disk is short.
     pub(crate) fn remove(&self, folder: &Path) -> io::Result<()> {
         if !folder.exists() {
             return Ok(());
@@ -72,15 +75,18 @@ impl Storage {
         if self.templates.is_some() {
             unmount_below(folder)?;
         }
-        tree::remove(folder)?;
-        match fs::remove_file(image_of(folder)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        self.trash.put(folder)?;
+        self.trash.put(&image_of(folder))
+    }
+
+    /// Gives back at once what removed folders still take of the disk.
+    pub(crate) fn empty_trash(&self) {
+        self.trash.empty();
     }
 
     /// Takes every mount below our folder away; what is in them stays.
     pub(crate) fn close(&self) {
+        self.trash.empty();
         if self.templates.is_some()
             && let Err(error) = unmount_below(&self.data_dir)
         {

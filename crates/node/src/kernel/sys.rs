@@ -429,6 +429,13 @@ pub(crate) fn register(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<Owned
     Ok(unsafe { tokio::io::unix::AsyncFd::register(fd) }?)
 }
 
+/// A descriptor that becomes readable when a process has ended.
+pub(crate) fn watch_process(pid: u32) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+    register(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
+}
+
 /// The number of a loop device that nobody uses.
 pub(crate) fn free_loop_device(control: BorrowedFd<'_>) -> io::Result<i32> {
     const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;

@@ -1,5 +1,6 @@
 //! The node's share of the network: addresses, our table, forwarding. Everything is undone when the last user goes.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
@@ -27,6 +28,8 @@ pub(crate) struct NodeNetwork {
     /// whoever it belongs to.
     tracked: Mutex<bool>,
     forwards: AtomicBool,
+    /// Cables of this process, and whether they have rules: one without is closed, and needs none to be.
+    cables_made: Mutex<HashMap<String, bool>>,
 }
 
 impl NodeNetwork {
@@ -40,6 +43,7 @@ impl NodeNetwork {
             word,
             tracked: Mutex::new(has_pods),
             forwards: AtomicBool::new(false),
+            cables_made: Mutex::new(HashMap::new()),
         };
         this.make_table(data_dir, has_pods)?;
         loopback_address(this.network.gateway(), true).inspect_err(|_| drop(delete_table(&this.table)))?;
@@ -95,15 +99,30 @@ impl NodeNetwork {
 
     /// A cable for a new Pod.
     pub(crate) fn cable(&self) -> VethPlan {
-        let number = rand::random::<u32>();
-        VethPlan { host_name: format!("{}{number:08x}", self.cables), gateway: self.gateway() }
+        let host_name = format!("{}{:08x}", self.cables, rand::random::<u32>());
+        self.cables_made.lock().insert(host_name.clone(), false);
+        VethPlan { host_name, gateway: self.gateway() }
     }
 
-    /// Opens what these rules allow, and closes the rest.
+    /// Whether a cable may have rules: those of an earlier process may.
+    pub(crate) fn may_have_rules(&self, veth: &VethPlan) -> bool {
+        self.cables_made.lock().get(&veth.host_name).is_none_or(|has_rules| *has_rules)
+    }
+
+    /// Whether these rules change nothing: a cable that never had any is as closed as one can be.
+    pub(crate) fn is_closed_already(&self, veth: &VethPlan, rules: &PodRules) -> bool {
+        rules.egress.is_empty() && rules.ingress.is_empty() && !self.may_have_rules(veth)
+    }
+
+    /// Opens what these rules allow, and closes the rest. Waits for the kernel.
     pub(crate) fn set_rules(&self, veth: &VethPlan, address: Ipv4Addr, rules: &PodRules) -> io::Result<()> {
+        if self.is_closed_already(veth, rules) {
+            return Ok(());
+        }
         if !rules.egress.is_empty() || !rules.ingress.is_empty() {
             self.open_up()?;
         }
+        self.cables_made.lock().insert(veth.host_name.clone(), true);
         let mut batch = Batch::new(&self.table);
         let directions = [
             ("from", chain_name("out", veth), filter::egress_rules(address, rules)),
@@ -120,8 +139,14 @@ impl NodeNetwork {
         batch.commit()
     }
 
-    /// Forgets a Pod's cable.
+    /// Forgets a Pod's cable. Waits for the kernel only when the cable may have rules.
     pub(crate) fn release(&self, veth: &VethPlan) -> io::Result<()> {
+        // Asking the kernel to take away what is not there makes it wait for every processor, and everybody behind us.
+        let has_rules = self.may_have_rules(veth);
+        self.cables_made.lock().remove(&veth.host_name);
+        if !has_rules {
+            return Ok(());
+        }
         let mut batch = Batch::new(&self.table);
         for (map, direction) in [("from", "out"), ("to", "in")] {
             let chain = chain_name(direction, veth);

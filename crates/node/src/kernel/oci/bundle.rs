@@ -81,8 +81,8 @@ impl Bundle {
     ) -> Result<Vec<PreparedBind>, Failure> {
         let failed = |(step, error): (&'static str, io::Error)| Failure::kernel(step, &error);
         let plan = rootfs::plan_root(pod, container);
-        let (stage, root) = (pod.dir.join("root"), self.rootfs());
-        rootfs::mount_tree(&plan, owner, &stage, &root, &container.spec.working_dir).map_err(failed)?;
+        let root = self.rootfs();
+        rootfs::mount_tree(&plan, owner, &pod.stage, &root, &container.spec.working_dir).map_err(failed)?;
         self.mounted.push(root);
         let read = |path: &str| rootfs::read_beneath(&self.rootfs(), path).unwrap_or_default();
         (self.passwd, self.groups) = (read("etc/passwd"), read("etc/group"));

@@ -175,6 +175,7 @@ fn mounts(steps: &[MountStep], binds: &[PreparedBind]) -> Vec<Value> {
             // Runtimes make the usual links and cover paths by themselves; binds follow below.
             MountStep::Link { .. }
             | MountStep::Bind { .. }
+            | MountStep::Text { .. }
             | MountStep::HideFile { .. }
             | MountStep::HideFolder { .. }
             | MountStep::ReadOnly { .. } => None,

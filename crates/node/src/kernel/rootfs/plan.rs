@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::kernel::plan::{ContainerPlan, PodPlan};
-use crate::runtime::{ImageContent, Mount, MountSource};
+use crate::runtime::{ImageContent, Mount, MountSource, RuntimeHandler};
 
 /// Whether a mount covers a folder or a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,17 +34,51 @@ pub(crate) struct RootPlan {
 /// One mount, or one thing made in the tree. Targets are absolute paths inside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MountStep {
-    Proc { target: String },
-    Sys { target: String },
-    MessageQueues { target: String },
-    Terminals { target: String, group: Option<u32> },
-    Memory { target: String, size: Option<u64>, mode: &'static str, no_exec: bool },
-    Devices { target: String },
-    Link { target: String, to: String },
-    Bind { source: BindSource, target: String, read_only: bool },
-    HideFile { target: String },
-    HideFolder { target: String },
-    ReadOnly { target: String },
+    Proc {
+        target: String,
+    },
+    Sys {
+        target: String,
+    },
+    MessageQueues {
+        target: String,
+    },
+    Terminals {
+        target: String,
+        group: Option<u32>,
+    },
+    Memory {
+        target: String,
+        size: Option<u64>,
+        mode: &'static str,
+        no_exec: bool,
+    },
+    Devices {
+        target: String,
+    },
+    Link {
+        target: String,
+        to: String,
+    },
+    Bind {
+        source: BindSource,
+        target: String,
+        read_only: bool,
+    },
+    /// A read-only file with this text.
+    Text {
+        target: String,
+        text: String,
+    },
+    HideFile {
+        target: String,
+    },
+    HideFolder {
+        target: String,
+    },
+    ReadOnly {
+        target: String,
+    },
 }
 
 /// What a bind shows, and how its source is opened.
@@ -71,6 +105,7 @@ impl MountStep {
             | Self::Devices { target }
             | Self::Link { target, .. }
             | Self::Bind { target, .. }
+            | Self::Text { target, .. }
             | Self::HideFile { target }
             | Self::HideFolder { target }
             | Self::ReadOnly { target } => target,
@@ -144,9 +179,13 @@ pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
     if let ImageContent::Host { shown, .. } = &container.spec.image.content {
         steps.extend(shown.iter().map(|path| own_bind(path, &path.to_string_lossy())));
     }
-    for name in ["hosts", "hostname", "resolv.conf"] {
-        steps.push(own_bind(&pod.dir.join("etc").join(name), &format!("/etc/{name}")));
-    }
+    steps.extend(own_files(pod).into_iter().map(|(name, text)| {
+        let target = format!("/etc/{name}");
+        match pod.spec.handler {
+            RuntimeHandler::BuiltIn => MountStep::Text { target, text },
+            RuntimeHandler::Oci { .. } => own_bind(&own_files_dir(&pod.dir).join(name), &target),
+        }
+    }));
     steps.extend(volume_steps(pod, container));
     let lowers = match &container.spec.image.content {
         ImageContent::Host { skeleton, .. } => vec![relative(skeleton, &pod.images_dir)],
@@ -163,6 +202,20 @@ pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
         steps,
         whole_host: (!container.walls.private_root).then(|| PathBuf::from("/")),
     }
+}
+
+/// The files of `/etc` that are about the Pod.
+pub(crate) fn own_files(pod: &PodPlan) -> [(&'static str, String); 3] {
+    [
+        ("hosts", pod.spec.hosts.replace("{pod_ip}", &pod.address.to_string())),
+        ("hostname", format!("{}\n", pod.spec.hostname)),
+        ("resolv.conf", pod.spec.resolv_conf.clone()),
+    ]
+}
+
+/// Where they are for runtimes that show files.
+pub(crate) fn own_files_dir(pod_dir: &Path) -> PathBuf {
+    pod_dir.join("etc")
 }
 
 fn volume_steps(pod: &PodPlan, container: &ContainerPlan) -> Vec<MountStep> {

@@ -199,7 +199,13 @@ impl KernelRuntime {
             return Err(RuntimeError::Refused(format!("{} (strict limits are asked for)", weak.message)));
         }
         let step = |source| RuntimeError::Kernel { step: "looking at the disk".to_owned(), source };
-        let Some(shortage) = DiskSpace::of(&self.config.data_dir).map_err(step)?.shortage() else { return Ok(()) };
+        let look = || DiskSpace::of(&self.config.data_dir).map(DiskSpace::shortage).map_err(step);
+        if look()?.is_none() {
+            return Ok(());
+        }
+        let storage = Arc::clone(&self.storage);
+        let _ = tokio::task::spawn_blocking(move || storage.empty_trash()).await;
+        let Some(shortage) = look()? else { return Ok(()) };
         let largest = self.largest_writer().await;
         let largest =
             largest.map_or_else(String::new, |(name, bytes)| format!("; {name} has written most, {} MiB", bytes >> 20));
@@ -255,6 +261,7 @@ impl KernelRuntime {
             dir: self.pod_dir(&spec.uid),
             ground,
             limits,
+            stage: stage_dir(&self.config.data_dir),
             images_dir: self.images.dir().to_owned(),
             weaknesses: self.weaknesses.clone(),
             spec,
@@ -307,6 +314,7 @@ impl KernelRuntime {
             limit: spec.limits.layer_bytes,
             root,
         };
+        self.unmounts.settle(&layers::key(&pod.keeper, &spec.name)).await;
         let layer =
             layers::ensure(&self.layers_dir(), wanted, &self.storage).map_err(step("making the writable layer"))?;
         sync_later(layer.join(layers::MARK));

@@ -4,15 +4,22 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
 use super::super::cgroup::CgroupPlan;
+use super::super::layers;
 use super::super::link::{Link, Notice, Reply};
 use super::super::plan::PodPlan;
+use super::super::sys;
+use super::super::wire::Call;
 use super::KernelRuntime;
-use crate::runtime::{ContainerState, Exit, PodSandbox, PodState, RuntimeEvent};
+use crate::runtime::{ContainerState, Exit, PodSandbox, PodState, RuntimeError, RuntimeEvent};
+
+/// Longest a supervisor takes to go after its last word.
+const EXIT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// One Pod with a supervisor.
 pub(super) struct Pod {
@@ -24,6 +31,8 @@ pub(super) struct Pod {
     books: Mutex<PodBooks>,
     /// Changes with every exit, for those who wait for one.
     changed: watch::Sender<()>,
+    /// One change of its network rules at a time, the last of which takes them away.
+    pub(super) rules_turn: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -45,7 +54,15 @@ impl Pod {
     ) -> Self {
         let containers = containers.into_iter().map(|state| (state.name.clone(), state)).collect();
         let books = PodBooks { containers, lost: link.is_closed(), ..PodBooks::default() };
-        Self { plan, sandbox, link, keeper, books: Mutex::new(books), changed: watch::Sender::new(()) }
+        Self {
+            plan,
+            sandbox,
+            link,
+            keeper,
+            books: Mutex::new(books),
+            changed: watch::Sender::new(()),
+            rules_turn: Mutex::new(()),
+        }
     }
 
     pub(super) fn state(&self) -> PodState {
@@ -67,6 +84,24 @@ impl Pod {
 
     pub(super) fn is_being_removed(&self) -> bool {
         self.books.lock().removing
+    }
+
+    /// Ends its processes and its supervisor. One that does not go is left to whoever kills its groups.
+    pub(super) async fn shut_down(&self) {
+        // Taken while it is there for certain: later its number may be another's.
+        let process = (!self.link.is_closed()).then(|| sys::watch_process(self.sandbox.supervisor_pid).ok()).flatten();
+        match self.link.call(Call::Shutdown, &[]).await {
+            Ok(_) => {}
+            Err(RuntimeError::SupervisorLost(_)) => return,
+            Err(error) => {
+                tracing::warn!(pod = self.sandbox.uid, %error, "Supervisor did not shut down; killing the Pod's groups");
+                return;
+            }
+        }
+        // Its groups can be removed once it has left them.
+        if let Some(process) = process {
+            let _ = tokio::time::timeout(EXIT_DEADLINE, process.readable()).await;
+        }
     }
 
     pub(super) fn note_started(&self, mut state: ContainerState) -> ContainerState {
@@ -128,17 +163,21 @@ impl KernelRuntime {
     ) -> io::Result<(Arc<Link>, oneshot::Receiver<Reply>)> {
         let (books, events) = (Arc::clone(&self.pods), self.events.clone());
         let (pod_uid, cgroup) = (uid.to_owned(), cgroup.clone());
+        let unmounts = Arc::clone(&self.unmounts);
         Link::start(uid.to_owned(), control, move |notice| {
-            let Some(pod) = books.lock().get(&pod_uid).cloned() else { return };
+            let pod = books.lock().get(&pod_uid).cloned();
             match notice {
-                Notice::Exited { container, attempt, exit } => {
+                Notice::Exited { container, attempt, exit, mounts } => {
+                    let keeper = pod.as_ref().map_or(pod_uid.as_str(), |pod| &pod.keeper);
+                    unmounts.take(&layers::key(keeper, &container), mounts);
+                    let Some(pod) = pod else { return };
                     pod.note_exited(&container, attempt, exit);
                     // Nobody listening is fine: states tell the same.
                     let _ =
                         events.send(RuntimeEvent::ContainerExited { pod: pod_uid.clone(), container, attempt, exit });
                 }
                 Notice::Lost => {
-                    if pod.note_lost() {
+                    if pod.is_some_and(|pod| pod.note_lost()) {
                         let _ = cgroup.kill();
                         let _ = events.send(RuntimeEvent::SupervisorLost { pod: pod_uid.clone() });
                     }

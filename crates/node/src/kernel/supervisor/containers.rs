@@ -28,6 +28,8 @@ pub(super) struct Container {
     /// While it runs.
     pub(super) pid: Option<i32>,
     pub(super) namespaces: Option<ContainerNamespaces>,
+    /// The way into its mounts, which stay as long as it is open.
+    pub(super) mounts: Option<OwnedFd>,
     pub(super) outputs: Vec<Output>,
     pub(super) sinks: Vec<Sink>,
     /// The pipe or terminal to write input into.
@@ -165,6 +167,10 @@ impl Supervisor {
             ),
             (Fork::Parent(pid), _) => pid,
         };
+        // From its first moment, if it has one of its own already: a short life must not unmount everything as it ends, and have
+        // whoever waits for it wait for the disk.
+        let own_mounts = self.namespaces.shared_processes.is_none();
+        let mounts = own_mounts.then(|| sys::open_namespace(pid, "mnt").ok()).flatten();
         drop((streams, child_report));
         let outcome = wait_for_exec(pid, &report, &mut self.buffer);
         let terminal = match outcome {
@@ -180,6 +186,7 @@ impl Supervisor {
         }
         // It may have ended already; commands cannot be run in it then, which is all these are for.
         let namespaces = ContainerNamespaces::of(pid).ok();
+        let mounts = mounts.or_else(|| sys::open_namespace(pid, "mnt").ok());
         let outputs =
             ends.outputs.into_iter().map(|(fd, stream)| Output::new(fd, stream)).collect::<io::Result<Vec<_>>>();
         let state = ContainerState {
@@ -195,6 +202,7 @@ impl Supervisor {
             state,
             pid: Some(pid),
             namespaces,
+            mounts,
             outputs: outputs.map_err(failed("preparing output"))?,
             sinks: Vec::new(),
             input: ends.input,
@@ -281,7 +289,8 @@ impl Supervisor {
         };
         container.drain(buffer);
         container.pid = None;
-        let namespaces = container.namespaces.take();
+        container.namespaces = None;
+        let mounts = container.mounts.take();
         container.outputs.clear();
         container.sinks.clear();
         container.input = None;
@@ -298,8 +307,8 @@ impl Supervisor {
         let cgroup = container.plan.cgroup.clone();
         // Closing the last way into a mount namespace unmounts it, which writes to the disk and takes its time: the node has
         // threads to spend on that.
-        let mounts = namespaces.as_ref().map(|namespaces| namespaces.mount.as_fd());
-        self.tell(None, &message, mounts.as_slice());
+        let mounts: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
+        self.tell(None, &message, &mounts);
         let _ = cgroup.kill();
         // Removing may have to wait for the last dying process; the Pod's own removal tries again.
         let _ = cgroup.remove();

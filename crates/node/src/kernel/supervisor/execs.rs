@@ -48,7 +48,7 @@ impl Supervisor {
             .iter()
             .find(|container| container.state.name == call.container && container.pid.is_some())
             .ok_or_else(missing)?;
-        let namespaces = container.namespaces.as_ref().ok_or_else(missing)?;
+        let (namespaces, mounts) = container.namespaces.as_ref().zip(container.mounts.as_ref()).ok_or_else(missing)?;
         let spec = &container.plan.spec;
         let env: Vec<_> = spec.env.iter().chain(&call.env).cloned().collect();
         let program = Program {
@@ -61,8 +61,8 @@ impl Supervisor {
             make_working_dir: false,
         };
         let run = |streams: Streams, report: &OwnedFd, placed: bool| -> ! {
-            let (pod, filter) = (&self.namespaces, &self.filter);
-            launch::exec_main(&self.plan, &container.plan, pod, namespaces, &program, streams, report, filter, placed)
+            let (plan, pod, filter) = (&container.plan, &self.namespaces, &self.filter);
+            launch::exec_main(&self.plan, plan, pod, namespaces, mounts, &program, streams, report, filter, placed)
         };
         let forked = self.fork_into(namespaces.pid.as_fd(), &container.plan.cgroup);
         let pid = match forked.map_err(failed("forking into the process namespace"))? {

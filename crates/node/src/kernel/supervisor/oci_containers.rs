@@ -63,6 +63,7 @@ impl Supervisor {
             state,
             pid: Some(pid),
             namespaces: None,
+            mounts: None,
             outputs: outputs.map_err(failed("preparing output"))?,
             sinks: Vec::new(),
             input: ends.input,

@@ -54,12 +54,11 @@ fn hide(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<()> {
     sys::setns(namespaces.uts.as_fd(), libc::CLONE_NEWUTS).step("joining the uts namespace")?;
     sys::setns(namespaces.net.as_fd(), libc::CLONE_NEWNET).step("joining the network namespace")?;
     sys::make_private_recursive(c"/").step("making mounts private")?;
-    let scratch = plan.dir.join("root");
     let attributes = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC | ATTR_RDONLY;
     let empty = new_mount("tmpfs", &[("mode", "0555"), ("size", "4k")], attributes).step("making an empty root")?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    move_mount(&empty, "", rustix::fs::CWD, &scratch, flags).step("attaching an empty root")?;
-    rustix::process::chdir(&scratch).step("entering the empty root")?;
+    move_mount(&empty, "", rustix::fs::CWD, &plan.stage, flags).step("attaching an empty root")?;
+    rustix::process::chdir(&plan.stage).step("entering the empty root")?;
     rustix::process::pivot_root(".", ".").step("changing the root")?;
     unmount(".", UnmountFlags::DETACH).step("leaving the old root")?;
     let _ = sys::set_process_name(c"pause");

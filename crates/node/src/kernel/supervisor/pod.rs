@@ -10,7 +10,7 @@ use super::super::launch::PodNamespaces;
 use super::super::net;
 use super::super::oci;
 use super::super::plan::{BLOCK_SIZE, GroundPlan, IdMode, PodPlan};
-use super::super::rootfs::{memory_volume_path, new_mount};
+use super::super::rootfs::{memory_volume_path, new_mount, own_files, own_files_dir};
 use super::super::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
 use super::super::walls::{Named, Step};
 use crate::runtime::RuntimeHandler;
@@ -45,8 +45,6 @@ impl Ground {
 /// Makes of its ground the Pod itself: limits, files, names, memory volumes.
 pub(super) fn settle(plan: &PodPlan, namespaces: &mut PodNamespaces) -> Step<()> {
     cgroup::apply(&plan.limits).step("setting the Pod's limits")?;
-    write_etc(plan).step("writing the Pod's files")?;
-    fs::create_dir_all(plan.dir.join("root")).step("making the Pod's folders")?;
     name_host(plan, namespaces).step("naming the Pod's host")?;
     if !plan.spec.sysctls.is_empty() {
         set_parameters(plan, namespaces).step("setting kernel parameters")?;
@@ -55,6 +53,7 @@ pub(super) fn settle(plan: &PodPlan, namespaces: &mut PodNamespaces) -> Step<()>
         memory_volumes(plan)?;
     }
     if matches!(plan.spec.handler, RuntimeHandler::Oci { .. }) {
+        write_etc(plan).step("writing the Pod's files")?;
         oci::prepare()?;
     }
     if plan.spec.share_processes {
@@ -131,22 +130,14 @@ fn write_parameter(name: &str, value: &str) -> io::Result<()> {
     fs::write(format!("/proc/sys/{}", name.replace('.', "/")), value)
 }
 
+/// Other runtimes show files, where ours shows text.
 fn write_etc(plan: &PodPlan) -> io::Result<()> {
-    let etc = plan.dir.join("etc");
-    match fs::create_dir(&etc) {
+    let folder = own_files_dir(&plan.dir);
+    match fs::create_dir(&folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        // Without its folder the Pod has been given up already, by a node that started after the one that asked for it died.
         other => other?,
     }
-    let address = plan.address.to_string();
-    for (name, text) in [
-        ("hosts", plan.spec.hosts.replace("{pod_ip}", &address)),
-        ("hostname", format!("{}\n", plan.spec.hostname)),
-        ("resolv.conf", plan.spec.resolv_conf.clone()),
-    ] {
-        fs::write(etc.join(name), text)?;
-    }
-    Ok(())
+    own_files(plan).into_iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
 }
 
 /// Enters a user namespace in which the caller's one id is root, with full power over what is made in it.
@@ -214,6 +205,7 @@ fn configure_inside(plan: &GroundPlan) -> io::Result<()> {
     if !plan.walls.network_namespace {
         return Ok(());
     }
+    net::no_ipv6();
     net::loopback_up()?;
     if plan.veth.is_none() {
         // Without a cable the address still exists inside: programs may bind it, and the node dials from within.

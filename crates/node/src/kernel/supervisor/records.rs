@@ -38,6 +38,9 @@ pub(crate) struct SupervisorRecord {
 }
 
 const SUPERVISOR: &str = "supervisor.json";
+const STARTED: &str = "started";
+const ENDED: &str = "ended";
+/// Where supervisors of earlier versions keep how their containers stand; now that is beside everything else.
 const CONTAINERS: &str = "containers";
 
 pub(crate) fn write_supervisor(dir: &Path, sandbox: &PodSandbox, spec: &PodSandboxSpec) -> io::Result<()> {
@@ -48,7 +51,6 @@ pub(crate) fn write_supervisor(dir: &Path, sandbox: &PodSandbox, spec: &PodSandb
         name: spec.name.clone(),
         owner: spec.owner.clone(),
     };
-    fs::create_dir_all(dir.join(CONTAINERS))?;
     replace(&dir.join(SUPERVISOR), &record)
 }
 
@@ -71,11 +73,15 @@ pub(crate) fn write_container(dir: &Path, state: &ContainerState) -> io::Result<
 
 /// All containers of a Pod, in no particular order. Files that cannot be read are left out.
 pub(crate) fn read_containers(dir: &Path) -> Vec<ContainerState> {
-    let Ok(entries) = fs::read_dir(dir.join(CONTAINERS)) else { return Vec::new() };
     let mut latest: BTreeMap<String, ContainerState> = BTreeMap::new();
-    let records = entries
-        .flatten()
-        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json"))
+    let records = [dir.to_owned(), dir.join(CONTAINERS)]
+        .into_iter()
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .flat_map(Iterator::flatten)
+        .filter(|entry| {
+            let name = entry.file_name();
+            [STARTED, ENDED].iter().any(|moment| name.to_string_lossy().ends_with(&format!(".{moment}.json")))
+        })
         .filter_map(|entry| read::<ContainerState>(&entry.path()).ok());
     for state in records {
         let rank = |state: &ContainerState| (state.attempt, state.exit.is_some());
@@ -87,8 +93,8 @@ pub(crate) fn read_containers(dir: &Path) -> Vec<ContainerState> {
 }
 
 fn container_path(dir: &Path, state: &ContainerState, attempt: u32, ended: bool) -> PathBuf {
-    let moment = if ended { "ended" } else { "started" };
-    dir.join(CONTAINERS).join(format!("{}.{attempt}.{moment}.json", state.name))
+    let moment = if ended { ENDED } else { STARTED };
+    dir.join(format!("{}.{attempt}.{moment}.json", state.name))
 }
 
 /// Whether the process of a record is still that process.
@@ -177,7 +183,6 @@ mod tests {
     #[test]
     fn the_latest_attempt_and_its_end_are_read() {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join(CONTAINERS)).unwrap();
         let exit = |code| Exit { code, signal: None, oom_killed: false, finished_at: jiff::Timestamp::UNIX_EPOCH };
         let state = |attempt, exit| ContainerState {
             name: "c".into(),
@@ -196,7 +201,11 @@ mod tests {
         assert_eq!(latest(), [(9, Some(exit(3)))]);
         write_container(dir.path(), &state(10, None)).unwrap();
         assert_eq!(latest(), [(10, None)]);
-        assert_eq!(fs::read_dir(dir.path().join(CONTAINERS)).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        let earlier = dir.path().join(CONTAINERS);
+        fs::create_dir(&earlier).unwrap();
+        fs::rename(dir.path().join("c.10.started.json"), earlier.join("c.10.started.json")).unwrap();
+        assert_eq!(latest(), [(10, None)], "of an earlier version");
     }
 
     #[test]

@@ -38,6 +38,7 @@ fn pod(ids: IdMode) -> PodPlan {
             walls: Walls::ALL,
         },
         limits: Vec::new(),
+        stage: "/data/stage".into(),
         images_dir: "/data/images".into(),
         weaknesses: Vec::new(),
     }
