@@ -34,10 +34,13 @@ const ROUTER_PORT: u16 = 8080;
 pub(crate) enum Dialer {
     Plain(HttpConnector),
     Tls(HttpsConnector<HttpConnector>),
-    /// To the router's Pod, looked for in these namespaces in turn.
+    /// To the router's Pod, looked for in these namespaces in turn. A cluster without one is no worse: then to the sandbox's own Pod, at
+    /// the address's port.
     Router {
         client: Client,
         namespaces: Vec<String>,
+        namespace: String,
+        sandbox: String,
     },
     /// To the Pod in which a sandbox runs now; the port is the address's.
     Sandbox {
@@ -75,27 +78,38 @@ impl Dialer {
                 let stream = tower::Service::call(&mut connector, uri).await?;
                 Ok(Stream(Box::new(TokioIo::new(stream))))
             }
-            Self::Router { client, namespaces } => {
-                let (namespace, pod, port) = router_pod(&client, &namespaces).await?;
+            Self::Router { client, namespaces, namespace, sandbox } => {
+                let Some((namespace, pod, port)) = router_pod(&client, &namespaces).await? else {
+                    let tried = namespaces.join(", then ");
+                    let nowhere = |error: BoxError| match error.downcast::<ClientError>().map(|known| *known) {
+                        Ok(known @ (ClientError::Suspended { .. } | ClientError::NotRunning { .. })) => known,
+                        Ok(known) => ClientError::NoRouter { tried, straight: known.to_string() },
+                        Err(error) => ClientError::NoRouter { tried, straight: error.to_string() },
+                    };
+                    return Ok(to_sandbox(&client, &namespace, &sandbox, &uri).await.map_err(nowhere)?);
+                };
                 Ok(Stream(Box::new(tunnel::forward(&client, &namespace, &pod, port).await?)))
             }
             Self::Pod { client, namespace, pod } => {
                 let port = uri.port_u16().unwrap_or(DEFAULT_PORT);
                 Ok(Stream(Box::new(tunnel::forward(&client, &namespace, &pod, port).await?)))
             }
-            Self::Sandbox { client, namespace, sandbox } => {
-                let api: Api<Sandbox> = Api::namespaced(client.clone(), &namespace);
-                let found = api.get(&sandbox).await?;
-                let pod = lookup::running_pod(&client, &found).await?;
-                let port = uri.port_u16().unwrap_or(DEFAULT_PORT);
-                Ok(Stream(Box::new(tunnel::forward(&client, &namespace, &pod.name_any(), port).await?)))
-            }
+            Self::Sandbox { client, namespace, sandbox } => to_sandbox(&client, &namespace, &sandbox, &uri).await,
         }
     }
 }
 
+/// A stream into the Pod in which the sandbox runs now.
+async fn to_sandbox(client: &Client, namespace: &str, sandbox: &str, uri: &Uri) -> Result<Stream, BoxError> {
+    let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+    let found = api.get(sandbox).await?;
+    let pod = lookup::running_pod(client, &found).await?;
+    let port = uri.port_u16().unwrap_or(DEFAULT_PORT);
+    Ok(Stream(Box::new(tunnel::forward(client, namespace, &pod.name_any(), port).await?)))
+}
+
 /// The router's running Pod behind its Service: namespace, name, port in the Pod.
-async fn router_pod(client: &Client, namespaces: &[String]) -> Result<(String, String, u16), ClientError> {
+async fn router_pod(client: &Client, namespaces: &[String]) -> Result<Option<(String, String, u16)>, ClientError> {
     for namespace in namespaces {
         let services: Api<Service> = Api::namespaced(client.clone(), namespace);
         let found = services.get_opt(ROUTER_SERVICE).await;
@@ -109,9 +123,9 @@ async fn router_pod(client: &Client, namespaces: &[String]) -> Result<(String, S
         let Some(pod) = list.items.into_iter().find(is_running) else { continue };
         let target = spec.ports.unwrap_or_default().into_iter().find(|port| port.port == i32::from(ROUTER_PORT));
         let port = target.and_then(|port| target_port(&pod, port.target_port)).unwrap_or(ROUTER_PORT);
-        return Ok((namespace.clone(), pod.name_any(), port));
+        return Ok(Some((namespace.clone(), pod.name_any(), port)));
     }
-    Err(ClientError::NoRouter { tried: namespaces.join(", then ") })
+    Ok(None)
 }
 
 fn is_running(pod: &Pod) -> bool {

@@ -42,9 +42,9 @@ pub enum ClientError {
     #[error("cannot connect to port {port} of `{name}`: {message}")]
     Dial { name: String, port: u16, message: String },
     #[error(
-        "no router: Service `sandbox-router-svc` with a running Pod was looked for in namespace {tried}. Install the router, or name its namespace"
+        "no router, and no way to the sandbox's own Pod ({straight}): Service `sandbox-router-svc` with a running Pod was looked for in namespace {tried}. Install the router, or name its namespace"
     )]
-    NoRouter { tried: String },
+    NoRouter { tried: String, straight: String },
     #[error("Gateway `{name}` in namespace `{namespace}` has no address after {}: {last}", human(*after))]
     NoGateway { name: String, namespace: String, after: Duration, last: String },
     #[error("`{name}` has no Service; set `spec.service: true` on its template, or connect by Pod address")]

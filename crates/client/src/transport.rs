@@ -85,8 +85,8 @@ impl Transport {
                 if namespaces[0] != options.namespace {
                     namespaces.push(options.namespace.clone());
                 }
-                let dialer = Dialer::Router { client: needs_kube()?, namespaces };
-                (Route::Router { base: "http://localhost".to_owned() }, dialer)
+                let (namespace, sandbox) = (options.namespace.clone(), options.name.clone());
+                (Route::Tunnel, Dialer::Router { client: needs_kube()?, namespaces, namespace, sandbox })
             }
             Connection::Gateway(gateway) => {
                 (Route::Gateway { client: needs_kube()?, options: gateway.clone() }, Dialer::plain())

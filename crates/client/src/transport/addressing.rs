@@ -20,6 +20,8 @@ pub(super) struct Known {
 pub(super) enum Route {
     /// A router: `base` plus headers.
     Router { base: String },
+    /// The router where there is one, else the daemon itself: it does not mind the headers.
+    Tunnel,
     /// A router behind a Gateway, whose address is waited for.
     Gateway { client: Client, options: GatewayOptions },
     /// The daemon itself.
@@ -96,7 +98,7 @@ impl Transport {
                 self.known().base = Some(base.clone());
                 Ok(base)
             }
-            Route::Daemon { address: None } => Ok(format!("http://localhost:{port}")),
+            Route::Tunnel | Route::Daemon { address: None } => Ok(format!("http://localhost:{port}")),
             Route::Daemon { address: Some(address) } => {
                 if let Some(base) = self.known().base.clone() {
                     return Ok(format!("{base}:{port}"));

@@ -43,7 +43,9 @@ pub(crate) fn typed(error: HttpError) -> Option<ClientError> {
     while let Some(cause) = next {
         if let Some(known) = cause.downcast_ref::<ClientError>() {
             return match known {
-                ClientError::NoRouter { tried } => Some(ClientError::NoRouter { tried: tried.clone() }),
+                ClientError::NoRouter { tried, straight } => {
+                    Some(ClientError::NoRouter { tried: tried.clone(), straight: straight.clone() })
+                }
                 ClientError::Suspended { name } => Some(ClientError::Suspended { name: name.clone() }),
                 ClientError::NotRunning { name, last } => {
                     Some(ClientError::NotRunning { name: name.clone(), last: last.clone() })
