@@ -53,8 +53,9 @@ struct Version {
     description: &'static str,
 }
 
+/// Large pieces are moved to their places, here and in the kinds' own modules: `json!` would copy them at every level.
 fn definition(names: &Names, v1beta1: Version, v1alpha1: Version) -> Value {
-    json!({
+    let mut definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": { "name": format!("{}.{}", names.plural, names.group) },
@@ -77,12 +78,11 @@ fn definition(names: &Names, v1beta1: Version, v1alpha1: Version) -> Value {
                     },
                 },
             },
-            "versions": [
-                version(names, groups::V1BETA1, v1beta1),
-                version(names, groups::V1ALPHA1, v1alpha1),
-            ],
         },
-    })
+    });
+    let versions = vec![version(names, groups::V1BETA1, v1beta1), version(names, groups::V1ALPHA1, v1alpha1)];
+    definition["spec"]["versions"] = versions.into();
+    definition
 }
 
 fn version(names: &Names, name: &str, version: Version) -> Value {
@@ -90,8 +90,8 @@ fn version(names: &Names, name: &str, version: Version) -> Value {
         "apiVersion": schema::text(),
         "kind": schema::text(),
         "metadata": { "type": "object" },
-        "spec": version.spec,
     });
+    properties["spec"] = version.spec;
     let mut subresources = json!({});
     if let Some(status) = version.status {
         properties["status"] = status;
@@ -113,10 +113,10 @@ fn version(names: &Names, name: &str, version: Version) -> Value {
                 "description": version.description,
                 "type": "object",
                 "required": ["spec"],
-                "properties": properties,
             },
         },
     });
+    out["schema"]["openAPIV3Schema"]["properties"] = properties;
     if name == groups::V1ALPHA1 {
         let (group, kind) = (names.group, names.kind);
         out["deprecated"] = true.into();

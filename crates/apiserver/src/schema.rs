@@ -20,6 +20,7 @@ use crate::{
 mod compile;
 mod defaults;
 mod formats;
+mod patterns;
 mod prune;
 mod validate;
 

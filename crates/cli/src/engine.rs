@@ -2,6 +2,7 @@
 
 mod backend;
 mod control;
+mod definitions;
 mod gateway;
 mod hosting;
 pub(crate) mod install;
@@ -34,6 +35,8 @@ pub(crate) use requests::{EngineReply, EngineRequest, Login, Parts, perform};
 
 /// Name of cluster, user and context in the kubeconfig.
 const CONTEXT: &str = "agent-sandbox";
+/// Everything that the controller asks for is in this process: more than this is a fault.
+const CONTROLLER_START: Duration = Duration::from_secs(60);
 /// Requests under way get this long when the engine stops.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -102,7 +105,7 @@ impl Engine {
         let install = async {
             match whole {
                 true => {
-                    tokio::try_join!(install::definitions(&client), router_objects::create_system_namespace(&client))
+                    tokio::try_join!(definitions::install(&client), router_objects::create_system_namespace(&client))
                         .map(drop)
                 }
                 false => Ok(()),
@@ -166,6 +169,10 @@ impl Engine {
             self.chores.push(AbortOnDropHandle::new(serving));
         }
         self.chores.push(AbortOnDropHandle::new(tokio::spawn(router_objects::keep(client))));
+        if let Some(controller) = &self.controller {
+            let at_work = tokio::time::timeout(CONTROLLER_START, controller.at_work()).await;
+            at_work.context("the controller does not come to work; its log says why")?;
+        }
         Ok(())
     }
 

@@ -5,6 +5,7 @@ mod commands;
 mod data;
 mod engine;
 mod host;
+mod memory;
 mod output;
 mod target;
 mod terminal;

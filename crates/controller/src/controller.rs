@@ -55,6 +55,8 @@ pub enum ControllerError {
 pub struct Controller {
     pub store: Arc<Store>,
     pub metrics: Arc<Metrics>,
+    /// Cancelled once everything is known and work has begun.
+    at_work: CancellationToken,
     task: tokio::task::JoinHandle<Result<(), ControllerError>>,
 }
 
@@ -72,8 +74,14 @@ impl Controller {
         }
         let store = Store::patient(routes, config.cache_label_selectors, PATIENCE);
         let metrics = Arc::new(Metrics::over(&store));
-        let run = run(clients, config, store.clone(), metrics.clone(), shutdown);
-        Self { store, metrics, task: tokio::spawn(run) }
+        let at_work = CancellationToken::new();
+        let run = run(clients, config, store.clone(), metrics.clone(), at_work.clone(), shutdown);
+        Self { store, metrics, at_work, task: tokio::spawn(run) }
+    }
+
+    /// Waits until the controller knows everything that is stored and works on it. One that ends before never does.
+    pub async fn at_work(&self) {
+        self.at_work.cancelled().await;
     }
 
     /// Waits for the controller to end.
@@ -87,6 +95,7 @@ async fn run(
     config: Config,
     store: Arc<Store>,
     metrics: Arc<Metrics>,
+    at_work: CancellationToken,
     shutdown: CancellationToken,
 ) -> Result<(), ControllerError> {
     // Everything below ends with this token: when asked to, or when a part fails.
@@ -126,6 +135,7 @@ async fn run(
     let ports: Arc<dyn Ports> =
         Arc::new(KubePorts::new(clients, gate, metrics.clone(), Pace::new(config.api_rate.0, config.api_rate.1)));
     let mut workers = start_workers(&config, &store, &metrics, ports, &tracing);
+    at_work.cancel();
 
     let outcome = match &mut leadership {
         Some((lead, _)) => tokio::select! {

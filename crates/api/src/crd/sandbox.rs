@@ -56,11 +56,10 @@ pub(super) fn definition(kubernetes: &Schemas) -> Value {
 
 /// The fields of both versions. The rule stands in both: through v1alpha1 an edit would change nothing but the object.
 fn spec(kubernetes: &Schemas) -> Value {
-    json!({
+    let mut spec = json!({
         "type": "object",
         "required": ["podTemplate"],
         "properties": {
-            "podTemplate": schema::pod_template(kubernetes),
             "volumeClaimTemplates": schema::volume_claim_templates(kubernetes),
             "service": schema::service(),
             "shutdownTime": schema::described(schema::time(), "When the Sandbox ends."),
@@ -73,7 +72,9 @@ fn spec(kubernetes: &Schemas) -> Value {
             "rule": "has(self.volumeClaimTemplates) == has(oldSelf.volumeClaimTemplates) && (!has(self.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",
             "message": "volumeClaimTemplates is immutable",
         }],
-    })
+    });
+    spec["properties"]["podTemplate"] = schema::pod_template(kubernetes);
+    spec
 }
 
 fn status() -> Value {

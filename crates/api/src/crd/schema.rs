@@ -40,15 +40,16 @@ pub(super) fn pod_metadata() -> Value {
 }
 
 pub(super) fn pod_template(kubernetes: &Schemas) -> Value {
-    json!({
+    let mut template = json!({
         "description": "The Pod to run.",
         "type": "object",
         "required": ["spec"],
         "properties": {
             "metadata": described(pod_metadata(), "Labels and annotations of the Pod; those of agents.x-k8s.io are reserved."),
-            "spec": described(kubernetes.expand("PodSpec"), "The Pod's spec, as in a Pod."),
         },
-    })
+    });
+    template["properties"]["spec"] = described(kubernetes.expand("PodSpec"), "The Pod's spec, as in a Pod.");
+    template
 }
 
 pub(super) fn volume_claim_templates(kubernetes: &Schemas) -> Value {

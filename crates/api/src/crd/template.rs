@@ -27,11 +27,10 @@ pub(super) fn definition(kubernetes: &Schemas) -> Value {
 
 fn spec(kubernetes: &Schemas) -> Value {
     let rules = |name| json!({ "type": "array", "items": kubernetes.expand(name) });
-    json!({
+    let mut spec = json!({
         "type": "object",
         "required": ["podTemplate"],
         "properties": {
-            "podTemplate": schema::pod_template(kubernetes),
             "volumeClaimTemplates": schema::volume_claim_templates(kubernetes),
             "service": schema::service(),
             "networkPolicy": {
@@ -51,7 +50,9 @@ fn spec(kubernetes: &Schemas) -> Value {
                 "Whether claims may bring environment variables, new ones only or also in place of the template's.",
             ),
         },
-    })
+    });
+    spec["properties"]["podTemplate"] = schema::pod_template(kubernetes);
+    spec
 }
 
 fn injection_policy() -> Value {

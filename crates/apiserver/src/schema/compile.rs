@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use regex::Regex;
 use serde_json::Value;
 
-use super::{Checks, ListType, Schema, Type};
+use super::{Checks, ListType, Schema, Type, patterns};
 use crate::{
     cel::Rule,
     status::{FieldError, Path},
@@ -216,7 +215,7 @@ fn list_type(raw: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) -> List
 fn checks(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldError>) -> Checks {
     let size = |key: &str| raw[key].as_u64().map(|n| n as usize);
     let bound = |key: &str, exclusive: &str| raw[key].as_f64().map(|n| (n, raw[exclusive] == true));
-    let pattern = raw["pattern"].as_str().and_then(|text| match Regex::new(text) {
+    let pattern = raw["pattern"].as_str().and_then(|text| match patterns::compile(text) {
         Ok(regex) => Some(regex),
         Err(e) => {
             let why = format!("must be a valid regular expression, but isn't: {e}");

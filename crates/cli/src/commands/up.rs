@@ -7,7 +7,7 @@ use crate::{
     args::{DownArgs, GlobalArgs, RouterAuth, StatusArgs, UpArgs},
     data::{DataDir, Running, start_ticks},
     engine::{Doors, Engine, EngineConfig, Hosting, Persistence, install},
-    host, output,
+    host, memory, output,
     target::Target,
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxWarmPool};
@@ -50,6 +50,7 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
         },
         hosting: Hosting { images: Some(data.images()), ..args.hosting.hosting() },
     };
+    let start = memory::Start::begin();
     let engine = Engine::start(config).await.map_err(host::blame)?;
     for weakness in engine.kernel().weaknesses() {
         eprintln!("note: {}", weakness.message);
@@ -60,6 +61,7 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
     if let Some(address) = engine.metrics_address() {
         output::print(&format!("  metrics:  http://{address}/metrics\n"))?;
     }
+    start.settled();
     // Ctrl-C is the user saying that they are done; anything else may be an upgrade, and sandboxes go on.
     let stop_sandboxes = tokio::select! {
         _ = interrupt.recv() => true,

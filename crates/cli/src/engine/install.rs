@@ -1,50 +1,20 @@
-//! What the engine puts into its API: the CRDs always, the ready-made template and pool once.
+//! What the engine puts into its API once: the ready-made template and pool.
 
 use agent_sandbox_api::{
-    crd, keys,
+    keys,
     template::{NetworkPolicyManagement, PodMetadata},
     v1beta1::{SandboxTemplate, SandboxWarmPool},
 };
 use agent_sandbox_client::{self as sdk, ContainerOptions};
-use anyhow::{Context as _, Result};
-use k8s_openapi::{
-    api::core::v1::ConfigMap, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-};
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams, PostParams},
-};
-use serde_json::{Value, json};
+use anyhow::Result;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, Client, api::PostParams};
 use std::collections::BTreeMap;
 
 /// The name that examples everywhere use; clients of every version find it as a template or as a pool.
 pub(crate) const READY_MADE: &str = "python-sandbox-template";
 /// Remembers that the ready-made objects were created, so that a user who deletes them is not given them again.
 const MARKER: &str = "agent-sandbox-ready-made";
-
-/// Installs the CRDs of this version, over those of an older one. The embedded API serves them from that moment on.
-pub(crate) async fn definitions(client: &Client) -> Result<()> {
-    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    // Together, so that they reach the disk together.
-    let installed = crd::crds().into_iter().map(|definition| {
-        let api = api.clone();
-        async move {
-            let name = definition["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-            put(&api, &name, &definition).await.with_context(|| format!("cannot install {name}"))
-        }
-    });
-    futures::future::try_join_all(installed).await.map(drop)
-}
-
-async fn put(api: &Api<CustomResourceDefinition>, name: &str, definition: &Value) -> Result<()> {
-    match api.create(&PostParams::default(), &serde_json::from_value(definition.clone())?).await {
-        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
-        other => return Ok(other.map(drop)?),
-    }
-    let spec = json!({"spec": definition["spec"]});
-    api.patch(name, &PatchParams::default(), &Patch::Merge(spec)).await?;
-    Ok(())
-}
 
 /// Creates the ready-made template and its warm pool, the first time only and never over anything of the user's.
 pub(crate) async fn ready_made(client: &Client, warm: u32) -> Result<()> {
