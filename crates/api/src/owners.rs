@@ -18,13 +18,25 @@ pub enum Ownership {
     Foreign,
 }
 
+/// Metadata with owner references, in whatever form a program keeps it.
+pub trait Owned {
+    /// All of them, in the object's order.
+    fn owner_references(&self) -> &[OwnerReference];
+}
+
+impl Owned for ObjectMeta {
+    fn owner_references(&self) -> &[OwnerReference] {
+        self.owner_references.as_deref().unwrap_or_default()
+    }
+}
+
 /// The one reference that says `controller: true`.
-pub fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
-    metadata.owner_references.as_deref()?.iter().find(|reference| reference.controller == Some(true))
+pub fn controller_of<M: Owned>(metadata: &M) -> Option<&OwnerReference> {
+    metadata.owner_references().iter().find(|reference| reference.controller == Some(true))
 }
 
 /// How the object stands to the owner with this uid. An empty uid owns nothing.
-pub fn ownership(metadata: &ObjectMeta, owner_uid: &str) -> Ownership {
+pub fn ownership<M: Owned>(metadata: &M, owner_uid: &str) -> Ownership {
     match controller_of(metadata) {
         None => Ownership::Unowned,
         Some(reference) if !owner_uid.is_empty() && reference.uid == owner_uid => Ownership::Owned,
@@ -38,12 +50,12 @@ pub fn is_kind(reference: &OwnerReference, group: &str, kind: &str) -> bool {
 }
 
 /// The controller reference, when it is a warm pool.
-pub fn owning_pool(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+pub fn owning_pool<M: Owned>(metadata: &M) -> Option<&OwnerReference> {
     controller_of(metadata).filter(|reference| is_kind(reference, groups::EXTENSIONS, groups::SANDBOX_WARM_POOL))
 }
 
 /// The controller reference, when it is a claim.
-pub fn owning_claim(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+pub fn owning_claim<M: Owned>(metadata: &M) -> Option<&OwnerReference> {
     controller_of(metadata).filter(|reference| is_kind(reference, groups::EXTENSIONS, groups::SANDBOX_CLAIM))
 }
 

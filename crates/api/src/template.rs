@@ -1,6 +1,7 @@
 //! Parts of specs that both versions and several kinds share: Pod templates, claim templates for volumes, policies.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,12 +15,20 @@ pub struct PodTemplate {
     /// core/v1 PodSpec, opaque.
     #[serde(default)]
     pub spec: Opaque,
+    /// Shared, as the spec is: members of a pool all carry the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metadata: Option<PodMetadata>,
+    pub metadata: Option<Arc<PodMetadata>>,
+}
+
+impl PodTemplate {
+    /// A copy of the metadata to change; empty when there is none.
+    pub fn metadata(&self) -> PodMetadata {
+        self.metadata.as_deref().cloned().unwrap_or_default()
+    }
 }
 
 /// Labels and annotations; nothing else of a Pod's metadata can be asked for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodMetadata {
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,9 +6,11 @@ use agent_sandbox_api::{
     names,
     quantity::Quantity,
     template::{NetworkPolicyManagement, VolumeClaimTemplate},
-    v1beta1::{Sandbox, SandboxTemplate},
+    v1beta1::SandboxTemplate,
 };
 use serde_json::{Value, json};
+
+use crate::object::Sandbox;
 
 /// Public resolvers: the default network policy closes the cluster's own.
 const NAMESERVERS: [&str; 2] = ["8.8.8.8", "1.1.1.1"];

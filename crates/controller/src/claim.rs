@@ -21,7 +21,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use agent_sandbox_api::{
     conditions::{self, ConditionType, Reason},
-    v1beta1::{OperatingMode, Sandbox},
+    v1beta1::OperatingMode,
 };
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -32,7 +32,7 @@ use crate::{
     clock::Clock,
     events::Events,
     metrics::Metrics,
-    object::Key,
+    object::{Key, Sandbox},
     ports::Ports,
     reconcile::{Next, ReconcileError, Reconciler},
     store::{Store, Target},

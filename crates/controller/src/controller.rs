@@ -4,11 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use agent_sandbox_api::{
     keys::labels,
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
 };
 use agent_sandbox_telemetry::Spans;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::Api;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -21,7 +20,7 @@ use crate::{
     kube_ports::{Clients, KubePorts},
     lease::{self, Gate},
     metrics::Metrics,
-    object::{Kind, Pod, Pvc, Service},
+    object::{Kind, Pod, Pvc, Sandbox, Service},
     pace::Pace,
     pool::{self, PoolReconciler},
     ports::Ports,
@@ -246,16 +245,13 @@ fn start_reflectors(
 
 /// Brings a new leader's caches to the present: a standby's watches may lag behind what its predecessor wrote.
 async fn catch_up(clients: &Clients, config: &Config, store: &Store) {
-    async fn relist<K: Known + Clone>(client: &kube::Client, namespace: Option<&String>, store: &Store) {
-        let api: Api<K> = match namespace {
-            Some(namespace) => Api::namespaced(client.clone(), namespace),
-            None => Api::all(client.clone()),
-        };
+    async fn relist<K: Known>(client: &kube::Client, namespace: Option<&String>, store: &Store) {
+        let scope = Scope { namespace: namespace.cloned(), label: None };
         loop {
-            match reflector::list(&api, &Scope::default()).await {
+            match reflector::list::<K>(client, &scope).await {
                 Ok((items, version)) => return store.learn(News::List(items, version.parse().unwrap_or(0))),
                 Err(error) => {
-                    warn!(kind = K::KIND, %error, "Could not list before the first write");
+                    warn!(kind = K::KIND_OF.name(), %error, "Could not list before the first write");
                     tokio::time::sleep(FIRST_LIST_RETRY).await;
                 }
             }

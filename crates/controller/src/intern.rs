@@ -1,4 +1,4 @@
-//! Equal Pod specs are kept once: the ten thousand Sandboxes of a pool share one.
+//! Equal values are kept once: the ten thousand Sandboxes of a pool share one Pod spec, one set of labels, one owner.
 
 use std::{
     collections::HashMap,
@@ -6,54 +6,95 @@ use std::{
     sync::{Arc, LazyLock, Weak},
 };
 
-use agent_sandbox_api::Opaque;
+use agent_sandbox_api::{Opaque, template::PodMetadata};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-/// Specs in use, by hash of their text. An entry dies with the last object that uses it.
-#[derive(Default)]
-struct Shelf {
-    specs: HashMap<u64, Vec<Weak<Value>>>,
+use crate::object::PodCondition;
+
+/// Values in use, by hash. An entry dies with the last object that uses it.
+struct Shelf<T: ?Sized> {
+    values: HashMap<u64, Vec<Weak<T>>>,
     /// At this many entries dead ones are swept out.
     sweep_at: usize,
 }
 
-impl Shelf {
-    /// Sweeps when the number of entries has doubled since the last time, so that it costs little on average.
-    fn sweep(&mut self) {
-        if self.specs.len() >= self.sweep_at.max(FIRST_SWEEP) {
-            self.specs.retain(|_, twins| {
-                twins.retain(|twin| twin.strong_count() > 0);
-                !twins.is_empty()
-            });
-            self.sweep_at = self.specs.len() * 2;
-        }
-    }
-
-    /// An equal value that is in memory already; otherwise this one is remembered.
-    fn twin_of(&mut self, spec: &Arc<Value>) -> Option<Arc<Value>> {
-        self.sweep();
-        let mut hasher = DefaultHasher::new();
-        spec.to_string().hash(&mut hasher);
-        let twins = self.specs.entry(hasher.finish()).or_default();
-        twins.retain(|twin| twin.strong_count() > 0);
-        let twin = twins.iter().filter_map(Weak::upgrade).find(|twin| **twin == **spec);
-        if twin.is_none() {
-            twins.push(Arc::downgrade(spec));
-        }
-        twin
+impl<T: ?Sized> Default for Shelf<T> {
+    fn default() -> Self {
+        Self { values: HashMap::new(), sweep_at: FIRST_SWEEP }
     }
 }
 
-static SPECS: LazyLock<Mutex<Shelf>> = LazyLock::new(Mutex::default);
 const FIRST_SWEEP: usize = 1024;
 
-/// Replaces the value by an equal one that is already in memory, if there is one.
-pub(crate) fn intern(spec: &mut Opaque) {
-    let twin = SPECS.lock().twin_of(spec.as_arc());
-    if let Some(twin) = twin {
-        *spec = Opaque::from(twin);
+impl<T: PartialEq + ?Sized> Shelf<T> {
+    /// Sweeps when the number of entries has doubled since the last time, so that it costs little on average.
+    fn sweep(&mut self) {
+        if self.values.len() >= self.sweep_at {
+            self.values.retain(|_, twins| {
+                twins.retain(|twin| twin.strong_count() > 0);
+                !twins.is_empty()
+            });
+            self.sweep_at = FIRST_SWEEP.max(self.values.len() * 2);
+        }
     }
+
+    /// An equal value that is in memory already, else what `make` makes, which is remembered.
+    fn twin_of(&mut self, hash: u64, value: &T, make: impl FnOnce() -> Arc<T>) -> Arc<T> {
+        self.sweep();
+        let twins = self.values.entry(hash).or_insert_with(|| Vec::with_capacity(1));
+        if let Some(twin) = twins.iter().filter_map(Weak::upgrade).find(|twin| **twin == *value) {
+            return twin;
+        }
+        twins.retain(|twin| twin.strong_count() > 0);
+        let new = make();
+        twins.push(Arc::downgrade(&new));
+        new
+    }
+}
+
+fn hash_of(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+macro_rules! shelf {
+    ($name:ident: $type:ty) => {
+        static $name: LazyLock<Mutex<Shelf<$type>>> = LazyLock::new(Mutex::default);
+    };
+}
+
+shelf!(TEXTS: str);
+shelf!(SPECS: Value);
+shelf!(METADATA: PodMetadata);
+shelf!(OWNERS: [OwnerReference]);
+shelf!(CONDITIONS: [PodCondition]);
+
+/// A text that many objects have in common, such as a namespace or a node's name.
+pub(crate) fn text(value: &str) -> Arc<str> {
+    TEXTS.lock().twin_of(hash_of(value), value, || value.into())
+}
+
+pub(crate) fn spec(value: &mut Opaque) {
+    let arc = value.as_arc();
+    let twin = SPECS.lock().twin_of(hash_of(arc), arc, || arc.clone());
+    *value = Opaque::from(twin);
+}
+
+pub(crate) fn metadata(value: &mut Arc<PodMetadata>) {
+    let twin = METADATA.lock().twin_of(hash_of(&*value), value, || value.clone());
+    *value = twin;
+}
+
+pub(crate) fn owners(value: Vec<OwnerReference>) -> Arc<[OwnerReference]> {
+    let hash = hash_of(value.iter().map(|owner| owner.uid.as_str()).collect::<Vec<_>>());
+    OWNERS.lock().twin_of(hash, &value, || value.clone().into())
+}
+
+pub(crate) fn conditions(value: Vec<PodCondition>) -> Arc<[PodCondition]> {
+    CONDITIONS.lock().twin_of(hash_of(&value), &value, || value.clone().into())
 }
 
 #[cfg(test)]
@@ -64,29 +105,36 @@ mod tests {
 
     #[test]
     fn equal_specs_share_memory_and_different_ones_do_not() {
-        let spec = |image: &str| Opaque::from(json!({ "containers": [{ "image": image }] }));
-        let (mut one, mut two, mut other) = (spec("interned-a"), spec("interned-a"), spec("interned-b"));
-        intern(&mut one);
-        intern(&mut two);
-        intern(&mut other);
+        let make = |image: &str| Opaque::from(json!({ "containers": [{ "image": image }] }));
+        let (mut one, mut two, mut other) = (make("interned-a"), make("interned-a"), make("interned-b"));
+        spec(&mut one);
+        spec(&mut two);
+        spec(&mut other);
         assert!(Arc::ptr_eq(one.as_arc(), two.as_arc()));
         assert!(!Arc::ptr_eq(one.as_arc(), other.as_arc()));
         assert_eq!(two["containers"][0]["image"], "interned-a");
     }
 
     #[test]
+    fn owners_that_differ_in_more_than_the_uid_are_kept_apart() {
+        let owner = |name: &str| OwnerReference { uid: "u".into(), name: name.into(), ..OwnerReference::default() };
+        let (one, two, other) = (owners(vec![owner("a")]), owners(vec![owner("a")]), owners(vec![owner("b")]));
+        assert!(Arc::ptr_eq(&one, &two));
+        assert_eq!(other[0].name, "b");
+    }
+
+    #[test]
     fn the_dead_are_swept_out_and_the_living_stay() {
-        let mut shelf = Shelf::default();
-        let living: Vec<Arc<Value>> = (0..FIRST_SWEEP / 2).map(|number| Arc::new(json!(number))).collect();
-        for spec in &living {
-            assert!(shelf.twin_of(spec).is_none());
-        }
-        for number in 0..3 * FIRST_SWEEP {
-            shelf.twin_of(&Arc::new(json!({ "dead": number })));
-        }
-        assert!(shelf.specs.len() <= 2 * FIRST_SWEEP, "{}", shelf.specs.len());
-        for spec in &living {
-            assert!(shelf.twin_of(&Arc::new((**spec).clone())).is_some_and(|twin| Arc::ptr_eq(&twin, spec)));
+        let mut shelf: Shelf<Value> = Shelf::default();
+        let mut twin = |value: Value| {
+            let arc = Arc::new(value);
+            (shelf.twin_of(hash_of(&arc), &arc, || arc.clone()), shelf.values.len())
+        };
+        let living: Vec<Arc<Value>> = (0..FIRST_SWEEP / 2).map(|number| twin(json!(number)).0).collect();
+        let entries = (0..3 * FIRST_SWEEP).map(|number| twin(json!({ "dead": number })).1).max();
+        assert!(entries <= Some(2 * FIRST_SWEEP), "{entries:?}");
+        for value in &living {
+            assert!(Arc::ptr_eq(&twin((**value).clone()).0, value));
         }
     }
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     clock::Clock,
-    object::{Cached, Key, Kind, Object},
+    object::{Cached, Key, Kind, Object, Sandbox},
     ports::{ApiError, Lane, Ports},
     request::{Precondition, Propagation, Request, Verb},
     store::Store,
@@ -250,7 +250,7 @@ fn deliver(store: &Store, entry: &Entry) {
         let object: K = serde_json::from_value(entry.object.clone()).expect("stored objects decode");
         store.learn(if entry.gone { News::Deletion(object) } else { News::Event(object) });
     }
-    use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+    use agent_sandbox_api::v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool};
     match entry.kind {
         Kind::Sandbox => typed::<Sandbox>(store, entry),
         Kind::Claim => typed::<SandboxClaim>(store, entry),

@@ -3,20 +3,28 @@
 //! Our own four kinds are kept whole. Of Pods, PVCs and Services only what a decision may depend on is decoded, so that ten thousand
 //! sandboxes fit in tens of megabytes and a watch event costs little to parse.
 
+mod children;
+mod meta;
+mod sandbox;
+
 use std::{fmt, sync::Arc};
 
 use agent_sandbox_api::{
     owners,
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
 };
 use k8s_openapi::{
-    Metadata, NamespaceResourceScope, Resource,
     api::networking::v1::NetworkPolicy,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 
-use crate::{intern::intern, world::IndexKey};
+pub use self::{
+    children::{Pod, PodCondition, PodIp, PodSpec, PodStatus, Pvc, Service, ServicePort, ServiceSpec},
+    meta::{About, Meta, Pairs},
+    sandbox::Sandbox,
+};
+use crate::world::IndexKey;
 
 /// Namespace and name of an object of a known kind.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,9 +42,11 @@ impl Key {
     pub fn sibling(&self, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: self.namespace.clone(), name: name.into() }
     }
+}
 
-    pub fn of(meta: &ObjectMeta) -> Self {
-        Self::new(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
+impl Default for Key {
+    fn default() -> Self {
+        Self::new("", "")
     }
 }
 
@@ -105,65 +115,67 @@ impl Kind {
         }
     }
 
-    /// The collection's URL path inside a namespace.
-    pub fn path(self, namespace: &str) -> String {
-        let root = match self.group_version() {
+    fn root(self) -> String {
+        match self.group_version() {
             "v1" => "/api/v1".to_owned(),
             group_version => format!("/apis/{group_version}"),
-        };
-        format!("{root}/namespaces/{namespace}/{}", self.plural())
+        }
+    }
+
+    /// The collection's URL path inside a namespace.
+    pub fn path(self, namespace: &str) -> String {
+        format!("{}/namespaces/{namespace}/{}", self.root(), self.plural())
+    }
+
+    /// The collection's URL path in the whole cluster.
+    pub fn path_everywhere(self) -> String {
+        format!("{}/{}", self.root(), self.plural())
     }
 }
 
 /// An object that the store caches.
-pub trait Cached:
-    Metadata<Ty = ObjectMeta>
-    + Resource<Scope = NamespaceResourceScope>
-    + DeserializeOwned
-    + fmt::Debug
-    + Send
-    + Sync
-    + 'static
-{
+pub trait Cached: DeserializeOwned + fmt::Debug + Send + Sync + 'static {
+    type Meta: About;
+
     const KIND_OF: Kind;
+
+    fn about(&self) -> &Self::Meta;
 
     /// The index entries this object is found under.
     fn index(&self) -> Vec<IndexKey>;
 
-    /// Drops what no decision reads, before the object is kept.
-    fn slim(&mut self) {
-        slim_metadata(self.metadata_mut());
-    }
+    /// Drops what no decision reads and shares what is equal, before the object is kept.
+    fn slim(&mut self);
 
     fn into_object(this: Arc<Self>) -> Object;
     fn from_object(object: &Object) -> Option<Arc<Self>>;
 
     fn key(&self) -> Key {
-        Key::of(self.metadata())
+        self.about().key()
     }
 
     fn uid(&self) -> &str {
-        self.metadata().uid.as_deref().unwrap_or_default()
+        self.about().uid()
     }
 
     fn resource_version(&self) -> &str {
-        self.metadata().resource_version.as_deref().unwrap_or_default()
+        self.about().resource_version()
     }
 
     fn controller(&self) -> Option<&OwnerReference> {
-        owners::controller_of(self.metadata())
+        owners::controller_of(self.about())
     }
 
     fn is_deleting(&self) -> bool {
-        self.metadata().deletion_timestamp.is_some()
+        self.about().is_deleting()
     }
 
     fn label(&self, key: &str) -> Option<&str> {
-        self.metadata().labels.as_ref()?.get(key).map(String::as_str)
+        self.about().label(key)
     }
 
     fn annotation(&self, key: &str) -> Option<&str> {
-        self.metadata().annotations.as_ref()?.get(key).map(String::as_str)
+        self.about().annotation(key)
     }
 }
 
@@ -214,21 +226,17 @@ impl Object {
         }
     }
 
-    pub fn metadata(&self) -> &ObjectMeta {
+    pub fn label(&self, key: &str) -> Option<&str> {
         match self {
-            Object::Sandbox(object) => object.metadata(),
-            Object::Claim(object) => object.metadata(),
-            Object::Pool(object) => object.metadata(),
-            Object::Template(object) => object.metadata(),
-            Object::Pod(object) => object.metadata(),
-            Object::Pvc(object) => object.metadata(),
-            Object::Service(object) => object.metadata(),
-            Object::NetworkPolicy(object) => object.metadata(),
+            Object::Sandbox(object) => object.label(key),
+            Object::Claim(object) => object.label(key),
+            Object::Pool(object) => object.label(key),
+            Object::Template(object) => object.label(key),
+            Object::Pod(object) => object.label(key),
+            Object::Pvc(object) => object.label(key),
+            Object::Service(object) => object.label(key),
+            Object::NetworkPolicy(object) => object.label(key),
         }
-    }
-
-    pub fn key(&self) -> Key {
-        Key::of(self.metadata())
     }
 
     /// The object as its own type; `None` when it is of another kind.
@@ -237,174 +245,40 @@ impl Object {
     }
 }
 
-/// What is kept of a Pod.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Pod {
-    #[serde(default)]
-    pub metadata: ObjectMeta,
-    #[serde(default)]
-    pub spec: PodSpec,
-    #[serde(default)]
-    pub status: PodStatus,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodSpec {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node_name: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodStatus {
-    #[serde(default)]
-    pub phase: String,
-    #[serde(default)]
-    pub conditions: Vec<PodCondition>,
-    #[serde(default, rename = "podIPs")]
-    pub pod_ips: Vec<PodIp>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PodCondition {
-    #[serde(rename = "type")]
-    pub type_: String,
-    pub status: String,
-    #[serde(default)]
-    pub reason: String,
-    #[serde(default)]
-    pub message: String,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PodIp {
-    #[serde(default)]
-    pub ip: String,
-}
-
-impl Pod {
-    pub fn condition(&self, type_: &str) -> Option<&PodCondition> {
-        self.status.conditions.iter().find(|condition| condition.type_ == type_)
-    }
-}
-
-/// What is kept of a PersistentVolumeClaim: who owns it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Pvc {
-    #[serde(default)]
-    pub metadata: ObjectMeta,
-}
-
-/// What is kept of a Service.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Service {
-    #[serde(default)]
-    pub metadata: ObjectMeta,
-    #[serde(default)]
-    pub spec: ServiceSpec,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ServiceSpec {
-    #[serde(default, rename = "clusterIP", skip_serializing_if = "Option::is_none")]
-    pub cluster_ip: Option<String>,
-    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
-    pub type_: Option<String>,
-    #[serde(default)]
-    pub selector: std::collections::BTreeMap<String, String>,
-    #[serde(default)]
-    pub ports: Vec<ServicePort>,
-}
-
-/// A Service port as far as we compare it (other fields, such as `appProtocol`, are left alone).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ServicePort {
-    #[serde(default)]
-    pub name: String,
-    #[serde(default)]
-    pub protocol: String,
-    pub port: i32,
-    #[serde(default)]
-    pub target_port: serde_json::Value,
-}
-
-macro_rules! slim_resource {
-    ($type:ty, $kind:literal, $plural:literal) => {
-        impl Resource for $type {
-            const API_VERSION: &'static str = "v1";
-            const GROUP: &'static str = "";
-            const KIND: &'static str = $kind;
-            const VERSION: &'static str = "v1";
-            const URL_PATH_SEGMENT: &'static str = $plural;
-            type Scope = NamespaceResourceScope;
-        }
-
-        impl Metadata for $type {
-            type Ty = ObjectMeta;
-
-            fn metadata(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn metadata_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-slim_resource!(Pod, "Pod", "pods");
-slim_resource!(Pvc, "PersistentVolumeClaim", "persistentvolumeclaims");
-slim_resource!(Service, "Service", "services");
-
-/// What every kind can do without. Lists read from JSON have room for four; most hold one.
+/// What every kind can do without: who wrote which field, and what `kubectl apply` keeps for itself.
 fn slim_metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     metadata.generate_name = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.remove(LAST_APPLIED);
+    }
+    // Lists read from JSON have room for four; most hold one.
     if let Some(owners) = &mut metadata.owner_references {
         owners.shrink_to_fit();
     }
 }
 
-/// The conditions of a Pod that a decision reads.
-const DECISIVE: [&str; 2] = ["PodScheduled", "Ready"];
-
-fn slim_pod(pod: &mut Pod) {
-    slim_metadata(&mut pod.metadata);
-    pod.status.conditions.retain(|condition| DECISIVE.contains(&condition.type_.as_str()));
-    pod.status.conditions.shrink_to_fit();
-    pod.status.pod_ips.shrink_to_fit();
-}
-
-/// Members of a pool differ in little more than their names.
-fn slim_sandbox(sandbox: &mut Sandbox) {
-    slim_metadata(&mut sandbox.metadata);
-    if let Some(status) = &mut sandbox.status {
-        status.conditions.iter_mut().for_each(Vec::shrink_to_fit);
-        status.pod_ips.iter_mut().for_each(Vec::shrink_to_fit);
-    }
-    intern(&mut sandbox.spec.pod_template.spec);
-    for template in sandbox.spec.volume_claim_templates.iter_mut().flatten() {
-        intern(&mut template.spec);
-    }
-}
+/// A copy of the whole object inside the object, for `kubectl`.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 macro_rules! cached {
-    ($type:ty, $kind:ident, $index:path $(, $slim:path)?) => {
+    ($type:ty, $kind:ident, $meta:ty, $index:path, $slim:expr) => {
         impl Cached for $type {
-            $(
-                fn slim(&mut self) {
-                    $slim(self);
-                }
-            )?
+            type Meta = $meta;
 
             const KIND_OF: Kind = Kind::$kind;
 
+            fn about(&self) -> &$meta {
+                &self.metadata
+            }
+
             fn index(&self) -> Vec<IndexKey> {
                 $index(self)
+            }
+
+            fn slim(&mut self) {
+                let slim: fn(&mut Self) = $slim;
+                slim(self);
             }
 
             fn into_object(this: Arc<Self>) -> Object {
@@ -421,11 +295,15 @@ macro_rules! cached {
     };
 }
 
-cached!(Sandbox, Sandbox, crate::world::index_sandbox, slim_sandbox);
-cached!(SandboxClaim, Claim, crate::world::index_claim);
-cached!(SandboxWarmPool, Pool, crate::world::index_pool);
-cached!(SandboxTemplate, Template, crate::world::index_template);
-cached!(Pod, Pod, crate::world::index_owner, slim_pod);
-cached!(Pvc, Pvc, crate::world::index_owner);
-cached!(Service, Service, crate::world::index_owner);
-cached!(NetworkPolicy, NetworkPolicy, crate::world::index_owner);
+cached!(Sandbox, Sandbox, Meta, crate::world::index_sandbox, Self::slim);
+cached!(SandboxClaim, Claim, ObjectMeta, crate::world::index_claim, |claim| slim_metadata(&mut claim.metadata));
+cached!(SandboxWarmPool, Pool, ObjectMeta, crate::world::index_pool, |pool| slim_metadata(&mut pool.metadata));
+cached!(SandboxTemplate, Template, ObjectMeta, crate::world::index_template, |template| slim_metadata(
+    &mut template.metadata
+));
+cached!(Pod, Pod, Meta, crate::world::index_owner, Self::slim);
+cached!(Pvc, Pvc, Meta, crate::world::index_owner, |_| {});
+cached!(Service, Service, Meta, crate::world::index_owner, |_| {});
+cached!(NetworkPolicy, NetworkPolicy, ObjectMeta, crate::world::index_owner, |policy| slim_metadata(
+    &mut policy.metadata
+));

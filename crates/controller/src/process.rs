@@ -35,8 +35,12 @@ async fn run_with(flags: &Flags, config: Config, shutdown: CancellationToken) ->
     let connections = usize::try_from(flags.api_connections).unwrap_or(1);
     let clients = connect(&cluster, connections)?;
     memory::use_small_pages();
+    let stop = shutdown.child_token();
     let controller = Controller::start_with(clients, config, shutdown);
-    Ok(controller.wait().await?)
+    let thrift = tokio::spawn(memory::give_back_when_quiet(controller.store.clone(), stop));
+    let outcome = controller.wait().await;
+    thrift.abort();
+    Ok(outcome?)
 }
 
 /// Who we are among the replicas: the host's name, and something that no other process has.

@@ -9,9 +9,11 @@ use std::{
 
 use futures::{StreamExt, pin_mut};
 use kube::{
-    Api,
+    Client,
     api::{ListParams, WatchEvent, WatchParams},
+    core::request::Request,
 };
+use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -39,25 +41,24 @@ pub struct Scope {
 }
 
 impl Scope {
-    fn api<K: Known>(&self, client: &kube::Client) -> Api<K> {
-        match &self.namespace {
-            Some(namespace) => Api::namespaced(client.clone(), namespace),
-            None => Api::all(client.clone()),
-        }
+    fn requests<K: Known>(&self) -> Request {
+        Request::new(match &self.namespace {
+            Some(namespace) => K::KIND_OF.path(namespace),
+            None => K::KIND_OF.path_everywhere(),
+        })
     }
 }
 
 /// Keeps the store's cache of `K` up to date until `stop`.
-pub async fn reflect<K: Known + Clone>(client: kube::Client, scope: Scope, store: Arc<Store>, stop: CancellationToken) {
-    let api = scope.api::<K>(&client);
+pub async fn reflect<K: Known + Clone>(client: Client, scope: Scope, store: Arc<Store>, stop: CancellationToken) {
     let mut failures = 0;
     while !stop.is_cancelled() {
         let outcome = tokio::select! {
-            outcome = list_and_watch(&api, &scope, &store, &mut failures) => outcome,
+            outcome = list_and_watch::<K>(&client, &scope, &store, &mut failures) => outcome,
             () = stop.cancelled() => return,
         };
         if let Err(error) = outcome {
-            warn!(kind = K::KIND, %error, "Watch interrupted");
+            warn!(kind = K::KIND_OF.name(), %error, "Watch interrupted");
             tokio::select! {
                 () = tokio::time::sleep(jittered(pause_after(failures, &error))) => {}
                 () = stop.cancelled() => return,
@@ -84,40 +85,61 @@ fn jittered(delay: Duration) -> Duration {
 
 /// Lists once, then watches for as long as the API can continue from where the last watch ended.
 async fn list_and_watch<K: Known + Clone>(
-    api: &Api<K>,
+    client: &Client,
     scope: &Scope,
     store: &Store,
     failures: &mut u32,
 ) -> Result<(), kube::Error> {
-    let (items, mut version) = list(api, scope).await?;
+    let (items, mut version) = list::<K>(client, scope).await?;
     store.learn(News::List(items, version.parse().unwrap_or(0)));
     if std::mem::take(failures) > 0 {
         store.recovered();
     }
     loop {
         let started = Instant::now();
-        match watch(api, scope, store, &mut version).await? {
+        match watch::<K>(client, scope, store, &mut version).await? {
             // A server that ends watches at once must not be asked in a tight loop.
             Ended::Renew if started.elapsed() < FIRST_BACKOFF => {
                 tokio::time::sleep(jittered(MAX_BACKOFF.min(FIRST_BACKOFF * 10))).await
             }
             Ended::Renew => {}
             Ended::Expired => {
-                debug!(kind = K::KIND, "Watch history expired; listing again");
+                debug!(kind = K::KIND_OF.name(), "Watch history expired; listing again");
                 return Ok(());
             }
         }
     }
 }
 
-/// A complete, consistent list (no version asked for: quorum) and the version it was taken at.
-pub async fn list<K: Known + Clone>(api: &Api<K>, scope: &Scope) -> Result<(Vec<K>, String), kube::Error> {
-    let mut items = Vec::new();
+/// One answer to a list request.
+#[derive(Deserialize)]
+struct Page<K> {
+    #[serde(default)]
+    metadata: PageMetadata,
+    items: Vec<K>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PageMetadata {
+    #[serde(rename = "continue")]
+    continue_: Option<String>,
+    resource_version: Option<String>,
+}
+
+/// A complete, consistent list (no version asked for: quorum) and the version it was taken at. Items are slimmed page by page, so that
+/// no more than one page is in memory at its full size.
+pub async fn list<K: Known>(client: &Client, scope: &Scope) -> Result<(Vec<K>, String), kube::Error> {
+    let mut items: Vec<K> = Vec::new();
     let mut params =
         ListParams { label_selector: scope.label.map(str::to_owned), limit: Some(PAGE), ..ListParams::default() };
     loop {
-        let page = api.list(&params).await?;
-        items.extend(page.items);
+        let request = scope.requests::<K>().list(&params).map_err(kube::Error::BuildRequest)?;
+        let page: Page<K> = client.request(request).await?;
+        items.extend(page.items.into_iter().map(|mut item| {
+            item.slim();
+            item
+        }));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params.continue_token = Some(token),
             None => return Ok((items, page.metadata.resource_version.unwrap_or_default())),
@@ -133,7 +155,7 @@ enum Ended {
 }
 
 async fn watch<K: Known + Clone>(
-    api: &Api<K>,
+    client: &Client,
     scope: &Scope,
     store: &Store,
     version: &mut String,
@@ -144,7 +166,8 @@ async fn watch<K: Known + Clone>(
         bookmarks: true,
         ..WatchParams::default()
     };
-    let events = match api.watch(&params, version).await {
+    let request = scope.requests::<K>().watch(&params, version).map_err(kube::Error::BuildRequest)?;
+    let events = match client.request_events::<K>(request).await {
         Ok(events) => events,
         Err(kube::Error::Api(status)) if status.code == 410 => return Ok(Ended::Expired),
         Err(error) => return Err(error),

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use agent_sandbox_api::{
     conditions::ConditionType,
     names,
-    v1beta1::{Sandbox, SandboxClaim, SandboxWarmPool},
+    v1beta1::{SandboxClaim, SandboxWarmPool},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use crate::{
     events::{Event, Events},
     metrics::Metrics,
     model::{FakeClock, Model, merge},
-    object::{Key, Kind},
+    object::{Key, Kind, Sandbox},
     pool::{self, PoolReconciler, PoolSettings},
     ports::Ports,
     reconcile::{Next, ReconcileError, Reconciler},

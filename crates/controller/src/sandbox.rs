@@ -14,7 +14,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use agent_sandbox_api::{
     conditions::{ConditionType, Reason},
     groups, names, owners,
-    v1beta1::{Sandbox, SandboxStatus},
+    v1beta1::SandboxStatus,
 };
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use self::{
     apply::{Interrupted, apply, apply_deletes, stable_text},
-    observe::{LiveReads, observe},
+    observe::{LiveReads, is_abandoned, observe},
 };
 pub use self::{
     plan::{
@@ -39,7 +39,7 @@ pub use self::{
 use crate::{
     clock::Clock,
     events::{Event, Events, Severity},
-    object::{Cached, Key, Kind},
+    object::{Cached, Key, Kind, Sandbox},
     ports::{ApiError, Lane, Ports, Writer},
     reconcile::{Next, ReconcileError, Reconciler},
     request::Request,
@@ -151,10 +151,7 @@ impl SandboxReconciler {
         self.remember_postponement(observed, plan);
         let key = Key::new(observed.sandbox.namespace(), observed.sandbox.name());
         // The annotation patch has moved the version; spec and generation stay those that were acted on.
-        let Some(stored) = self.store.get::<Sandbox>(&key).filter(|stored| stored.uid() == observed.sandbox.uid())
-        else {
-            return Ok(Ok(Next::Idle));
-        };
+        let Some(stored) = self.still_there(&key, &observed.sandbox) else { return Ok(Ok(Next::Idle)) };
         if stored.generation() != observed.sandbox.generation() {
             return Err(Interrupted::Stale { kind: Kind::Sandbox, key });
         }
@@ -176,6 +173,14 @@ impl SandboxReconciler {
         let foreign_holds_name = matches!(&plan.pod, PodPlan::Await { pod } if owners::ownership(&pod.metadata, stored.uid()) != owners::Ownership::Owned);
         let recheck = foreign_holds_name.then_some(FOREIGN_POD_RECHECK);
         Ok(Ok(plan.requeue.into_iter().chain(deadline).chain(recheck).min().into()))
+    }
+
+    /// The Sandbox as it is known now; `None` when, while its children were written, it went or its claim did: what is left is the garbage
+    /// collector's, and a status would come too late.
+    fn still_there(&self, key: &Key, planned: &Sandbox) -> Option<Arc<Sandbox>> {
+        let world = self.store.read();
+        let stored = world.get::<Sandbox>(key).filter(|stored| stored.uid() == planned.uid())?;
+        (!stored.is_deleting() && !is_abandoned(&world, key, &stored)).then_some(stored)
     }
 
     fn remember_postponement(&self, observed: &Observed, plan: &Reconcile) {

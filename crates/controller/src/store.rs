@@ -6,7 +6,10 @@
 mod patience;
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -101,6 +104,9 @@ pub struct Store {
     /// Which kinds have been listed completely at least once.
     synced: [OnceLock<()>; 9],
     sync_changed: tokio::sync::Notify,
+    /// Whether anything was learnt since somebody last asked.
+    stirred: AtomicBool,
+    stir: tokio::sync::Notify,
 }
 
 impl Store {
@@ -119,6 +125,8 @@ impl Store {
             queues: Queues::default(),
             synced: Default::default(),
             sync_changed: tokio::sync::Notify::new(),
+            stirred: AtomicBool::new(false),
+            stir: tokio::sync::Notify::new(),
         })
     }
 
@@ -153,8 +161,7 @@ impl Store {
     /// An object that no watch will ever speak of again would stay in the cache for good.
     fn is_watched(&self, object: &Object) -> bool {
         let child = matches!(object.kind(), Kind::Pod | Kind::Pvc | Kind::Service);
-        let labelled =
-            || object.metadata().labels.as_ref().is_some_and(|labels| labels.contains_key(labels::SANDBOX_NAME_HASH));
+        let labelled = || object.label(labels::SANDBOX_NAME_HASH).is_some();
         !(self.labelled_only && child) || labelled()
     }
 
@@ -206,7 +213,20 @@ impl Store {
         }
     }
 
+    /// Waits until something is learnt. For one waiter.
+    pub(crate) async fn news(&self) {
+        self.stir.notified().await;
+    }
+
+    /// Whether something was learnt since the last call.
+    pub(crate) fn take_news(&self) -> bool {
+        self.stirred.swap(false, Ordering::Relaxed)
+    }
+
     fn dispatch(&self, world: &World, changes: &[Change], origin: Option<&Wake>) {
+        if !changes.is_empty() && !self.stirred.swap(true, Ordering::Relaxed) {
+            self.stir.notify_one();
+        }
         let mut wakes = Vec::new();
         for change in changes {
             for route in &self.routes {

@@ -11,9 +11,8 @@ use agent_sandbox_telemetry::{
     messages::{Event, INTERNAL_SPAN, KeyValue, STATUS_ERROR, Span, Status},
     unix_nanos,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::object::Pod;
+use crate::object::{About, Pod};
 
 /// How long the last spans may take to reach the collector when the controller stops.
 pub const FLUSH: Duration = Duration::from_secs(5);
@@ -43,22 +42,21 @@ impl Tracing {
     }
 
     /// A pass over an object: joins the trace that it names, or begins one that it will name. `kind` begins the attributes' names.
-    pub fn start(&self, name: &'static str, kind: &str, object: &ObjectMeta) -> PassSpan {
+    pub fn start(&self, name: &'static str, kind: &str, object: &impl About) -> PassSpan {
         let Some(spans) = &self.0 else { return PassSpan::default() };
-        let stored = object.annotations.as_ref().and_then(|all| all.get(annotations::TRACE_CONTEXT));
-        let stored = stored.filter(|value| !value.is_empty());
-        let parent = stored.and_then(|context| trace_parent(context));
+        let stored = object.annotation(annotations::TRACE_CONTEXT).filter(|value| !value.is_empty());
+        let parent = stored.and_then(trace_parent);
         if stored.is_some() && parent.is_none() {
             tracing::debug!(context = stored, "An unreadable trace context is ignored");
         }
         let mut context = TraceParent::span_under(parent.as_ref(), true);
         context.sampled = spans.settings().sampler.samples(context.trace_id, parent.map(|parent| parent.sampled));
-        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let key = object.key();
         let mut attributes = vec![
-            KeyValue::text(&format!("{kind}.name"), &text(&object.name)),
-            KeyValue::text(&format!("{kind}.namespace"), &text(&object.namespace)),
+            KeyValue::text(&format!("{kind}.name"), &key.name),
+            KeyValue::text(&format!("{kind}.namespace"), &key.namespace),
         ];
-        if let Some(created_by) = object.labels.as_ref().and_then(|all| all.get(labels::CREATED_BY)) {
+        if let Some(created_by) = object.label(labels::CREATED_BY) {
             attributes.push(KeyValue::text(labels::CREATED_BY, keys::normalised_created_by(created_by)));
         }
         let annotation = stored.is_none().then(|| format!("{{\"traceparent\":\"{context}\"}}"));
@@ -125,7 +123,7 @@ impl PassSpan {
     /// Notes how a Pod was seen.
     pub fn pod_observed(&mut self, name: &'static str, pod: &Pod) {
         if let Some(open) = self.open.as_mut().filter(|open| open.context.sampled) {
-            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+            let pod_name = &pod.metadata.key.name;
             open.span.events.push(Event {
                 time_unix_nano: unix_nanos(),
                 name: name.to_owned(),

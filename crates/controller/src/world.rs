@@ -12,7 +12,7 @@ use agent_sandbox_api::{
     groups,
     keys::labels,
     names, owners,
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
 };
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 
@@ -20,7 +20,7 @@ pub use self::{
     cache::{Cache, Delta},
     candidates::{Candidates, Grade, Pick},
 };
-use crate::object::{Cached, Key, Kind, Object, Pod, Pvc, Service};
+use crate::object::{Cached, Key, Kind, Object, Pod, Pvc, Sandbox, Service};
 
 /// What an object can be found by, besides its name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

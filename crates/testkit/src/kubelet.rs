@@ -3,6 +3,7 @@
 //! It only speaks the API, as the real ones do, so it works on any cluster. Nothing runs.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -11,13 +12,16 @@ use std::{
 };
 
 use futures::{StreamExt, pin_mut};
-use k8s_openapi::api::core::v1::Pod;
+use http::{Method, StatusCode};
+use http_body_util::BodyExt;
 use kube::{
-    Api, Client, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams},
-    runtime::{WatchStreamExt, watcher},
+    Client,
+    api::{ListParams, WatchEvent, WatchParams},
+    client::Body,
+    core::request::Request,
 };
-use serde_json::json;
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
@@ -38,6 +42,50 @@ impl Default for KubeletConfig {
     fn default() -> Self {
         Self { nodes: vec!["node-1".into(), "node-2".into()], startup: Duration::ZERO, concurrency: 64 }
     }
+}
+
+/// As much of a Pod as is looked at: decoding the rest would cost more than all that is done here.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Pod {
+    metadata: PodMetadata,
+    spec: PodSpec,
+    status: PodStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodMetadata {
+    name: String,
+    namespace: String,
+    uid: String,
+    resource_version: String,
+    deletion_timestamp: Option<IgnoredAny>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodSpec {
+    node_name: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct PodStatus {
+    phase: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct PodList {
+    metadata: ListMetadata,
+    items: Vec<Pod>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: String,
 }
 
 /// Runs until dropped.
@@ -62,86 +110,143 @@ impl Kubelet {
     }
 }
 
+/// How long to wait before listing again, when the API did not answer.
+const RETRY: Duration = Duration::from_millis(200);
+
 async fn run(client: Client, config: KubeletConfig, stop: CancellationToken) {
-    let next = Arc::new(AtomicU32::new(1));
-    let permits = Arc::new(tokio::sync::Semaphore::new(config.concurrency));
-    let tasks = TaskTracker::new();
-    let pods = watcher(Api::<Pod>::all(client.clone()), watcher::Config::default()).default_backoff().applied_objects();
-    pin_mut!(pods);
-    while let Some(event) = tokio::select! { event = pods.next() => event, () = stop.cancelled() => None } {
-        let Ok(pod) = event else { continue };
-        let (client, config, next, permits) = (client.clone(), config.clone(), next.clone(), permits.clone());
-        tasks.spawn(async move {
-            let Ok(_permit) = permits.acquire_owned().await else { return };
-            if let Err(error) = tend(&client, &config, &next, &pod).await {
-                debug!(pod = pod.name_any(), %error, "Simulated kubelet will look again");
+    let node = Arc::new(Node {
+        permits: tokio::sync::Semaphore::new(config.concurrency),
+        client,
+        config,
+        next: AtomicU32::new(1),
+        tasks: TaskTracker::new(),
+    });
+    let watching = async {
+        loop {
+            if let Err(error) = node.clone().follow().await {
+                debug!(%error, "Simulated kubelet will list again");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    };
+    tokio::select! {
+        () = watching => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+struct Node {
+    client: Client,
+    config: KubeletConfig,
+    next: AtomicU32,
+    permits: tokio::sync::Semaphore,
+    tasks: TaskTracker,
+}
+
+impl Node {
+    /// Lists all Pods, then follows them until the API ends the watch.
+    async fn follow(self: Arc<Self>) -> Result<(), kube::Error> {
+        let requests = Request::new("/api/v1/pods");
+        let list = requests.list(&ListParams::default()).map_err(kube::Error::BuildRequest)?;
+        let list: PodList = self.client.request(list).await?;
+        list.items.into_iter().for_each(|pod| self.clone().tend_soon(pod));
+        let mut version = list.metadata.resource_version;
+        loop {
+            let watch = requests.watch(&WatchParams::default(), &version).map_err(kube::Error::BuildRequest)?;
+            let events = self.client.request_events::<Pod>(watch).await?;
+            pin_mut!(events);
+            while let Some(event) = events.next().await {
+                match event? {
+                    WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
+                        version.clone_from(&pod.metadata.resource_version);
+                        self.clone().tend_soon(pod);
+                    }
+                    WatchEvent::Deleted(pod) => version = pod.metadata.resource_version,
+                    WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
+                    WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+                }
+            }
+        }
+    }
+
+    fn tend_soon(self: Arc<Self>, pod: Pod) {
+        let node = self.clone();
+        self.tasks.spawn(async move {
+            let Ok(_permit) = node.permits.acquire().await else { return };
+            if let Err(error) = node.tend(&pod).await {
+                debug!(pod = pod.metadata.name, %error, "Simulated kubelet will look again");
             }
         });
     }
-}
 
-/// Brings one Pod a step further.
-async fn tend(client: &Client, config: &KubeletConfig, next: &AtomicU32, pod: &Pod) -> Result<(), kube::Error> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-    let name = pod.name_any();
-    if pod.metadata.deletion_timestamp.is_some() {
-        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        return match api.delete(&name, &now).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            Err(error) => Err(error),
-        };
-    }
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
-    if phase != "Pending" || pod.annotations().contains_key(HOLD) {
-        return Ok(());
-    }
-    if !config.startup.is_zero() {
-        tokio::time::sleep(config.startup).await;
-    }
-    let number = next.fetch_add(1, Ordering::Relaxed);
-    let node = &config.nodes[number as usize % config.nodes.len()];
-    if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
-        bind(client, pod, node).await?;
-    }
-    let [_, a, b, c] = number.to_be_bytes();
-    let ip = format!("10.{a}.{b}.{c}");
-    let now = jiff::Timestamp::now();
-    let condition = |type_: &str| json!({ "type": type_, "status": "True", "lastTransitionTime": format!("{now:.0}") });
-    let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"].map(condition);
-    let status = json!({ "metadata": { "uid": pod.uid() }, "status": {
-        "phase": "Running",
-        "startTime": format!("{now:.0}"),
-        "podIP": ip,
-        "podIPs": [{ "ip": ip }],
-        "conditions": conditions,
-    } });
-    api.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.map(drop)
-}
-
-/// Puts a Pod on a node as a scheduler does.
-async fn bind(client: &Client, pod: &Pod, node: &str) -> Result<(), kube::Error> {
-    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    let binding = json!({
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": { "name": name, "uid": pod.uid() },
-        "target": { "apiVersion": "v1", "kind": "Node", "name": node },
-    });
-    let request = http::Request::post(format!("/api/v1/namespaces/{namespace}/pods/{name}/binding"))
-        .header(http::header::CONTENT_TYPE, "application/json")
-        .body(serde_json::to_vec(&binding).map_err(kube::Error::SerdeError)?)
-        .map_err(kube::Error::HttpError)?;
-    match client.request_text(request).await {
-        Ok(_) => Ok(()),
-        // Somebody bound it already.
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        // An API without the binding subresource.
-        Err(kube::Error::Api(status)) if [404, 405].contains(&status.code) => {
-            let api: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-            let node = json!({ "metadata": { "uid": pod.uid() }, "spec": { "nodeName": node } });
-            api.patch(&name, &PatchParams::default(), &Patch::Merge(node)).await.map(drop)
+    /// Brings one Pod a step further.
+    async fn tend(&self, pod: &Pod) -> Result<(), kube::Error> {
+        let path = format!("/api/v1/namespaces/{}/pods/{}", pod.metadata.namespace, pod.metadata.name);
+        if pod.metadata.deletion_timestamp.is_some() {
+            // Gone already is as good.
+            self.send(Method::DELETE, &path, &json!({ "gracePeriodSeconds": 0 })).await?;
+            return Ok(());
         }
-        Err(error) => Err(error),
+        let phase = pod.status.phase.as_deref().unwrap_or("Pending");
+        if phase != "Pending" || pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(HOLD)) {
+            return Ok(());
+        }
+        if !self.config.startup.is_zero() {
+            tokio::time::sleep(self.config.startup).await;
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let node = &self.config.nodes[number as usize % self.config.nodes.len()];
+        if pod.spec.node_name.is_none() {
+            self.bind(pod, &path, node).await?;
+        }
+        let [_, a, b, c] = number.to_be_bytes();
+        let ip = format!("10.{a}.{b}.{c}");
+        let now = jiff::Timestamp::now();
+        let condition =
+            |type_: &str| json!({ "type": type_, "status": "True", "lastTransitionTime": format!("{now:.0}") });
+        let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"].map(condition);
+        let status = json!({ "metadata": { "uid": pod.metadata.uid }, "status": {
+            "phase": "Running",
+            "startTime": format!("{now:.0}"),
+            "podIP": ip,
+            "podIPs": [{ "ip": ip }],
+            "conditions": conditions,
+        } });
+        self.send(Method::PATCH, &format!("{path}/status"), &status).await?;
+        Ok(())
+    }
+
+    /// Puts a Pod on a node as a scheduler does.
+    async fn bind(&self, pod: &Pod, path: &str, node: &str) -> Result<(), kube::Error> {
+        let (name, uid) = (&pod.metadata.name, &pod.metadata.uid);
+        let binding = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": { "name": name, "uid": uid },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": node },
+        });
+        let answer = self.send(Method::POST, &format!("{path}/binding"), &binding).await?;
+        // An API without the binding subresource. A conflict is no such answer: somebody bound it already.
+        if [StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED].contains(&answer) {
+            let node = json!({ "metadata": { "uid": uid }, "spec": { "nodeName": node } });
+            self.send(Method::PATCH, path, &node).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends a write whose answer says nothing new: its event comes anyway.
+    async fn send(&self, method: Method, path: &str, body: &Value) -> Result<StatusCode, kube::Error> {
+        let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header(http::header::CONTENT_TYPE, kind)
+            .body(Body::from(body.to_string().into_bytes()))
+            .map_err(kube::Error::HttpError)?;
+        let answer = self.client.send(request).await?;
+        let status = answer.status();
+        // Read to its end, so that the connection can be used again.
+        answer.into_body().collect().await?;
+        Ok(status)
     }
 }

@@ -20,7 +20,7 @@ use kube::{
     Api, ResourceExt,
     api::{ListParams, PostParams},
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
     let container = ContainerOptions {
@@ -179,7 +179,7 @@ where
 
 /// Images seldom carry our daemon; nodes of ours bring it in when asked to.
 pub(crate) fn ask_for_daemon(template: &mut PodTemplate) {
-    let annotations = template.metadata.get_or_insert_default().annotations.get_or_insert_default();
+    let annotations = Arc::make_mut(template.metadata.get_or_insert_default()).annotations.get_or_insert_default();
     annotations.insert(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned());
 }
 

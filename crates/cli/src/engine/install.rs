@@ -9,7 +9,7 @@ use agent_sandbox_client::{self as sdk, ContainerOptions};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client, api::PostParams};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The name that examples everywhere use; clients of every version find it as a template or as a pool.
 pub(crate) const READY_MADE: &str = "python-sandbox-template";
@@ -27,7 +27,7 @@ pub(crate) async fn ready_made(client: &Client, warm: u32) -> Result<()> {
     let container = ContainerOptions { image: "host".to_owned(), ..ContainerOptions::default() };
     let mut template = sdk::template(READY_MADE, &container);
     let inject = BTreeMap::from([(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned())]);
-    template.spec.pod_template.metadata = Some(PodMetadata { annotations: Some(inject), labels: None });
+    template.spec.pod_template.metadata = Some(Arc::new(PodMetadata { annotations: Some(inject), labels: None }));
     // No policy at all closes a Pod of the embedded node both ways; the default policy would open the way out.
     template.spec.network_policy_management = Some(NetworkPolicyManagement::Unmanaged);
     let pool = sdk::pool(READY_MADE, READY_MADE, warm);

@@ -1,5 +1,7 @@
 //! Tests of secure defaults and of the comparison that rollouts depend on.
 
+use std::sync::Arc;
+
 use agent_sandbox_api::template::{NetworkPolicyRules, PodMetadata, PodTemplate, VolumeClaimMetadata};
 use agent_sandbox_api::v1beta1::SandboxTemplateSpec;
 
@@ -28,13 +30,10 @@ fn pod() -> Value {
 /// A Sandbox as a pool makes it from the template.
 fn member(template: &SandboxTemplate) -> Sandbox {
     let mut sandbox = Sandbox::default();
-    sandbox.metadata.labels = Some(
-        [
-            (labels::TEMPLATE_REF_HASH.to_owned(), names::name_hash(template.name())),
-            (labels::TEMPLATE_HASH.to_owned(), hash(template)),
-        ]
-        .into(),
-    );
+    sandbox.metadata.labels =
+        [(&labels::TEMPLATE_REF_HASH, &names::name_hash(template.name())), (&labels::TEMPLATE_HASH, &hash(template))]
+            .into_iter()
+            .collect();
     sandbox.spec.pod_template = PodTemplate { spec: secure_pod_spec(template), metadata: None };
     sandbox.spec.volume_claim_templates = template.spec.volume_claim_templates.clone();
     sandbox.spec.service = template.spec.service;
@@ -87,7 +86,7 @@ fn x_206_what_was_injected_is_not_a_difference() {
         assert!(!is_stale(&member(&template), &template, trust));
     }
     let mut unlabelled = member(&template);
-    unlabelled.metadata.labels.as_mut().expect("labels").remove(labels::TEMPLATE_HASH);
+    unlabelled.metadata.labels.remove(labels::TEMPLATE_HASH);
     assert!(!is_stale(&unlabelled, &template, Trust::Hash));
 }
 
@@ -121,7 +120,8 @@ fn x_202_metadata_of_pods_and_volumes_is_not_a_difference() {
     old.spec.volume_claim_templates = Some(vec![volume("a", "1Gi")]);
     let mut new = old.clone();
     let labels = Some([("l".to_owned(), "v".to_owned())].into());
-    new.spec.pod_template.metadata = Some(PodMetadata { labels: labels.clone(), annotations: labels.clone() });
+    new.spec.pod_template.metadata =
+        Some(Arc::new(PodMetadata { labels: labels.clone(), annotations: labels.clone() }));
     new.spec.volume_claim_templates.as_mut().expect("volumes")[0].metadata.as_mut().expect("metadata").labels = labels;
     assert_ne!(hash(&old), hash(&new));
     assert!(!is_stale(&member(&old), &new, Trust::Hash));

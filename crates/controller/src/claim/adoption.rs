@@ -18,7 +18,7 @@ use std::{sync::Arc, time::Duration};
 use agent_sandbox_api::{
     keys::{annotations, labels},
     owners,
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate},
+    v1beta1::{SandboxClaim, SandboxTemplate},
 };
 
 use super::{
@@ -26,7 +26,7 @@ use super::{
     stamps::{Assignment, Stamps},
 };
 use crate::{
-    object::{Cached, Key, Kind, Object},
+    object::{Cached, Key, Kind, Object, Sandbox},
     ports::ApiError,
     request::Request,
 };

@@ -6,10 +6,7 @@ mod serve;
 
 use std::{sync::Arc, time::Duration};
 
-use agent_sandbox_api::{
-    conditions::ClaimReady,
-    v1beta1::{Sandbox, SandboxClaim},
-};
+use agent_sandbox_api::{conditions::ClaimReady, v1beta1::SandboxClaim};
 use tracing::debug;
 
 use super::{
@@ -23,7 +20,7 @@ use super::{
 };
 use crate::{
     events::{Event, Severity},
-    object::{Cached, Key, Kind, Object},
+    object::{Cached, Key, Kind, Object, Sandbox},
     ports::{ApiError, Lane, Writer},
     reconcile::{Next, ReconcileError},
     request::Request,

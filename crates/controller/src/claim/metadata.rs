@@ -6,11 +6,13 @@ use agent_sandbox_api::{
     keys::{self, annotations, labels},
     names,
     template::PodMetadata,
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate},
+    v1beta1::{SandboxClaim, SandboxTemplate},
 };
 use serde_json::{Map, Value, json};
 
 use crate::request::{Request, merge_diff};
+
+use crate::object::Sandbox;
 
 /// Who made the claim, as it says itself.
 pub fn created_by(claim: &SandboxClaim) -> Option<&str> {
@@ -54,9 +56,9 @@ pub fn pod_metadata(base: PodMetadata, claim: &SandboxClaim, template_ref_hash: 
 /// The template's own metadata, or, when it cannot be read, what the pool gave the Sandbox without what only pools give.
 fn base_metadata(sandbox: &Sandbox, template: Option<&SandboxTemplate>) -> PodMetadata {
     if let Some(template) = template {
-        return template.spec.pod_template.metadata.clone().unwrap_or_default();
+        return template.spec.pod_template.metadata();
     }
-    let mut base = sandbox.spec.pod_template.metadata.clone().unwrap_or_default();
+    let mut base = sandbox.spec.pod_template.metadata();
     if let Some(map) = &mut base.labels {
         for key in [labels::WARM_POOL_SANDBOX, labels::TEMPLATE_HASH, labels::POD_TEMPLATE_HASH] {
             map.remove(key);
@@ -161,7 +163,7 @@ fn identity_labels(sandbox: &Sandbox, claim: &SandboxClaim, hash: Option<&str>) 
 
 /// The change of `spec` that makes the Pod template's metadata exactly this.
 fn pod_metadata_change(sandbox: &Sandbox, desired: &PodMetadata) -> Option<Value> {
-    let stored = sandbox.spec.pod_template.metadata.clone().unwrap_or_default();
+    let stored = sandbox.spec.pod_template.metadata();
     let change = merge_diff(&json!(stored), &json!(desired))?;
     Some(json!({ "podTemplate": { "metadata": change } }))
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 use agent_sandbox_api::{
     conditions::ConditionType,
     keys::{self, annotations, labels},
-    v1beta1::{Sandbox, SandboxClaim},
+    v1beta1::SandboxClaim,
 };
 use jiff::Timestamp;
 
 use super::{sandbox_is_ready, status::is_ready};
 use crate::metrics::{ClaimCreated, ClaimReady};
+
+use crate::object::Sandbox;
 
 /// The template's name when the Sandbox does not say it.
 const UNKNOWN_TEMPLATE: &str = "__unknown__";

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use agent_sandbox_api::{
     keys::annotations,
     names,
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
 };
 use jiff::Timestamp;
 use serde_json::Value;
@@ -15,7 +15,7 @@ use super::{
     plan::{Observed, Source},
 };
 use crate::{
-    object::{Cached, Key, Kind},
+    object::{Cached, Key, Kind, Sandbox},
     world::{IndexKey, World},
 };
 

@@ -7,7 +7,7 @@ use agent_sandbox_api::{
     keys::{self, labels},
     owners::{self, Ownership},
     template::{ClaimShutdownPolicy, UpdateStrategyType},
-    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
 };
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     blueprint::{Trust, Yardstick},
     clock::between,
-    object::{Key, Kind},
+    object::{Key, Kind, Sandbox},
     request::{Propagation, Request},
 };
 

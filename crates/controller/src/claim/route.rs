@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use agent_sandbox_api::{conditions::ConditionType, keys::annotations, names, owners, v1beta1::Sandbox};
+use agent_sandbox_api::{conditions::ConditionType, keys::annotations, names, owners};
 
 use crate::{
-    object::{Cached, Key},
+    object::{Cached, Key, Sandbox},
     store::{Target, Wake},
     world::{Change, Delta, IndexKey, World},
 };
@@ -101,4 +101,73 @@ fn wake_unbound(world: &World, namespace: &str, pool: &str, wakes: &mut Vec<Wake
 fn wake_claims(world: &World, index: &IndexKey, wakes: &mut Vec<Wake>) {
     let claims = world.claims.find(index).filter(|claim| !claim.is_deleting());
     wakes.extend(claims.map(|claim| Wake::new(Target::Claim, Key::new(claim.namespace(), claim.name()))));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn sandbox(change: &Value) -> Arc<Sandbox> {
+        let ready = json!({"type": "Ready", "status": "False", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let mut object = json!({
+            "metadata": {"name": "s", "namespace": "n", "uid": "u"},
+            "status": {"conditions": [ready]},
+        });
+        crate::model::merge(&mut object, change);
+        Arc::new(serde_json::from_value(object).expect("valid"))
+    }
+
+    fn delta(old: &Value, new: &Value) -> Delta<Sandbox> {
+        Delta { old: Some(sandbox(old)), new: Some(sandbox(new)) }
+    }
+
+    fn ready(status: &str) -> Value {
+        json!({"status": {"podIPs": ["10.0.0.1"], "conditions": [
+            {"type": "Ready", "status": status, "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+        ]}})
+    }
+
+    /// A claim that waits is woken when a member gets an address or becomes Ready, and by nothing else: a pool's every change would
+    /// otherwise wake every claim that waits for it.
+    #[test]
+    fn a_member_becomes_available_once() {
+        let (nothing, networked) = (json!({}), json!({"status": {"podIPs": ["10.0.0.1"]}}));
+        assert!(becomes_available(&delta(&nothing, &networked)), "an address");
+        assert!(becomes_available(&delta(&networked, &ready("True"))), "Ready");
+        assert!(becomes_available(&Delta { old: None, new: Some(sandbox(&networked)) }), "first seen with an address");
+        for (old, new) in [
+            (&nothing, &nothing),
+            (&networked, &networked),
+            (&networked, &nothing),
+            (&ready("True"), &ready("True")),
+            (&ready("True"), &ready("False")),
+        ] {
+            assert!(!becomes_available(&delta(old, new)), "{old} {new}");
+        }
+        assert!(!becomes_available(&Delta { old: Some(sandbox(&networked)), new: None }), "gone");
+    }
+
+    /// What a claim mirrors wakes it; what it does not mirror does not.
+    #[test]
+    fn only_what_a_claim_mirrors_matters_to_it() {
+        let nothing = json!({});
+        let owner = json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim", "name": "c", "uid": "c", "controller": true});
+        for change in [
+            json!({"metadata": {"uid": "v"}}),
+            json!({"metadata": {"ownerReferences": [owner]}}),
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+            json!({"status": {"podIPs": ["10.0.0.1"]}}),
+            ready("True"),
+            json!({"status": {"conditions": [{"type": "Finished", "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}),
+        ] {
+            assert!(matters_to_its_claim(&delta(&nothing, &change)), "{change}");
+        }
+        for change in [json!({}), json!({"metadata": {"labels": {"a": "b"}}}), json!({"status": {"nodeName": "n"}})] {
+            assert!(!matters_to_its_claim(&delta(&nothing, &change)), "{change}");
+        }
+        let same = sandbox(&nothing);
+        assert!(matters_to_its_claim(&Delta { old: Some(same.clone()), new: Some(same) }), "a bare wake-up");
+    }
 }

@@ -2,7 +2,7 @@
 
 use agent_sandbox_api::{
     conditions::{self, ClaimReady, ConditionType, Reason},
-    v1beta1::{BoundSandbox, Sandbox, SandboxClaim, SandboxClaimStatus},
+    v1beta1::{BoundSandbox, SandboxClaim, SandboxClaimStatus},
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -10,6 +10,8 @@ use serde_json::json;
 
 use super::expiry;
 use crate::request::{Request, merge_diff};
+
+use crate::object::Sandbox;
 
 /// What a pass found out.
 #[derive(Clone, Debug, PartialEq)]

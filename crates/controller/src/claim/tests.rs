@@ -2,6 +2,7 @@
 
 mod adoption;
 mod cold;
+mod edges;
 mod env;
 mod expiry;
 mod metadata;

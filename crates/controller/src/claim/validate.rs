@@ -109,3 +109,19 @@ fn dns_subdomain(domain: &str) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// every part of the prefix counts.
+    #[test]
+    fn x_053_a_prefix_is_a_subdomain() {
+        for domain in ["a", "a.b", "a-b.c", "0.example", "x1.y2"] {
+            assert_eq!(dns_subdomain(domain), Ok(()), "{domain}");
+        }
+        for domain in ["", "a..b", "-a.b", "a-.b", "a.b-", "A.b", "a_b.c", "a.b.", "ä.b"] {
+            assert!(dns_subdomain(domain).is_err(), "{domain}");
+        }
+    }
+}

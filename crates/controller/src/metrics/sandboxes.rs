@@ -6,7 +6,6 @@ use agent_sandbox_api::{
     conditions::{self, ConditionType, Reason},
     keys::{self, annotations, labels},
     owners,
-    v1beta1::Sandbox,
 };
 use prometheus_client::{
     collector::Collector,
@@ -16,6 +15,8 @@ use prometheus_client::{
 
 use super::Watched;
 use crate::store::Target;
+
+use crate::object::Sandbox;
 
 /// `agent_sandboxes`: how many Sandboxes of each description there are.
 pub(super) struct Sandboxes(pub(super) Watched);

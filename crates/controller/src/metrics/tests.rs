@@ -9,7 +9,7 @@ fn store_with(sandboxes: Vec<Value>) -> Arc<Store> {
     let store = Store::new(vec![], false);
     let items =
         sandboxes.into_iter().map(|sandbox| serde_json::from_value(sandbox).expect("valid")).collect::<Vec<_>>();
-    store.learn::<agent_sandbox_api::v1beta1::Sandbox>(News::List(items, 10));
+    store.learn::<crate::object::Sandbox>(News::List(items, 10));
     store
 }
 

@@ -6,7 +6,7 @@ use agent_sandbox_api::{
     keys::{self, annotations, labels},
     names,
     template::PodMetadata,
-    v1beta1::{Sandbox, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{SandboxTemplate, SandboxWarmPool},
 };
 use rand::RngExt;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     blueprint,
-    object::{Key, Kind},
+    object::{Key, Kind, Sandbox},
     ports::{ApiError, Writer},
     request::Request,
     store::Store,
@@ -149,7 +149,7 @@ pub(super) fn create(
     sandbox_labels[labels::LAUNCH_TYPE] = keys::LAUNCH_WARM.into();
     sandbox_labels[labels::CREATED_BY] = keys::CREATED_BY_CONTROLLER.into();
 
-    let metadata = template.spec.pod_template.metadata.clone().unwrap_or_default();
+    let metadata = template.spec.pod_template.metadata();
     let mut spec = json!({
         "podTemplate": {
             "spec": blueprint::secure_pod_spec(template),

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use agent_sandbox_api::{
     keys::annotations,
     names,
-    v1beta1::{Sandbox, SandboxTemplate, SandboxWarmPool},
+    v1beta1::{SandboxTemplate, SandboxWarmPool},
 };
 use jiff::Timestamp;
 
 use super::plan::{Member, Observed, is_unschedulable};
 use crate::{
-    object::{Cached, Key},
+    object::{Cached, Key, Sandbox},
     world::{IndexKey, World},
 };
 

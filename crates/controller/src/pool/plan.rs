@@ -10,7 +10,7 @@ use agent_sandbox_api::{
     keys::{self, labels},
     owners::{self, Ownership},
     template::UpdateStrategyType,
-    v1beta1::{Sandbox, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolStatus},
+    v1beta1::{SandboxTemplate, SandboxWarmPool, SandboxWarmPoolStatus},
 };
 use jiff::Timestamp;
 use serde_json::json;
@@ -19,7 +19,7 @@ use super::{Pacing, PoolSettings, status::pool_status};
 use crate::{
     blueprint::{Trust, Yardstick},
     clock::between,
-    object::Pod,
+    object::{Pod, Sandbox},
     request::Request,
 };
 
@@ -185,7 +185,7 @@ fn not_ready_since(sandbox: &Sandbox, now: Timestamp) -> Timestamp {
 
 /// Takes an orphan in, only as it was seen: somebody else may be taking it too.
 fn adopt(pool: &SandboxWarmPool, sandbox: &Sandbox) -> Request {
-    let mut references = sandbox.metadata.owner_references.clone().unwrap_or_default();
+    let mut references = sandbox.metadata.owner_references.to_vec();
     references.push(pool.controller_reference());
     let metadata = json!({ "ownerReferences": references, "labels": { labels::LAUNCH_TYPE: keys::LAUNCH_WARM } });
     Request::patch_exact(sandbox, json!({ "metadata": metadata }))

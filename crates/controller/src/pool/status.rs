@@ -2,12 +2,14 @@
 
 use agent_sandbox_api::{
     names,
-    v1beta1::{Sandbox, SandboxWarmPool, SandboxWarmPoolStatus},
+    v1beta1::{SandboxWarmPool, SandboxWarmPoolStatus},
 };
 use serde_json::json;
 
 use super::plan::is_ready;
 use crate::request::Request;
+
+use crate::object::Sandbox;
 
 /// The status for these members.
 pub fn pool_status<'a>(

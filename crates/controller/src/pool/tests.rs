@@ -1,5 +1,6 @@
 //! Tests of the pool reconciler on the API in memory.
 
+mod exact;
 mod pacing;
 mod rollout;
 mod size;

@@ -8,7 +8,7 @@ fn pod() -> Pod {
         .expect("valid")
 }
 
-fn sandbox() -> agent_sandbox_api::v1beta1::Sandbox {
+fn sandbox() -> crate::object::Sandbox {
     serde_json::from_value(json!({ "metadata": { "name": "s", "namespace": "n", "uid": "u", "resourceVersion": "7" } }))
         .expect("valid")
 }

@@ -1,8 +1,8 @@
 //! When a Sandbox may take an object that nobody owns, and what it says when it may not.
 
-use agent_sandbox_api::{keys::labels, names, owners, v1beta1::Sandbox};
+use agent_sandbox_api::{keys::labels, names};
 
-use crate::object::Cached;
+use crate::object::{Cached, Sandbox};
 
 /// A kind of child, as messages name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,8 @@ pub(super) fn permitted<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) 
 
 /// What is said of an object that somebody else controls.
 pub(super) fn foreign<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) -> String {
-    let (kind, name, uid) = owners::controller_of(object.metadata())
+    let (kind, name, uid) = object
+        .controller()
         .map(|owner| (owner.kind.as_str(), owner.name.as_str(), owner.uid.as_str()))
         .unwrap_or_default();
     format!(

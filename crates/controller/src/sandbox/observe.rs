@@ -2,12 +2,12 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use agent_sandbox_api::{names, owners, v1beta1::Sandbox};
+use agent_sandbox_api::{names, owners};
 use jiff::Timestamp;
 
 use super::plan::{Observed, Unreadable, tracked_name};
 use crate::{
-    object::{Cached, Key, Kind, Object},
+    object::{Cached, Key, Kind, Object, Sandbox},
     world::{IndexKey, Known, World},
 };
 
@@ -83,7 +83,7 @@ pub(super) fn observe(
 }
 
 /// Whether the garbage collector is about to take the Sandbox: its controller is gone, or goes after what it owns.
-fn is_abandoned(world: &World, key: &Key, sandbox: &Sandbox) -> bool {
+pub(super) fn is_abandoned(world: &World, key: &Key, sandbox: &Sandbox) -> bool {
     let Some(owner) = owners::controller_of(&sandbox.metadata) else { return false };
     let foreground = || {
         let claim = world.claims.get(&key.sibling(owner.name.as_str())).filter(|claim| claim.uid() == owner.uid);

@@ -8,7 +8,7 @@ use agent_sandbox_api::{
     names,
     owners::{self, Ownership},
     template::ShutdownPolicy,
-    v1beta1::{OperatingMode, Sandbox},
+    v1beta1::OperatingMode,
 };
 use jiff::Timestamp;
 
@@ -19,7 +19,7 @@ use super::{
     volume::{VolumePlan, plan_volumes},
 };
 use crate::{
-    object::{Cached, Key, Kind, Pod, Pvc, Service},
+    object::{Cached, Key, Kind, Pod, Pvc, Sandbox, Service},
     request::{Propagation, Request},
 };
 

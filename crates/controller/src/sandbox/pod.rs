@@ -9,12 +9,11 @@ use agent_sandbox_api::{
     groups,
     keys::{self, annotations, labels},
     names, owners,
-    v1beta1::Sandbox,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Map, Value, json};
 
-use crate::object::Pod;
+use crate::object::{Meta, Pod, Sandbox};
 
 type Pairs = BTreeMap<String, String>;
 
@@ -123,9 +122,8 @@ fn pod_spec(sandbox: &Sandbox) -> Value {
 /// The merge patch that brings an existing Pod's metadata up to date; `None` when it already is.
 pub(super) fn metadata_patch(sandbox: &Sandbox, pod: &Pod) -> Option<Value> {
     let template = Template::of(sandbox);
-    let empty = Pairs::new();
-    let have_labels = pod.metadata.labels.as_ref().unwrap_or(&empty);
-    let have_annotations = pod.metadata.annotations.as_ref().unwrap_or(&empty);
+    let have_labels = &pod.metadata.labels.to_map();
+    let have_annotations = &pod.metadata.annotations.to_map();
 
     let mut want_labels = have_labels.clone();
     prune(&mut want_labels, recorded(have_annotations, annotations::PROPAGATED_LABELS), &[labels::SANDBOX_NAME_HASH]);
@@ -167,12 +165,11 @@ pub(super) fn adoption_patch(sandbox: &Sandbox, pod: &Pod) -> Value {
 }
 
 /// The object's owner references with ours as controller. One that already names us, without controlling, is replaced.
-pub(super) fn owner_references(sandbox: &Sandbox, metadata: &ObjectMeta) -> Vec<OwnerReference> {
+pub(super) fn owner_references(sandbox: &Sandbox, metadata: &Meta) -> Vec<OwnerReference> {
     let ours = sandbox.controller_reference();
     metadata
         .owner_references
         .iter()
-        .flatten()
         .filter(|owner| !(owners::is_kind(owner, groups::CORE, groups::SANDBOX) && owner.name == ours.name))
         .cloned()
         .chain([ours.clone()])

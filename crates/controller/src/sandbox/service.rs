@@ -6,7 +6,6 @@ use agent_sandbox_api::{
     keys::labels,
     names,
     owners::{self, Ownership},
-    v1beta1::Sandbox,
 };
 use serde_json::{Map, Value, json};
 
@@ -16,7 +15,7 @@ use super::{
     pod::owner_references,
 };
 use crate::{
-    object::{Cached, Kind, Service, ServicePort},
+    object::{Cached, Kind, Sandbox, Service, ServicePort},
     request::Request,
 };
 

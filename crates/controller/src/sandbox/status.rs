@@ -6,14 +6,14 @@ use agent_sandbox_api::{
     conditions::{self, ConditionType, PodOutcome, PodScheduling, SandboxReady, SandboxSuspended, Truth, Verdict},
     names,
     owners::{self, Ownership},
-    v1beta1::{OperatingMode, Sandbox, SandboxStatus},
+    v1beta1::{OperatingMode, SandboxStatus},
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::{Map, Value, json};
 
 use super::plan::Settings;
-use crate::object::Pod;
+use crate::object::{Pod, Sandbox};
 
 /// What is known of the Pod at the end of a pass.
 #[derive(Clone, Debug, Default)]
@@ -67,7 +67,8 @@ pub fn status_after(sandbox: &Sandbox, facts: &Facts, settings: &Settings, now: 
         status.selector = Some(names::sandbox_selector(sandbox.name()));
     }
     status.pod_ips = owned.map(pod_ips).filter(|ips| !ips.is_empty());
-    status.node_name = owned.and_then(|pod| pod.spec.node_name.clone()).filter(|node| !node.is_empty());
+    status.node_name =
+        owned.and_then(|pod| pod.spec.node_name.as_deref()).filter(|node| !node.is_empty()).map(str::to_owned);
     match facts.service {
         ServiceFact::Unchanged => {}
         ServiceFact::Absent => {
@@ -166,11 +167,11 @@ fn put(conditions: &mut Vec<Condition>, verdict: Verdict, sandbox: &Sandbox, now
 }
 
 fn pod_ips(pod: &Pod) -> Vec<String> {
-    pod.status.pod_ips.iter().map(|ip| ip.ip.clone()).filter(|ip| !ip.is_empty()).collect()
+    pod.status.pod_ips.iter().filter(|ip| !ip.ip.is_empty()).map(|ip| ip.ip.to_string()).collect()
 }
 
 fn outcome(pod: &Pod) -> Option<PodOutcome> {
-    match pod.status.phase.as_str() {
+    match &*pod.status.phase {
         "Succeeded" => Some(PodOutcome::Succeeded),
         "Failed" => Some(PodOutcome::Failed),
         _ => None,
@@ -245,7 +246,7 @@ fn ready(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>) -> Verdict {
 
 fn pod_part(pod: Option<&Pod>) -> (bool, String) {
     let Some(pod) = pod else { return (false, "Pod does not exist".to_owned()) };
-    if pod.status.phase != "Running" {
+    if &*pod.status.phase != "Running" {
         return (false, format!("Pod exists with phase: {}", pod.status.phase));
     }
     if pod.condition("Ready").is_none_or(|condition| condition.status != Truth::True.as_str()) {

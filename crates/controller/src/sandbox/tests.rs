@@ -3,6 +3,7 @@
 mod adoption;
 mod conditions;
 mod economy;
+mod edges;
 mod expiry;
 mod lifecycle;
 mod metadata;
@@ -11,10 +12,7 @@ mod volumes_and_services;
 
 use std::{sync::Arc, time::Duration};
 
-use agent_sandbox_api::{
-    conditions::ConditionType,
-    v1beta1::{Sandbox, SandboxStatus},
-};
+use agent_sandbox_api::{conditions::ConditionType, v1beta1::SandboxStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -23,7 +21,7 @@ use super::*;
 use crate::{
     events::Event,
     model::{FakeClock, Fault, Model},
-    object::{Pod, Pvc, Service},
+    object::{Meta, Pod, Pvc, Sandbox, Service},
     request::Verb,
 };
 
@@ -190,10 +188,7 @@ pub(super) fn annotation_of(pod: &Pod, key: &str) -> Option<String> {
     Cached::annotation(pod, key).map(str::to_owned)
 }
 
-pub(super) fn is_owned(
-    metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-    sandbox: &Sandbox,
-) -> bool {
+pub(super) fn is_owned(metadata: &Meta, sandbox: &Sandbox) -> bool {
     owners::ownership(metadata, sandbox.uid()) == owners::Ownership::Owned
 }
 

@@ -7,7 +7,6 @@ use agent_sandbox_api::{
     names,
     owners::{self, Ownership},
     template::VolumeClaimTemplate,
-    v1beta1::Sandbox,
 };
 use serde_json::json;
 
@@ -17,7 +16,7 @@ use super::{
     pod::owner_references,
 };
 use crate::{
-    object::{Key, Kind, Pvc},
+    object::{Key, Kind, Pvc, Sandbox},
     request::Request,
 };
 

@@ -1,14 +1,11 @@
 //! Which wake-ups nobody waits for. Served a moment later, they leave the machine to claims that somebody does wait for, and several of
 //! them become one.
 
-use agent_sandbox_api::{
-    owners,
-    v1beta1::{OperatingMode, Sandbox},
-};
+use agent_sandbox_api::{owners, v1beta1::OperatingMode};
 
 use super::Target;
 use crate::{
-    object::{Cached, Pod},
+    object::{Cached, Pod, Sandbox},
     world::{Change, Delta, World},
 };
 

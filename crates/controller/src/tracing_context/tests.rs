@@ -5,10 +5,11 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::object::Meta;
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-fn object(context: Option<&str>) -> ObjectMeta {
+fn object(context: Option<&str>) -> Meta {
     let annotations = context.map(|context| json!({ annotations::TRACE_CONTEXT: context }));
     serde_json::from_value(json!({ "name": "a", "namespace": "ns", "labels": { labels::CREATED_BY: "invalid-value" }, "annotations": annotations }))
         .expect("valid")

@@ -4,17 +4,23 @@
 //! handed out, but counted, so that a claim can wait for it. A reservation hides a candidate from every other claim until it is released
 //! or the Sandbox stops being a candidate; it is a hint that saves doomed writes, the lock is the write that carries uid and version.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use agent_sandbox_api::{
     conditions::{self, ConditionType, Reason},
     keys::labels,
     owners,
-    v1beta1::{OperatingMode, Sandbox},
+    v1beta1::OperatingMode,
 };
 use jiff::Timestamp;
 
-use crate::object::Key;
+use crate::{
+    intern,
+    object::{Key, Sandbox},
+};
 
 /// How good a candidate is. Better ones come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,16 +37,16 @@ pub enum Grade {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pick {
     pub key: Key,
-    pub uid: String,
+    pub uid: Arc<str>,
     pub grade: Grade,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
-    pool_uid: String,
-    uid: String,
+    pool_uid: Arc<str>,
+    uid: Arc<str>,
     grade: Grade,
-    node: String,
+    node: Arc<str>,
     created: Timestamp,
 }
 
@@ -50,15 +56,15 @@ type Slot = (Timestamp, Key);
 #[derive(Debug, Default)]
 struct Shelf {
     /// By grade, then by node.
-    free: BTreeMap<(Grade, String), BTreeSet<Slot>>,
+    free: BTreeMap<(Grade, Arc<str>), BTreeSet<Slot>>,
 }
 
 #[derive(Debug, Default)]
 pub struct Candidates {
     known: HashMap<Key, Candidate>,
-    shelves: HashMap<String, Shelf>,
+    shelves: HashMap<Arc<str>, Shelf>,
     /// Sandbox uid to the uid of the claim that holds it.
-    reserved: HashMap<String, String>,
+    reserved: HashMap<Arc<str>, String>,
 }
 
 impl Candidates {
@@ -96,7 +102,7 @@ impl Candidates {
         if self.reserved.contains_key(sandbox_uid) {
             return;
         }
-        if let Some(candidate) = self.known.get(key).filter(|candidate| candidate.uid == sandbox_uid).cloned() {
+        if let Some(candidate) = self.known.get(key).filter(|candidate| *candidate.uid == *sandbox_uid).cloned() {
             self.unshelve(key, &candidate);
             self.reserved.insert(candidate.uid, claim_uid.to_owned());
         }
@@ -105,7 +111,7 @@ impl Candidates {
     /// Gives a reserved candidate back.
     pub fn release(&mut self, key: &Key, sandbox_uid: &str) {
         if self.reserved.remove(sandbox_uid).is_some()
-            && let Some(candidate) = self.known.get(key).filter(|candidate| candidate.uid == sandbox_uid).cloned()
+            && let Some(candidate) = self.known.get(key).filter(|candidate| *candidate.uid == *sandbox_uid).cloned()
         {
             self.shelve(key, &candidate);
         }
@@ -142,7 +148,7 @@ impl Candidates {
             .filter_map(|pool| self.shelves.get(*pool))
             .flat_map(|shelf| &shelf.free)
             .filter(|((of, _), _)| *of == grade)
-            .map(|((_, node), slots)| (node.as_str(), slots))
+            .map(|((_, node), slots)| (&**node, slots))
             .collect();
         // A candidate whose node is known beats one whose is not; then the fullest node; then the name, to be deterministic.
         nodes.sort_by(|(a, in_a), (b, in_b)| (a.is_empty(), in_b.len(), a).cmp(&(b.is_empty(), in_a.len(), b)));
@@ -203,10 +209,10 @@ fn assess(sandbox: &Sandbox) -> Option<Candidate> {
         _ => Grade::Networked,
     };
     Some(Candidate {
-        pool_uid: pool.uid.clone(),
-        uid: sandbox.uid().to_owned(),
+        pool_uid: intern::text(&pool.uid),
+        uid: sandbox.metadata.uid.clone(),
         grade,
-        node: status.and_then(|status| status.node_name.clone()).unwrap_or_default(),
+        node: intern::text(status.and_then(|status| status.node_name.as_deref()).unwrap_or_default()),
         created: sandbox.metadata.creation_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0),
     })
 }

@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
+use agent_sandbox_api::v1beta1::SandboxClaim;
 
 use super::{Adoption, Effect, End, Leg, State, Tries, send};
 use crate::{
     claim::status::{Finding, status_after, status_patch},
-    object::{Cached, Kind, Object},
+    object::{Cached, Kind, Object, Sandbox},
     ports::ApiError,
     request::Request,
 };

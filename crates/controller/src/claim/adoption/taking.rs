@@ -5,13 +5,13 @@ use std::time::Duration;
 use agent_sandbox_api::{
     keys::labels,
     owners::{self, Ownership},
-    v1beta1::{Sandbox, SandboxClaim},
+    v1beta1::SandboxClaim,
 };
 
 use super::{Adoption, ClaimLeg, Effect, End, Leg, SandboxLeg, Tries, recorded, send};
 use crate::{
     claim::metadata,
-    object::{Kind, Object},
+    object::{Kind, Object, Sandbox},
     ports::ApiError,
     request::Request,
 };

@@ -6,7 +6,7 @@ use agent_sandbox_api::{
     conditions::ClaimReady,
     keys,
     owners::{self, Ownership},
-    v1beta1::{Sandbox, SandboxClaim},
+    v1beta1::SandboxClaim,
 };
 use serde_json::json;
 use tracing::debug;
@@ -19,7 +19,7 @@ use crate::{
         stamps::{Assignment, Stamps},
         status::Finding,
     },
-    object::{Kind, Object},
+    object::{Kind, Object, Sandbox},
     ports::ApiError,
     reconcile::Next,
     request::Request,

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use agent_sandbox_api::{
-    keys,
-    v1beta1::{Sandbox, SandboxClaim},
-};
+use agent_sandbox_api::{keys, v1beta1::SandboxClaim};
 use serde_json::json;
 
 use super::{Interrupted, Pass};
@@ -16,7 +13,7 @@ use crate::{
         stamps::{Stamps, precise},
         status::{Finding, is_ready},
     },
-    object::Kind,
+    object::{Kind, Sandbox},
     ports::ApiError,
     reconcile::Next,
     request::Request,

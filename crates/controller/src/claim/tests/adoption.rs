@@ -47,9 +47,9 @@ async fn x_100_x_112_x_115_a_warm_claim_costs_three_writes() {
     assert_eq!(sandbox.label(labels::CLAIM_UID), Some(claim.uid()));
     assert!(sandbox.label(labels::TEMPLATE_REF_HASH).is_some());
     assert_eq!(sandbox.annotation(annotations::POD_NAME), Some(name.as_str()));
-    assert_eq!(sandbox.metadata.owner_references.as_ref().map(Vec::len), Some(1));
+    assert_eq!(sandbox.metadata.owner_references.len(), 1);
     assert_eq!(owners::owning_claim(&sandbox.metadata).expect("owned").uid, claim.uid());
-    let pod = sandbox.spec.pod_template.metadata.expect("metadata");
+    let pod = sandbox.spec.pod_template.metadata();
     assert_eq!(pod.labels.expect("labels").keys().collect::<Vec<_>>(), [labels::CLAIM_UID, labels::TEMPLATE_REF_HASH]);
     assert_eq!(pod.annotations, None, "the pool's safe-to-evict is gone");
     assert_eq!(rig.events(), [("SandboxAdopted", "Adoption", format!("Adopted warm pool Sandbox \"{name}\""))]);
@@ -131,6 +131,7 @@ async fn x_105_x_106_only_the_pools_own_are_taken() {
     let rig = Rig::new();
     rig.warm_pool(1).await;
     let member = rig.sandboxes().remove(0);
+    let member_as_stored = rig.model.get(Kind::Sandbox, &key(member.name())).expect("there");
     for change in [
         json!({}),
         json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
@@ -146,7 +147,7 @@ async fn x_105_x_106_only_the_pools_own_are_taken() {
         let rig = Rig::new();
         rig.template("t", json!({}));
         rig.pool_of("p", "t", 0);
-        let mut sandbox = json!(member);
+        let mut sandbox = member_as_stored.clone();
         sandbox["metadata"]["ownerReferences"][0]["uid"] = rig.stored_pool("p").uid().into();
         rig.model.create(Kind::Sandbox, sandbox);
         rig.model.edit(Kind::Sandbox, &key(member.name()), change.clone());
@@ -292,12 +293,7 @@ async fn x_113_eviction_follows_template_and_claim() {
         );
         rig.claim("c").await.expect("no error");
         let sandbox = rig.sandbox(&rig.bound("c").expect("bound"));
-        sandbox
-            .spec
-            .pod_template
-            .metadata
-            .and_then(|pod| pod.annotations)
-            .and_then(|map| map.get(annotations::SAFE_TO_EVICT).cloned())
+        sandbox.spec.pod_template.metadata().annotations.and_then(|map| map.get(annotations::SAFE_TO_EVICT).cloned())
     }
     for unreadable in [false, true] {
         assert_eq!(after(None, None, unreadable).await, None, "the pool's own is gone");
@@ -316,7 +312,7 @@ async fn x_114_created_by_is_the_claims() {
         rig.claim("c").await.expect("no error");
         let sandbox = rig.sandbox(&rig.bound("c").expect("bound"));
         assert_eq!(sandbox.label(labels::CREATED_BY), expected);
-        let pod = sandbox.spec.pod_template.metadata.expect("metadata").labels.expect("labels");
+        let pod = sandbox.spec.pod_template.metadata().labels.expect("labels");
         assert_eq!(pod.get(labels::CREATED_BY).map(String::as_str), expected);
     }
 }
@@ -410,7 +406,7 @@ async fn x_023_members_of_old_controllers_are_taken() {
     let rig = Rig::new();
     rig.warm_pool(1).await;
     let name = rig.sandboxes().remove(0).name().to_owned();
-    let mut reference = json!(rig.sandbox(&name).metadata.owner_references.expect("owners")[0]);
+    let mut reference = json!(rig.sandbox(&name).metadata.owner_references[0]);
     reference["apiVersion"] = "extensions.agents.x-k8s.io/v1alpha1".into();
     rig.model.edit(Kind::Sandbox, &key(&name), json!({"metadata": {"ownerReferences": [reference]}}));
     claims(&rig, &["c"]).await;

@@ -138,7 +138,7 @@ async fn x_037_a_controlled_sandbox_without_labels_is_completed() {
     assert_eq!(sandbox.label(labels::LAUNCH_TYPE), Some("cold"));
     assert_eq!(sandbox.label(labels::CLAIM_UID), Some(claim.uid()));
     assert_eq!(sandbox.label(labels::TEMPLATE_REF_HASH), Some(names::name_hash("t").as_str()));
-    let pod_labels = sandbox.spec.pod_template.metadata.expect("metadata").labels.expect("labels");
+    let pod_labels = sandbox.spec.pod_template.metadata().labels.expect("labels");
     assert_eq!(pod_labels.get(labels::CLAIM_UID).map(String::as_str), Some(claim.uid()));
 }
 

@@ -17,7 +17,7 @@ async fn outcome(policy: Option<&str>, pod: Value, env: Value) -> (String, Strin
     rig.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "env": env}));
     let next = rig.claim("c").await.expect("no error");
     let (_, reason, message) = rig.ready_of("c");
-    let sandbox = rig.model.typed::<agent_sandbox_api::v1beta1::Sandbox>(&key("c"));
+    let sandbox = rig.model.typed::<crate::object::Sandbox>(&key("c"));
     (reason, message, sandbox.map(|sandbox| sandbox.spec.pod_template.spec.into_value()), next)
 }
 

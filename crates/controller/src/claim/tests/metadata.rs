@@ -15,8 +15,8 @@ async fn outcome(domains: &str, template: Value, extra: Value) -> (String, Strin
     rig.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "additionalPodMetadata": extra}));
     let next = rig.claim("c").await.expect("no error");
     let (_, reason, message) = rig.ready_of("c");
-    let sandbox = rig.model.typed::<agent_sandbox_api::v1beta1::Sandbox>(&key("c"));
-    (reason, message, sandbox.and_then(|sandbox| sandbox.spec.pod_template.metadata), next)
+    let sandbox = rig.model.typed::<crate::object::Sandbox>(&key("c"));
+    (reason, message, sandbox.map(|sandbox| sandbox.spec.pod_template.metadata()), next)
 }
 
 async fn refused(extra: Value) -> String {
@@ -157,7 +157,7 @@ async fn x_060_edits_flow_to_a_bound_sandbox() {
     let extra = |labels: Value| json!({"spec": {"additionalPodMetadata": {"labels": labels}}});
     rig.model.edit(Kind::Claim, &key("c"), extra(json!({"sandbox.users.io/x": "v"})));
     rig.claim("c").await.expect("no error");
-    let labels = |rig: &Rig| rig.sandbox(&name).spec.pod_template.metadata.expect("metadata").labels.expect("labels");
+    let labels = |rig: &Rig| rig.sandbox(&name).spec.pod_template.metadata().labels.expect("labels");
     assert_eq!(labels(&rig).get("sandbox.users.io/x").map(String::as_str), Some("v"));
     rig.model.edit(Kind::Claim, &key("c"), extra(json!({"sandbox.users.io/x": null})));
     rig.claim("c").await.expect("no error");

@@ -10,10 +10,7 @@ use std::{
     time::Duration,
 };
 
-use agent_sandbox_api::{
-    owners,
-    v1beta1::{Sandbox, SandboxClaim},
-};
+use agent_sandbox_api::{owners, v1beta1::SandboxClaim};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use proptest::{collection::vec, prelude::*};
@@ -23,7 +20,7 @@ use crate::{
     claim::{ClaimSettings, expiry},
     clock::Clock,
     model::{FakeClock, Model},
-    object::{Kind, Object},
+    object::{Kind, Object, Sandbox},
     pool::PoolSettings,
     ports::{ApiError, Lane, Ports},
     request::{Request, Verb},

@@ -36,7 +36,7 @@ fn conflict() -> Fault {
 
 fn controlled(rig: &Rig, claim: &str) -> Vec<String> {
     let uid = rig.stored_claim(claim).uid().to_owned();
-    let mine = |sandbox: &agent_sandbox_api::v1beta1::Sandbox| {
+    let mine = |sandbox: &crate::object::Sandbox| {
         owners::controller_of(&sandbox.metadata).is_some_and(|owner| owner.uid == uid)
     };
     rig.sandboxes().iter().filter(|sandbox| mine(sandbox)).map(|sandbox| sandbox.name().to_owned()).collect()

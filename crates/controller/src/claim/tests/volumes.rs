@@ -30,7 +30,7 @@ async fn outcome(
     rig.claim_with("c", json!({}), spec);
     let next = rig.claim("c").await.expect("no error");
     let (_, reason, message) = rig.ready_of("c");
-    let sandbox = rig.model.typed::<agent_sandbox_api::v1beta1::Sandbox>(&key("c"));
+    let sandbox = rig.model.typed::<crate::object::Sandbox>(&key("c"));
     let volumes = sandbox.map(|sandbox| {
         let volumes = sandbox.volume_claim_templates().iter();
         volumes

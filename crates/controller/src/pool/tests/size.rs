@@ -39,7 +39,7 @@ async fn x_185_members_carry_the_labels_of_their_stage() {
     rig.fill("p").await;
     let member = &rig.sandboxes()[0];
     assert!(member.name().starts_with("p-") && member.name().len() == 7, "{}", member.name());
-    assert_eq!(member.metadata.generate_name.as_deref(), Some("p-"));
+    assert_eq!(rig.model.list(Kind::Sandbox)[0]["metadata"]["generateName"], "p-");
     assert_eq!(member.label(labels::WARM_POOL_SANDBOX), Some(Rig::pool_hash("p").as_str()));
     assert_eq!(member.label(labels::TEMPLATE_REF_HASH), Some(Rig::pool_hash("t").as_str()));
     assert!(member.label(labels::TEMPLATE_HASH).is_some() && member.label(labels::POD_TEMPLATE_HASH).is_some());
@@ -49,7 +49,7 @@ async fn x_185_members_carry_the_labels_of_their_stage() {
     );
     assert_eq!(member.annotation(annotations::TEMPLATE_REF), Some("t"));
     assert_eq!(member.annotation(annotations::POD_NAME), Some(member.name()));
-    let pod = member.spec.pod_template.metadata.clone().expect("metadata");
+    let pod = member.spec.pod_template.metadata();
     let pod_labels = pod.labels.expect("labels");
     assert_eq!(pod_labels.get("a").map(String::as_str), Some("b"));
     for key in [labels::WARM_POOL_SANDBOX, labels::TEMPLATE_REF_HASH, labels::TEMPLATE_HASH, labels::POD_TEMPLATE_HASH]
@@ -149,9 +149,9 @@ async fn excess_goes_newest_and_unready_first() {
 }
 
 fn orphan(rig: &Rig, name: &str, change: serde_json::Value) {
-    let member =
-        rig.sandboxes().into_iter().find(|sandbox| sandbox.metadata.owner_references.is_some()).expect("a member");
-    let mut object = json!(member);
+    let members = rig.model.list(Kind::Sandbox).into_iter();
+    let mut object =
+        { members }.find(|sandbox| sandbox["metadata"]["ownerReferences"][0].is_object()).expect("a member");
     object["metadata"]["name"] = name.into();
     object["metadata"]["ownerReferences"] = json!([]);
     crate::model::merge(&mut object, &change);
@@ -206,7 +206,7 @@ async fn x_186_eviction_is_the_templates_choice_first() {
         rig.template("t", json!({"podTemplate": {"metadata": metadata}}));
         rig.pool_of("p", "t", 1);
         rig.fill("p").await;
-        let pod = rig.sandboxes().remove(0).spec.pod_template.metadata.expect("metadata");
+        let pod = rig.sandboxes().remove(0).spec.pod_template.metadata();
         let value = pod.annotations.and_then(|map| map.get(annotations::SAFE_TO_EVICT).cloned());
         assert_eq!(value.as_deref(), expected, "{flag} {template:?}");
     }

@@ -6,9 +6,9 @@ use super::*;
 
 fn sandbox(service: Option<bool>, mode: OperatingMode) -> Sandbox {
     let mut sandbox: Sandbox = serde_json::from_value(minimal()).expect("valid");
-    sandbox.metadata.uid = Some("u".into());
-    sandbox.metadata.namespace = Some("default".into());
-    sandbox.metadata.generation = Some(3);
+    sandbox.metadata.uid = "u".into();
+    sandbox.metadata.key.namespace = "default".into();
+    sandbox.metadata.generation = 3;
     sandbox.spec.service = service;
     sandbox.spec.operating_mode = Some(mode);
     sandbox
@@ -32,7 +32,8 @@ fn pod(phase: &str, ready: Option<bool>, ips: usize, owner: &str) -> Pod {
 
 fn scheduled(mut pod: Pod, status: &str, reason: &str, message: &str) -> Pod {
     let condition = json!({ "type": "PodScheduled", "status": status, "reason": reason, "message": message });
-    pod.status.conditions.push(serde_json::from_value(condition).expect("valid"));
+    let condition = serde_json::from_value(condition).expect("valid");
+    pod.status.conditions = pod.status.conditions.iter().cloned().chain([condition]).collect();
     pod
 }
 
@@ -223,12 +224,7 @@ async fn s_071_s_072_a_pod_that_cannot_be_read() {
         if mode == "Running" {
             // The cache has lost the Pod, the API has not: creating it says that it exists, reading it fails.
             bench.sync();
-            bench.store.forget(
-                Kind::Pod,
-                &key(),
-                &bench.pod().metadata.uid.clone().expect("uid"),
-                &Wake::new(Target::Sandbox, key()),
-            );
+            bench.store.forget(Kind::Pod, &key(), &bench.pod().metadata.uid, &Wake::new(Target::Sandbox, key()));
         }
         bench.model.fail_read(ApiError::Unknown { message: "connection refused".into() });
         bench.pass().await.expect_err("reading the Pod failed");

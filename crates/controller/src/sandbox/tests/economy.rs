@@ -167,8 +167,6 @@ async fn s_205_patches_from_slim_pods() {
     let Verb::Patch { body, .. } = &patch.verb else { unreachable!("a patch") };
     let expected = json!({ "metadata": { "labels": { "team": "a" }, "annotations": { "agents.x-k8s.io/propagated-labels": "team" } } });
     assert_eq!(*body, expected);
-    let cached = bench.store.get::<Pod>(&key()).expect("cached");
-    assert!(cached.metadata.managed_fields.is_none());
 }
 
 /// A failing Pod patch does not take the address away from clients.

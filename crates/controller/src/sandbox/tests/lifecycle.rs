@@ -13,7 +13,7 @@ async fn s_030_minimal_spec_makes_a_pod_and_no_service() {
 
     let (sandbox, pod) = (bench.sandbox(), bench.pod());
     assert_eq!(label_of(&pod, TRACKING).as_deref(), Some(HASH));
-    let owner = &pod.metadata.owner_references.as_ref().expect("owned")[0];
+    let owner = &pod.metadata.owner_references[0];
     assert_eq!((owner.api_version.as_str(), owner.kind.as_str()), ("agents.x-k8s.io/v1beta1", "Sandbox"));
     assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
     assert_eq!(owner.uid, sandbox.uid());

@@ -103,7 +103,7 @@ fn a_reservation_ends_with_the_candidate() {
     let reborn = member("a", json!({ "metadata": { "uid": "second-life" } }));
     candidates.update(&key("a"), Some(&reborn), false);
     let pick = candidates.reserve(&["pool"], "next", |_| true).expect("the new one is free");
-    assert_eq!(pick.uid, "second-life");
+    assert_eq!(&*pick.uid, "second-life");
     // Replaced without a deletion in between.
     candidates.update(&key("a"), Some(&member("a", json!({}))), false);
     assert_eq!((candidates.reserved_by("second-life"), candidates.available(&["pool"])), (None, 1));
