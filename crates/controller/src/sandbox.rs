@@ -31,8 +31,8 @@ pub use self::{
     },
     service::{ServicePlan, service_ports},
     status::{
-        Facts, PodFact, ServiceFact, multiple_pods, status_after, status_cleaned_up, status_marked_expired,
-        status_patch,
+        Facts, PodFact, ServiceFact, first_word_can_wait, multiple_pods, status_after, status_cleaned_up,
+        status_marked_expired, status_patch,
     },
     volume::VolumePlan,
 };
@@ -160,6 +160,9 @@ impl SandboxReconciler {
             return self.mark_expired(writer, &stored).await;
         }
         let status = status_after(&stored, &facts, &self.settings, now);
+        if let Some(rest) = first_word_can_wait(&stored, &status, now) {
+            return Ok(Ok(Next::After(rest)));
+        }
         self.announce(&stored, &facts);
         let published = publish(writer, &stored, &status).await?;
         let deadline = until_shutdown(&stored, now);

@@ -1,9 +1,11 @@
 //! The status of a Sandbox: conditions and fields as a pure function of how the pass ended.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use agent_sandbox_api::{
-    conditions::{self, ConditionType, PodOutcome, PodScheduling, SandboxReady, SandboxSuspended, Truth, Verdict},
+    conditions::{
+        self, ConditionType, PodOutcome, PodScheduling, Reason, SandboxReady, SandboxSuspended, Truth, Verdict,
+    },
     names,
     owners::{self, Ownership},
     v1beta1::{OperatingMode, SandboxStatus},
@@ -148,6 +150,25 @@ pub fn status_patch(sandbox: &Sandbox, new: &SandboxStatus) -> Option<Value> {
     let removed = old.keys().filter(|field| !new.contains_key(*field)).map(|field| (field.clone(), Value::Null));
     Some(Value::Object(changed.chain(removed).collect()))
 }
+
+/// How long a new member of a pool may stay without a status that would only say that its Pod has just been made. Mostly the Pod is
+/// Ready before that, and one write says it all; nobody waits for a single member.
+pub fn first_word_can_wait(sandbox: &Sandbox, new: &SandboxStatus, now: Timestamp) -> Option<Duration> {
+    let ready = new.conditions.as_deref().and_then(|conditions| conditions::find(conditions, ConditionType::Ready))?;
+    let scheduled = new.conditions.as_deref().and_then(|all| conditions::find(all, ConditionType::PodScheduled));
+    let says_little = ready.reason == Reason::DependenciesNotReady.as_str()
+        && new.pod_ips.is_none()
+        && scheduled.is_none_or(|scheduled| scheduled.status != Truth::False.as_str());
+    if !says_little || !sandbox.conditions().is_empty() || owners::owning_pool(&sandbox.metadata).is_none() {
+        return None;
+    }
+    // A clock that runs behind the API server's must not make this wait longer.
+    let age = Duration::try_from(now.duration_since(sandbox.metadata.creation_timestamp.as_ref()?.0)).ok()?;
+    FIRST_WORD.checked_sub(age).filter(|rest| !rest.is_zero())
+}
+
+/// Times of creation are whole seconds, so that this is between one and two.
+const FIRST_WORD: Duration = Duration::from_secs(2);
 
 /// Empty and absent collections are the same to a reader.
 fn normalised(status: &SandboxStatus) -> SandboxStatus {

@@ -224,3 +224,44 @@ async fn lost_answers_do_no_harm() {
     assert_eq!((bench.count(Kind::Pod), bench.count(Kind::Service)), (1, 1));
     assert_eq!((bench.ready().1.as_str(), bench.sandbox().annotation(POD_NAME)), ("DependenciesNotReady", Some(NAME)));
 }
+
+/// A member of a pool whose Pod has just been made says nothing yet: mostly its first word is that it is Ready. If that takes long, it
+/// says so after all; and a user's own Sandbox speaks at once.
+#[tokio::test]
+async fn a_pool_members_first_word_is_mostly_ready() {
+    let pool = json!([{ "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "name": "p", "uid": "p", "controller": true }]);
+    let member = with(json!({ "metadata": { "ownerReferences": pool } }));
+    for fast in [true, false] {
+        let mut bench = Bench::new();
+        bench.create(member.clone());
+        let next = bench.pass().await.expect("passes");
+        assert!(matches!(next, Next::After(rest) if rest <= seconds(2)), "{next:?}");
+        assert!(!bench.model.take_writes().iter().any(is_status));
+        if fast {
+            bench.pod_runs(NAME);
+        } else {
+            bench.clock.advance(seconds(2));
+        }
+        bench.pass().await.expect("passes");
+        assert_eq!(bench.model.take_writes().iter().filter(|request| is_status(request)).count(), 1);
+        assert_eq!(bench.ready().0, if fast { "True" } else { "False" });
+    }
+    let mut bench = Bench::new();
+    bench.create(minimal());
+    bench.pass().await.expect("passes");
+    assert_eq!(bench.ready().1, "DependenciesNotReady");
+}
+
+/// That the scheduler cannot place a member's Pod is never held back.
+#[tokio::test]
+async fn bad_news_of_a_pool_member_do_not_wait() {
+    let pool = json!([{ "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "name": "p", "uid": "p", "controller": true }]);
+    let mut bench = Bench::new();
+    bench.create(with(json!({ "metadata": { "ownerReferences": pool } })));
+    bench.pass().await.expect("passes");
+    let unplaced =
+        json!([{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node" }]);
+    bench.model.edit(Kind::Pod, &key(), json!({ "status": { "phase": "Pending", "conditions": unplaced } }));
+    bench.pass().await.expect("passes");
+    assert_eq!(bench.condition(ConditionType::PodScheduled).expect("said").0, "False");
+}
