@@ -1,5 +1,6 @@
 //! What an idle sandbox costs: many at once, each with its supervisor and the daemon, measured by what the machine has left.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -16,10 +17,10 @@ const AT_ONCE: usize = 8;
 const DAEMON: &str = "/.agent-sandbox/sandboxd";
 
 pub(crate) async fn measure(count: usize) -> Outcome<()> {
-    let folder = tempfile::tempdir()?;
+    let folder = super::folder()?;
     let bench = Bench::open(folder.path(), |config| config.ready_pods = 0).await?;
     let daemon = daemon()?;
-    let before = available()?;
+    let before = memory()?;
     let began = Instant::now();
     let start = async |number: usize| -> Outcome<()> {
         let uid = format!("idle-{number}");
@@ -35,8 +36,15 @@ pub(crate) async fn measure(count: usize) -> Outcome<()> {
     let took = began.elapsed();
     // Daemons come up, the kernel settles.
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let each = before.saturating_sub(available()?) as f64 / count as f64 / 1024.0;
-    println!("{count} idle sandboxes with daemon and supervisor: {:.1} s, {each:.2} MB each", took.as_secs_f64());
+    let after = memory()?;
+    let each = |name: &str| {
+        let of = |memory: &Memory| memory.get(name).copied().unwrap_or_default();
+        (of(&after) - of(&before)) / count as f64
+    };
+    let total = -each("MemAvailable") / 1024.0;
+    println!("{count} idle sandboxes with daemon and supervisor: {:.1} s, {total:.2} MB each", took.as_secs_f64());
+    let split: Vec<_> = PARTS.iter().map(|part| format!("{part} {:.0} kB", each(part))).collect();
+    println!("of that: {}", split.join(", "));
     let began = Instant::now();
     let remove = async |number: usize| -> Outcome<()> {
         let uid = format!("idle-{number}");
@@ -57,9 +65,17 @@ fn daemon() -> Outcome<PathBuf> {
     Ok(path.canonicalize().map_err(|error| format!("{}: {error}; set SANDBOXD", path.display()))?)
 }
 
-/// `MemAvailable`, in kilobytes.
-fn available() -> Outcome<u64> {
+/// What the machine says of its memory, in kilobytes.
+type Memory = HashMap<String, f64>;
+
+/// Programs' own pages, files in memory, and the kernel's share: stacks, page tables, per processor, and objects that stay.
+const PARTS: [&str; 6] = ["AnonPages", "Shmem", "KernelStack", "PageTables", "Percpu", "SUnreclaim"];
+
+fn memory() -> Outcome<Memory> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).ok_or("no MemAvailable")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
+    let line = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        Some((name.to_owned(), value.trim().trim_end_matches(" kB").parse().ok()?))
+    };
+    Ok(text.lines().filter_map(line).collect())
 }

@@ -57,6 +57,12 @@ fn on_runtime(work: impl Future<Output = Outcome<()>>) -> Outcome<()> {
     tokio::runtime::Runtime::new()?.block_on(work)
 }
 
+/// A data folder where a node has it, not among everybody's temporary files: some file systems make new files slowly where
+/// many were deleted a moment ago.
+pub(crate) fn folder() -> std::io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix("agent-sandbox-bench-").tempdir_in("/var/lib")
+}
+
 /// One line of the table.
 pub(crate) fn row(name: &str, concurrency: usize, list: &mut [Duration], rate: f64) {
     list.sort_unstable();

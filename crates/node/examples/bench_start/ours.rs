@@ -29,7 +29,7 @@ struct Phases {
 }
 
 pub(crate) async fn measure(at_once: &[usize], rounds: usize) -> Outcome<()> {
-    let folder = tempfile::tempdir()?;
+    let folder = super::folder()?;
     let began = Instant::now();
     let bench = Arc::new(Bench::open(folder.path(), |_| {}).await?);
     eprintln!("node opened in {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
@@ -46,7 +46,7 @@ pub(crate) async fn measure(at_once: &[usize], rounds: usize) -> Outcome<()> {
 pub(crate) fn measure_fresh(rounds: usize) -> Outcome<()> {
     let program = std::env::current_exe()?;
     for concurrency in [1, 8] {
-        let folder = tempfile::tempdir()?;
+        let folder = super::folder()?;
         let start = |worker: usize, _| {
             let data = folder.path().join(worker.to_string());
             let mut command = Command::new(&program);

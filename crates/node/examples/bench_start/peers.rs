@@ -87,7 +87,7 @@ fn installed(program: &str) -> bool {
 
 /// The smallest bundle that isolates what ours isolates.
 fn bundle() -> std::io::Result<tempfile::TempDir> {
-    let folder = tempfile::tempdir()?;
+    let folder = super::folder()?;
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let root = folder.path().join("rootfs");
     for name in ["", "usr", "proc", "dev", "sys", "tmp", "etc", "run"] {

@@ -92,10 +92,9 @@ impl Link {
     }
 
     async fn read(&self, notice: &impl Fn(Notice)) {
-        let mut buffer = vec![0; MAX_PACKET];
         loop {
             let Ok(mut ready) = self.socket.readable().await else { return };
-            match ready.try_io(|socket| wire::receive::<Message>(socket.get_ref(), &mut buffer)) {
+            match ready.try_io(|socket| wire::receive::<Message>(socket.get_ref(), &mut vec![0; MAX_PACKET])) {
                 Ok(Ok(Some((message, descriptors)))) => self.dispatch(message, descriptors, notice),
                 // A reset is told before what was said last: why a Pod could not be made, for one.
                 Ok(Err(error))

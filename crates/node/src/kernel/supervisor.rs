@@ -60,8 +60,12 @@ struct Supervisor {
     execs: Vec<RunningExec>,
     /// Set by a shutdown: answer this request once everything is gone, then end.
     ending: Option<(u64, u64)>,
+    /// For what containers write. Packets are read into memory that is given back: a supervisor waits far longer than it works.
     buffer: Vec<u8>,
 }
+
+/// Most that is read of a container's output at a time.
+const OUTPUT_BUFFER: usize = 16 * 1024;
 
 /// Runs as a supervisor until its Pod is removed. On `control`, a connected socket, it is told what to make.
 pub(crate) fn main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
@@ -182,7 +186,7 @@ fn start(plan: PodPlan, mut ground: Ground, signals: OwnedFd, filter: Vec<libc::
         containers: Vec::new(),
         execs: Vec::new(),
         ending: None,
-        buffer: vec![0; MAX_PACKET],
+        buffer: vec![0; OUTPUT_BUFFER],
     })
 }
 
@@ -312,7 +316,7 @@ impl Supervisor {
 
     fn handle_connection(&mut self, id: u64) {
         let Some(connection) = self.connections.iter().find(|connection| connection.id == id) else { return };
-        match wire::receive::<Request>(&connection.socket, &mut self.buffer) {
+        match wire::receive::<Request>(&connection.socket, &mut vec![0; MAX_PACKET]) {
             Ok(Some((request, descriptors))) => self.call(id, request, descriptors),
             Ok(None) => self.close_connection(id),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}

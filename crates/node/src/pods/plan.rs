@@ -115,17 +115,26 @@ fn deadline_verdict(spec: &PodSpec, state: &PodState, now: Timestamp, plan: &mut
     })
 }
 
+/// Longest a failed preparation or start waits before it is tried again; far more than it is told to.
+const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(60);
+
+/// Whether a pause that was to last at most `longest` is over. One that seems longer was begun before somebody moved the machine's
+/// clock back, and nobody waits for that.
+fn is_over(until: Timestamp, longest: SignedDuration, now: Timestamp) -> bool {
+    until <= now || until.duration_since(now) > longest
+}
+
 /// Volumes and sandbox, independent of each other and of the images.
 fn prepare(state: &PodState, now: Timestamp, plan: &mut Plan) {
     match &state.volumes {
         Volumes::Unprepared => plan.act(Action::PrepareVolumes),
-        Volumes::Failed { retry_at, .. } if *retry_at <= now => plan.act(Action::PrepareVolumes),
+        Volumes::Failed { retry_at, .. } if is_over(*retry_at, LONGEST_RETRY, now) => plan.act(Action::PrepareVolumes),
         Volumes::Failed { retry_at, .. } => plan.wake(*retry_at),
         Volumes::Preparing | Volumes::Ready => {}
     }
     match &state.sandbox {
         Sandbox::Absent => plan.act(Action::CreateSandbox),
-        Sandbox::Failed { retry_at, .. } if *retry_at <= now => plan.act(Action::CreateSandbox),
+        Sandbox::Failed { retry_at, .. } if is_over(*retry_at, LONGEST_RETRY, now) => plan.act(Action::CreateSandbox),
         Sandbox::Failed { retry_at, .. } => plan.wake(*retry_at),
         Sandbox::Creating | Sandbox::Up(_) | Sandbox::Removing => {}
     }
@@ -163,7 +172,11 @@ fn pull(container: &Container, record: &ContainerRecord, now: Timestamp, plan: &
     let request = || Action::PullImage { container: container.name.clone() };
     match &record.image {
         ImageStep::Needed => plan.act(request()),
-        ImageStep::Failed { retry_at, .. } if *retry_at <= now => plan.act(request()),
+        ImageStep::Failed { failed_at, retry_at, .. }
+            if is_over(*retry_at, retry_at.duration_since(*failed_at), now) =>
+        {
+            plan.act(request());
+        }
         ImageStep::Failed { failed_at, retry_at, .. } => {
             plan.wake(*retry_at);
             let shown_as_backoff = failed_at.saturating_add(super::status::PULL_ERROR_SHOWN).unwrap_or(*retry_at);
@@ -188,14 +201,13 @@ fn start(
     {
         return;
     }
-    let mut earliest = now;
-    if let Some(error) = &record.start_error {
-        earliest = earliest.max(error.retry_at);
-    }
-    if let Instance::Exited(termination) = &record.instance {
-        earliest = earliest.max(record.backoff.next_attempt(termination.finished_at));
-    }
-    if earliest > now {
+    let retry = record.start_error.as_ref().map(|error| (error.retry_at, LONGEST_RETRY));
+    let back_off = record.instance.termination().map(|termination| {
+        let next = record.backoff.next_attempt(termination.finished_at);
+        (next, next.duration_since(termination.finished_at))
+    });
+    let pauses = [retry, back_off].into_iter().flatten().filter(|(until, longest)| !is_over(*until, *longest, now));
+    if let Some(earliest) = pauses.map(|(until, _)| until).max() {
         plan.wake(earliest);
         return;
     }

@@ -172,7 +172,7 @@ impl Supervisor {
         let own_mounts = self.namespaces.shared_processes.is_none();
         let mounts = own_mounts.then(|| sys::open_namespace(pid, "mnt").ok()).flatten();
         drop((streams, child_report));
-        let outcome = wait_for_exec(pid, &report, &mut self.buffer);
+        let outcome = wait_for_exec(pid, &report);
         let terminal = match outcome {
             Ok(terminal) => terminal,
             Err(failure) => {
@@ -341,7 +341,7 @@ pub(super) fn report_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Waits until the child has reached exec; gives its terminal, if it made one. A failed child is reaped.
-pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd, buffer: &mut [u8]) -> Result<Option<OwnedFd>, Failure> {
+pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd) -> Result<Option<OwnedFd>, Failure> {
     let mut terminal = None;
     let limit = Timespec { tv_sec: START_DEADLINE.as_secs() as i64, tv_nsec: 0 };
     let failure = loop {
@@ -352,7 +352,7 @@ pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd, buffer: &mut [u8]) -> Re
             Err(error) => break Failure::kernel("waiting for exec", &error.into()),
             Ok(_) => {}
         }
-        match wire::receive::<Report>(report, buffer) {
+        match wire::receive::<Report>(report, &mut vec![0; wire::MAX_PACKET]) {
             Ok(None) => return Ok(terminal),
             Ok(Some((Report::Terminal, descriptors))) => terminal = descriptors.into_iter().next(),
             Ok(Some((Report::Failed(failure), _))) => break failure,

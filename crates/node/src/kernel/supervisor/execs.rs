@@ -70,7 +70,7 @@ impl Supervisor {
             (Fork::Parent(pid), _) => pid,
         };
         drop((streams, child_report));
-        let terminal = wait_for_exec(pid, &report, &mut self.buffer)?;
+        let terminal = wait_for_exec(pid, &report)?;
         self.execs.push(RunningExec::new(pid, connection, request, None));
         Ok(terminal)
     }

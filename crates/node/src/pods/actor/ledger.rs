@@ -65,10 +65,12 @@ impl Ledger {
             self.dirty_since = None;
             return Due::Never;
         }
-        if let Some(retry_at) = self.retry_at.filter(|at| *at > now) {
+        // What seems further away than we ever wait was noted before somebody moved the machine's clock back.
+        if let Some(retry_at) = self.retry_at.filter(|at| *at > now && at.duration_since(now) <= RETRY) {
             return Due::At(retry_at);
         }
-        let since = *self.dirty_since.get_or_insert(now);
+        let since = self.dirty_since.filter(|since| *since <= now).unwrap_or(now);
+        self.dirty_since = Some(since);
         let settle_at = since.saturating_add(SETTLE).unwrap_or(now);
         if now < settle_at && !self.uncertain && !is_urgent(self.written.as_ref(), &status) {
             return Due::At(settle_at);
@@ -178,6 +180,16 @@ mod tests {
         assert_eq!(ledger.offer(ready.clone(), at(2)), Due::At(at(501)));
         let Due::Now(patch) = ledger.offer(ready, at(700)) else { panic!("not due") };
         assert_eq!((&patch["phase"], patch.get("podIP")), (&json!("Running"), Some(&Value::Null)));
+    }
+
+    #[test]
+    fn a_clock_that_is_moved_holds_nothing_back() {
+        let mut ledger = Ledger::new(None);
+        assert_eq!(ledger.offer(status("Pending", false), at(3_600_000)), Due::At(at(3_600_150)));
+        assert_eq!(ledger.offer(status("Pending", false), at(0)), Due::At(at(150)), "an hour back");
+        assert!(matches!(ledger.offer(status("Pending", false), at(7_200_000)), Due::Now(_)), "and two ahead");
+        ledger.failed(at(7_200_000));
+        assert!(matches!(ledger.offer(status("Pending", false), at(0)), Due::Now(_)), "and back again");
     }
 
     #[test]

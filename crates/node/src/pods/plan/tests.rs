@@ -235,3 +235,37 @@ fn a_finished_pod_stops_its_sidecars() {
     .exited("a", 0, NOW);
     assert_eq!(scenario.actions(), [stop("s2", 30)]);
 }
+
+/// The machine's clock is moved while Pods run and while others wait: what runs is left alone, and nothing waits for the old time.
+#[test]
+fn a_clock_that_is_moved_ends_nothing_and_holds_nothing_back() {
+    const HOUR: i64 = 3_600;
+    let running = pod().prepared().running("main");
+    for moved in [-1_000 * HOUR, -HOUR, HOUR, 1_000 * HOUR] {
+        assert_eq!(plan(&running.pod, &running.state, at(NOW + moved)), Plan::default(), "{moved}");
+    }
+    // Pauses begun before the clock went back an hour.
+    let failed = pod().prepared().edit(|s| {
+        s.volumes = Volumes::Failed { message: "no claim".into(), retry_at: at(NOW + HOUR + 2) };
+        s.sandbox = Sandbox::Failed { message: "no address".into(), retry_at: at(NOW + HOUR + 2) };
+        s.record_mut("main").image = ImageStep::Failed {
+            reason: "ErrImagePull".into(),
+            message: "no route".into(),
+            failed_at: at(NOW + HOUR),
+            retry_at: at(NOW + HOUR + 160),
+        };
+    });
+    assert_eq!(failed.actions(), [Action::PrepareVolumes, Action::CreateSandbox, pull("main")]);
+    let crashed = pod().prepared().exited("main", 1, NOW + HOUR).restarted("main", 5);
+    assert_eq!(crashed.actions(), [start("main", 6)]);
+    let refused = pod().prepared().edit(|s| {
+        let error = StartError { reason: "x".into(), message: "y".into(), retry_at: at(NOW + HOUR) };
+        s.record_mut("main").start_error = Some(error);
+    });
+    assert_eq!(refused.actions(), [start("main", 0)]);
+    // A deletion asked for before it went back gets its grace period, not an hour more.
+    let mut deleted = pod().prepared().running("main").deleting(30);
+    let deadline = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(NOW + HOUR + 30));
+    deleted.pod.metadata.deletion_timestamp = Some(deadline);
+    assert_eq!(deleted.actions(), [stop("main", 30)]);
+}
