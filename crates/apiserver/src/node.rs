@@ -42,6 +42,9 @@ pub enum NodeError {
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
+/// Serves the connection that it is given.
+pub type Answer = Box<dyn FnOnce(Box<dyn Duplex>) -> BoxFuture<'static, ()> + Send>;
+
 pub type BoxReader = Pin<Box<dyn AsyncRead + Send>>;
 pub type BoxWriter = Pin<Box<dyn AsyncWrite + Send>>;
 
@@ -126,6 +129,11 @@ pub trait NodeBackend: Send + Sync + 'static {
 
     /// Connects to a port on the Pod's own loopback address.
     async fn port_forward(&self, pod: &PodRef, port: u16) -> Result<Box<dyn Duplex>, NodeError>;
+
+    /// How to serve a port of a Pod that only stands for a part of this process; none where a connection has to be made.
+    fn answer(&self, _pod: &PodRef, _port: u16) -> Option<Answer> {
+        None
+    }
 }
 
 /// The backend of an API server that runs no Pods: every request is refused with a clear message.

@@ -2,6 +2,7 @@
 
 pub mod address;
 pub mod chunks;
+pub mod forward;
 pub mod grpc;
 pub mod native;
 pub mod router_headers;

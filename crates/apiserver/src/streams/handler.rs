@@ -163,8 +163,11 @@ impl Streams {
             match offer {
                 Offer::Spdy { .. } => portforward::spdy::serve(raw_session(connection), target, shutdown).await,
                 Offer::WebSocket { .. } if channels => {
-                    let socket = websocket::accept(connection).await;
                     let encoding = channels::Encoding::named(&protocol);
+                    if let ([port], channels::Encoding::Binary) = (ports.as_slice(), encoding) {
+                        return portforward::single::serve(connection, *port, target, shutdown).await;
+                    }
+                    let socket = websocket::accept(connection).await;
                     portforward::channels::serve(socket, encoding, ports, target, shutdown).await;
                 }
                 Offer::WebSocket { .. } => {

@@ -4,6 +4,7 @@
 //! while and then closed without a word: the next connection may well succeed.
 
 pub mod channels;
+pub mod single;
 pub mod spdy;
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::{gateway::Door, router_objects};
 use agent_sandbox_apiserver::node::{
-    Duplex, ExecRequest, LogOptions, NodeBackend, NodeError, PodRef, ProcessSession, StreamSet,
+    Answer, Duplex, ExecRequest, LogOptions, NodeBackend, NodeError, PodRef, ProcessSession, StreamSet,
 };
 use agent_sandbox_node::{
     NodeHandle,
@@ -74,5 +74,10 @@ impl NodeBackend for Backend {
             }
             Some(door) => Ok(door.connect()),
         }
+    }
+
+    fn answer(&self, pod: &PodRef, port: u16) -> Option<Answer> {
+        let door = self.door(pod).filter(|_| port == router_objects::PORT)?.clone();
+        Some(Box::new(|connection| Box::pin(async move { door.admit(connection).await })))
     }
 }

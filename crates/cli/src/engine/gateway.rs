@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 const NEIGHBOURS: u16 = 20;
 const GRACE: Duration = Duration::from_secs(2);
 /// Bytes on their way between a port-forward and the router.
-const BUFFER: usize = 64 * 1024;
+const BUFFER: usize = 256 * 1024;
 
 /// A router that is being served.
 pub(crate) struct Gateway {
@@ -81,11 +81,16 @@ impl Gateway {
 }
 
 impl Door {
+    /// Serves a connection to its end.
+    pub(crate) async fn admit(&self, connection: Box<dyn Duplex>) {
+        self.0.serve_connection(connection, Trust::Authenticated).await;
+    }
+
     /// A connection to the router whose other end is served at once.
     pub(crate) fn connect(&self) -> Box<dyn Duplex> {
         let (near, far) = tokio::io::duplex(BUFFER);
-        let router = self.0.clone();
-        tokio::spawn(async move { router.serve_connection(far, Trust::Authenticated).await });
+        let door = self.clone();
+        tokio::spawn(async move { door.admit(Box::new(far)).await });
         Box::new(near)
     }
 }
