@@ -5,6 +5,7 @@ use crate::{
     TraceContext, Transport, TransportOptions, claims,
     error::is_conflict,
     lookup, manifest,
+    transport::Links,
     undo::{Undo, finish},
     wait,
 };
@@ -15,7 +16,11 @@ use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, PostParams},
 };
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 /// How long a new sandbox may take to become ready unless told otherwise.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(180);
@@ -28,6 +33,8 @@ pub struct SandboxClient {
     port: u16,
     trace: Option<TraceContext>,
     send_pod_ip: bool,
+    /// Connections to the router, by the namespace of the sandboxes that share them.
+    links: Arc<Mutex<HashMap<String, Links>>>,
 }
 
 impl SandboxClient {
@@ -43,7 +50,7 @@ impl SandboxClient {
     }
 
     pub fn new(cluster: Cluster, connection: Connection) -> Self {
-        Self { cluster, connection, port: DEFAULT_PORT, trace: None, send_pod_ip: false }
+        Self { cluster, connection, port: DEFAULT_PORT, trace: None, send_pod_ip: false, links: Arc::default() }
     }
 
     /// The port on which the daemons listen, instead of 8888.
@@ -73,7 +80,10 @@ impl SandboxClient {
     pub async fn claim(&self, request: &ClaimRequest) -> Result<SandboxHandle, ClientError> {
         let claim = claims::create(self, request).await?;
         let sandbox = claim.bound_sandbox().unwrap_or_default().to_owned();
-        self.handle(claim.namespace(), &sandbox, Some(claim.name_any()))
+        let handle = self.handle(claim.namespace(), &sandbox, Some(claim.name_any()))?;
+        let bound = claim.status.as_ref().and_then(|status| status.sandbox.as_ref());
+        handle.transport().seen_at(bound.and_then(|bound| bound.pod_ips.as_deref()).unwrap_or_default());
+        Ok(handle)
     }
 
     /// Makes a sandbox from an image and waits until it is ready. Where the node supports it, our daemon is put into the image.
@@ -115,7 +125,7 @@ impl SandboxClient {
     /// A handle for a sandbox that is known to exist; nothing is asked.
     pub fn handle(&self, namespace: &str, name: &str, claim: Option<String>) -> Result<SandboxHandle, ClientError> {
         let client = self.cluster.client.clone();
-        let transport = Transport::new(TransportOptions {
+        let options = TransportOptions {
             name: name.to_owned(),
             namespace: namespace.to_owned(),
             port: self.port,
@@ -123,7 +133,12 @@ impl SandboxClient {
             kube: Some(client.clone()),
             trace: self.trace.clone(),
             send_pod_ip: self.send_pod_ip,
-        })?;
+        };
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let transport = Transport::linked(options, links.get(namespace).cloned())?;
+        if let Some(shared) = transport.links() {
+            links.entry(namespace.to_owned()).or_insert(shared);
+        }
         Ok(SandboxHandle::new(Some(client), namespace.to_owned(), name.to_owned(), claim, transport))
     }
 

@@ -79,6 +79,8 @@ pub enum ClientError {
     CallTimeout { name: String, operation: String, after: Duration },
     #[error("{what} is larger than {limit} bytes; stream it instead, or raise the limit")]
     TooLarge { what: String, limit: u64 },
+    #[error("{what} has {size} bytes, which do not fit into memory; stream it instead")]
+    OutOfMemory { what: String, size: u64 },
     #[error("{0}")]
     Invalid(String),
     #[error("the sandbox's runtime does not know {operation}; its image needs our `sandboxd`")]

@@ -80,22 +80,38 @@ impl<'a> Files<'a> {
 
     /// A whole file in memory: an error, before anything is read, if it is larger than `limit` (256 MiB when not given).
     pub async fn read_all(&self, path: &str, limit: Option<u64>) -> Result<Bytes, ClientError> {
+        let room = |size| {
+            let mut content = Vec::new();
+            content.try_reserve_exact(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
+            Ok(content)
+        };
+        Ok(self.read_into(path, limit, room).await?.into())
+    }
+
+    /// The same into memory that the caller makes once the size is known.
+    pub async fn read_into<W: io::Write>(
+        &self,
+        path: &str,
+        limit: Option<u64>,
+        make: impl FnOnce(usize) -> io::Result<W>,
+    ) -> Result<W, ClientError> {
         let mut download = self.download(path, 0, None).await?;
         let limit = limit.unwrap_or(MAX_ANSWER);
         let too_large = || ClientError::TooLarge { what: format!("`{path}`"), limit };
+        let broken = |source| ClientError::Stream { operation: format!("read `{path}`"), source };
         let size = download.size().unwrap_or_default();
         if size > limit {
             return Err(too_large());
         }
-        let mut content = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
-        let broken = |source| ClientError::Stream { operation: format!("read `{path}`"), source };
+        let no_memory = || ClientError::OutOfMemory { what: format!("`{path}`"), size };
+        let made = usize::try_from(size).ok().and_then(|size| make(size).ok());
+        let mut content = made.ok_or_else(no_memory)?;
+        let mut left = limit;
         while let Some(chunk) = download.next().await.map_err(broken)? {
-            content.extend_from_slice(&chunk);
-            if content.len() as u64 > limit {
-                return Err(too_large());
-            }
+            left = left.checked_sub(chunk.len() as u64).ok_or_else(too_large)?;
+            content.write_all(&chunk).map_err(broken)?;
         }
-        Ok(content.into())
+        Ok(content)
     }
 
     /// Writes a file from a stream, whole or not at all.

@@ -31,6 +31,30 @@ pub(crate) use refusal::{chain, typed};
 /// Idle connections are kept this long.
 const IDLE: Duration = Duration::from_secs(60);
 
+/// Pooled connections, which sandboxes behind the same router share. Clones are the same pool.
+#[derive(Clone)]
+pub(crate) struct Links {
+    http: HttpClient<Dialer, Body>,
+    /// For gRPC, which needs HTTP/2.
+    http2: HttpClient<Dialer, Body>,
+}
+
+impl Links {
+    fn new(dialer: Dialer) -> Self {
+        let http = HttpClient::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .build(dialer.clone());
+        let http2 = HttpClient::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .http2_only(true)
+            .build(dialer);
+        Self { http, http2 }
+    }
+}
+
 /// Everything needed to talk to one sandbox. Clones share connections.
 #[derive(Clone)]
 pub struct Transport {
@@ -43,9 +67,7 @@ struct Inner {
     port: u16,
     kube: Option<Client>,
     route: Route,
-    http: HttpClient<Dialer, Body>,
-    /// For gRPC, which needs HTTP/2.
-    http2: HttpClient<Dialer, Body>,
+    links: Links,
     headers: HeaderMap,
     trace: Option<TraceContext>,
     /// Whether `X-Sandbox-Pod-IP` is sent.
@@ -67,37 +89,37 @@ pub struct TransportOptions {
 
 impl Transport {
     pub fn new(options: TransportOptions) -> Result<Self, ClientError> {
-        let needs_kube = || {
-            let message = "this way of connecting needs a cluster's API";
-            options.kube.clone().ok_or_else(|| ClientError::Invalid(message.to_owned()))
+        Self::linked(options, None)
+    }
+
+    /// The same over connections of another sandbox that is reached through the same router.
+    pub(crate) fn linked(options: TransportOptions, links: Option<Links>) -> Result<Self, ClientError> {
+        let links = match links {
+            Some(links) => links,
+            None => Links::new(dialer(&options)?),
         };
         let mut headers = HeaderMap::new();
-        let (route, dialer) = match &options.connection {
+        let route = match &options.connection {
             Connection::Direct(direct) => {
                 headers = extra_headers(&direct.headers)?;
-                let base = direct.url.trim_end_matches('/').to_owned();
-                let dialer = if direct.url.starts_with("https://") { Dialer::tls(direct)? } else { Dialer::plain() };
-                (Route::Router { base }, dialer)
+                Route::Router { base: direct.url.trim_end_matches('/').to_owned() }
             }
-            Connection::Tunnel(tunnel) => {
-                let first = tunnel.router_namespace.clone().unwrap_or_else(|| ROUTER_NAMESPACE.to_owned());
-                let mut namespaces = vec![first];
-                if namespaces[0] != options.namespace {
-                    namespaces.push(options.namespace.clone());
-                }
-                let (namespace, sandbox) = (options.namespace.clone(), options.name.clone());
-                (Route::Tunnel, Dialer::Router { client: needs_kube()?, namespaces, namespace, sandbox })
-            }
-            Connection::Gateway(gateway) => {
-                (Route::Gateway { client: needs_kube()?, options: gateway.clone() }, Dialer::plain())
-            }
-            Connection::PodTunnel => {
-                let (namespace, sandbox) = (options.namespace.clone(), options.name.clone());
-                (Route::Daemon { address: None }, Dialer::Sandbox { client: needs_kube()?, namespace, sandbox })
-            }
-            Connection::InCluster(address) => (Route::Daemon { address: Some(*address) }, Dialer::plain()),
+            Connection::Tunnel(_) => Route::Tunnel,
+            Connection::Gateway(gateway) => Route::Gateway { client: needs_kube(&options)?, options: gateway.clone() },
+            Connection::PodTunnel => Route::Daemon { address: None },
+            Connection::InCluster(address) => Route::Daemon { address: Some(*address) },
         };
-        Ok(Self::assemble(options, route, dialer, headers))
+        Ok(Self::assemble(options, route, links, headers))
+    }
+
+    /// The connections, where other sandboxes may use them: those that cannot but lead to a router.
+    pub(crate) fn links(&self) -> Option<Links> {
+        matches!(self.inner.route, Route::Router { .. } | Route::Gateway { .. }).then(|| self.inner.links.clone())
+    }
+
+    /// Tells where the sandbox was seen, so that it is not looked up again.
+    pub(crate) fn seen_at(&self, addresses: &[String]) {
+        self.remember(select_pod_ip(addresses));
     }
 
     /// To one Pod's daemon, through the API's port-forward.
@@ -112,23 +134,13 @@ impl Transport {
             trace: None,
             send_pod_ip: false,
         };
-        Self::assemble(options, Route::Daemon { address: None }, dialer, HeaderMap::new())
+        Self::assemble(options, Route::Daemon { address: None }, Links::new(dialer), HeaderMap::new())
     }
 
-    fn assemble(options: TransportOptions, route: Route, dialer: Dialer, headers: HeaderMap) -> Self {
-        let http = HttpClient::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .build(dialer.clone());
-        let http2 = HttpClient::builder(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .http2_only(true)
-            .build(dialer);
+    fn assemble(options: TransportOptions, route: Route, links: Links, headers: HeaderMap) -> Self {
         let TransportOptions { name, namespace, port, kube, trace, send_pod_ip, .. } = options;
         let known = Mutex::default();
-        let inner = Inner { name, namespace, port, kube, route, http, http2, headers, trace, send_pod_ip, known };
+        let inner = Inner { name, namespace, port, kube, route, links, headers, trace, send_pod_ip, known };
         Self { inner: Arc::new(inner) }
     }
 
@@ -157,12 +169,37 @@ impl Transport {
         body: Bytes,
     ) -> Result<Result<Response<Incoming>, HttpError>, ClientError> {
         let request = self.request(&Method::POST, path, headers, Some(limit), None, Some(port), full(body)).await?;
-        let sent = self.inner.http2.request(request.0).await;
+        let sent = self.inner.links.http2.request(request.0).await;
         if sent.is_err() {
             self.forget();
         }
         Ok(sent)
     }
+}
+
+fn needs_kube(options: &TransportOptions) -> Result<Client, ClientError> {
+    let message = "this way of connecting needs a cluster's API";
+    options.kube.clone().ok_or_else(|| ClientError::Invalid(message.to_owned()))
+}
+
+/// How new connections are made.
+fn dialer(options: &TransportOptions) -> Result<Dialer, ClientError> {
+    Ok(match &options.connection {
+        Connection::Direct(direct) if direct.url.starts_with("https://") => Dialer::tls(direct)?,
+        Connection::Direct(_) | Connection::Gateway(_) | Connection::InCluster(_) => Dialer::plain(),
+        Connection::Tunnel(tunnel) => {
+            let mut namespaces = vec![tunnel.router_namespace.clone().unwrap_or_else(|| ROUTER_NAMESPACE.to_owned())];
+            if namespaces[0] != options.namespace {
+                namespaces.push(options.namespace.clone());
+            }
+            let (namespace, sandbox) = (options.namespace.clone(), options.name.clone());
+            Dialer::Router { client: needs_kube(options)?, namespaces, namespace, sandbox }
+        }
+        Connection::PodTunnel => {
+            let (namespace, sandbox) = (options.namespace.clone(), options.name.clone());
+            Dialer::Sandbox { client: needs_kube(options)?, namespace, sandbox }
+        }
+    })
 }
 
 fn extra_headers(pairs: &[(String, String)]) -> Result<HeaderMap, ClientError> {

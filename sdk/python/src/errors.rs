@@ -54,7 +54,7 @@ fn kind(error: &ClientError) -> &'static str {
         }
         ClientError::Refused { .. } => "request",
         ClientError::Disconnected { .. } | ClientError::Stream { .. } => "disconnected",
-        ClientError::TooLarge { .. } => "too_large",
+        ClientError::TooLarge { .. } | ClientError::OutOfMemory { .. } => "too_large",
         ClientError::Unsupported { .. } => "unsupported",
         ClientError::NoContainer { .. } | ClientError::File { .. } | ClientError::Invalid(_) => "error",
     }

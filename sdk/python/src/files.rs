@@ -1,6 +1,7 @@
 //! A sandbox's files.
 
 use crate::{
+    content::Content,
     handle::serialised,
     pending::{Pending, pending, pending_unit},
     runtime::Origin,
@@ -37,7 +38,9 @@ fn chunk(py: Python<'_>, bytes: Bytes) -> PyResult<Py<PyAny>> {
 impl Files {
     fn read(&self, path: String, limit: Option<u64>) -> PyResult<Pending> {
         let inner = self.inner()?;
-        Ok(pending(async move { inner.files().read_all(&path, limit).await }, chunk))
+        Ok(pending(async move { inner.files().read_into(&path, limit, Content::of_length).await }, |py, content| {
+            content.into_object(py)
+        }))
     }
 
     /// `(stream, size or None)`.

@@ -1,6 +1,7 @@
 //! One sandbox: commands, its life, and requests of other dialects.
 
 use crate::{
+    content::Content,
     convert,
     files::Files,
     pending::{Pending, pending, pending_unit},
@@ -14,9 +15,10 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use http::{HeaderName, HeaderValue, Method};
 use http_body_util::{BodyExt, BodyStream};
+use hyper::body::{Body as _, Incoming};
 use prost::Message;
 use pyo3::{exceptions::PyValueError, prelude::*, pybacked::PyBackedBytes, types::PyBytes};
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, io::Write as _, time::Duration};
 
 /// A sandbox to work with.
 #[pyclass(frozen)]
@@ -204,24 +206,21 @@ impl Handle {
                     .iter()
                     .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
                     .collect();
-                let broken = move |error| ClientError::Stream {
-                    operation: operation.clone(),
-                    source: std::io::Error::other(error),
-                };
                 let body = if stream {
+                    let broken = move |error| broken(&operation, error);
                     let frames = TryStreamExt::map_err(BodyStream::new(answer.into_body()), broken);
                     let chunks = frames.try_filter_map(|frame| std::future::ready(Ok(frame.into_data().ok())));
                     Body::Stream(Stream::new(chunks, |py, chunk: Bytes| {
                         Ok(PyBytes::new(py, &chunk).into_any().unbind())
                     }))
                 } else {
-                    Body::Whole(answer.into_body().collect().await.map_err(broken)?.to_bytes())
+                    Body::Whole(whole(answer.into_body(), &operation).await?)
                 };
                 Ok((status, headers, body))
             },
             |py, (status, headers, body)| {
                 let body = match body {
-                    Body::Whole(bytes) => PyBytes::new(py, &bytes).into_any().unbind(),
+                    Body::Whole(content) => content.into_object(py)?,
                     Body::Stream(stream) => Py::new(py, stream)?.into_any(),
                 };
                 Ok((status, headers, body).into_pyobject(py)?.into_any().unbind())
@@ -282,8 +281,26 @@ impl Handle {
 }
 
 enum Body {
-    Whole(Bytes),
+    Whole(Content),
     Stream(Stream),
+}
+
+/// A whole answer, straight into the object that Python gets.
+async fn whole(mut body: Incoming, operation: &str) -> Result<Content, ClientError> {
+    let size = body.size_hint().exact().unwrap_or_default();
+    let made = usize::try_from(size).ok().and_then(|size| Content::of_length(size).ok());
+    let no_memory = || ClientError::OutOfMemory { what: format!("the answer to {operation}"), size };
+    let mut content = made.ok_or_else(no_memory)?;
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.map_err(|error| broken(operation, error))?.into_data() {
+            content.write_all(&data).map_err(|error| broken(operation, error))?;
+        }
+    }
+    Ok(content)
+}
+
+fn broken(operation: &str, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ClientError {
+    ClientError::Stream { operation: operation.to_owned(), source: std::io::Error::other(error) }
 }
 
 fn request_call(

@@ -4,6 +4,7 @@
 //! a callback, from which the Python side makes an awaitable. The synchronous and the asynchronous surface share everything else.
 
 mod client;
+mod content;
 mod convert;
 mod errors;
 mod files;

@@ -36,6 +36,11 @@ impl Transport {
         known.base = None;
     }
 
+    /// An address that the API has just named.
+    pub(super) fn remember(&self, pod_ip: Option<String>) {
+        self.known().pod_ip = pod_ip;
+    }
+
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {
         self.inner.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -113,7 +113,7 @@ impl Transport {
     }
 
     async fn attempt(&self, request: Request<Body>, hinted: bool) -> Result<Response<Incoming>, HttpError> {
-        let sent = self.inner.http.request(request).await;
+        let sent = self.inner.links.http.request(request).await;
         let stale = match &sent {
             // A router refuses an address that is not the sandbox's own any more.
             Ok(answer) => answer.status().is_server_error() || (hinted && answer.status() == 403),

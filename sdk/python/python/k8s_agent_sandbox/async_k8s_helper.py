@@ -48,9 +48,13 @@ class AsyncK8sHelper:
         return self._base
 
     async def _client(self, connection: Dict[str, Any], port: int) -> Any:
-        """The same cluster, with a way to reach sandboxes."""
-        base = await self._cluster()
-        return base.reconnected(connection, port)
+        """The same cluster, with a way to reach sandboxes: sandboxes that are reached in the same way share their connections."""
+        key = repr((connection, port))
+        client = self._clients.get(key)
+        if client is None:
+            base = await self._cluster()
+            client = self._clients[key] = base.reconnected(connection, port)
+        return client
 
     async def create_sandbox_claim(
         self,
@@ -159,3 +163,4 @@ class AsyncK8sHelper:
     async def close(self) -> None:
         """Lets go of the connections to the cluster. A later call makes new ones."""
         self._base = None
+        self._clients.clear()

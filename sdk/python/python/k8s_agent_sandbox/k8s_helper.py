@@ -48,9 +48,13 @@ class K8sHelper:
         return self._base
 
     def _client(self, connection: Dict[str, Any], port: int) -> Any:  # async
-        """The same cluster, with a way to reach sandboxes."""
-        base = self._cluster()  # await
-        return base.reconnected(connection, port)
+        """The same cluster, with a way to reach sandboxes: sandboxes that are reached in the same way share their connections."""
+        key = repr((connection, port))
+        client = self._clients.get(key)
+        if client is None:
+            base = self._cluster()  # await
+            client = self._clients[key] = base.reconnected(connection, port)
+        return client
 
     def create_sandbox_claim(
         self,
@@ -159,3 +163,4 @@ class K8sHelper:
     def close(self) -> None:  # async
         """Lets go of the connections to the cluster. A later call makes new ones."""
         self._base = None
+        self._clients.clear()

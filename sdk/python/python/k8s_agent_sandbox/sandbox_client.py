@@ -8,6 +8,7 @@ from agent_sandbox._waiting import _wait
 
 from ._at_exit import delete_at_exit
 from .claim_adoption import validate_claim_name
+from .connector import connection_options
 from .exceptions import SandboxMetadataError, SandboxNotFoundError
 from .k8s_helper import K8sHelper
 from .models import SandboxConnectionConfig, SandboxLocalTunnelConnectionConfig, SandboxTracerConfig
@@ -124,6 +125,7 @@ class SandboxClient(Generic[T]):
         if existing is not None and existing.is_active and existing.sandbox_id == handle.name:
             return existing
         sandbox = self._handle_for(handle.claim, handle.name, namespace)
+        sandbox.connector._handle = handle
         self._active_connection_sandboxes[key] = sandbox
         if existing is not None:
             existing.close_connection()  # await
@@ -156,7 +158,7 @@ class SandboxClient(Generic[T]):
             context = self.tracing_manager.get_trace_context_json()
             if context:
                 options["annotations"] = {"opentelemetry.io/trace-context": context}
-        client = self.k8s_helper._cluster()  # await
+        client = self.k8s_helper._client(*connection_options(self.connection_config))  # await
         return _wait(client.claim(options))
 
     def get_sandbox(self, claim_name: str, namespace: str = "default", resolve_timeout: int = 30) -> T:  # async
