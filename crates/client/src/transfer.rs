@@ -47,6 +47,8 @@ impl Files<'_> {
             let send = |chunk| sender.blocking_send(Ok(chunk)).map_err(closed);
             let mut archive = tar::Builder::new(ChunkWriter::new(CHUNK, send));
             archive.follow_symlinks(false);
+            // Holes travel as zeros: not everybody unpacks the entries that files with holes become.
+            archive.sparse(false);
             let packed = archive.append_dir_all("", &folder).and_then(|()| archive.into_inner()?.flush());
             if let Err(error) = packed {
                 // The body breaks off, so that a cut archive is not taken for a whole one.

@@ -19,6 +19,8 @@ pub(crate) fn pack(folder: PathBuf) -> Result<impl Stream<Item = io::Result<Byte
     tokio::task::spawn_blocking(move || {
         let mut archive = tar::Builder::new(io::BufWriter::with_capacity(CHUNK, Chunks(sender.clone())));
         archive.follow_symlinks(false);
+        // Holes travel as zeros: the other side does not unpack the entries that files with holes become.
+        archive.sparse(false);
         let packed = archive
             .append_dir_all(".", &folder)
             .and_then(|()| archive.into_inner())
