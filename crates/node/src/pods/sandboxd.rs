@@ -41,6 +41,11 @@ pub fn command(container: &Container, base: &str, own: Vec<String>) -> Vec<Strin
     line.extend(["--base-dir".to_owned(), base.to_owned()]);
     // A command that is the daemon itself asks for the daemon alone.
     if !own.is_empty() && own[0] != PATH {
+        // What an image starts by itself is often a shell or an interpreter, which ends at once where nobody types. Only a command that
+        // somebody asked for decides about the container's life.
+        if container.command.is_none() && container.args.is_none() {
+            line.push("--keep-running".to_owned());
+        }
         line.push("--".to_owned());
         line.extend(own);
     }
@@ -88,8 +93,15 @@ mod tests {
     }
 
     #[test]
-    fn the_single_dialect_ports_open_only_when_declared() {
+    fn an_image_whose_own_command_ends_stays() {
         let container: Container = serde_json::from_value(json!({"name": "a"})).unwrap();
+        let line = command(&container, "/w", vec!["python3".to_owned()]).join(" ");
+        assert_eq!(line, "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --base-dir /w --keep-running -- python3");
+    }
+
+    #[test]
+    fn the_single_dialect_ports_open_only_when_declared() {
+        let container: Container = serde_json::from_value(json!({"name": "a", "command": ["sleep"]})).unwrap();
         let own = vec!["sleep".to_owned(), "9".to_owned()];
         assert_eq!(
             command(&container, "/home/user", own).join(" "),
