@@ -54,6 +54,11 @@ class Engine:
         """What the router's listener and the API ask for."""
         return re.search(r"token: \"?([^\"\s]+)", self.kubeconfig.read_text()).group(1)
 
+    def router_program(self):
+        """A router of its own, on the port that Gateways listen on."""
+        flags = ["--http-bind-address", ":80", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        return [BINARY, "router", "--kubeconfig", str(self.kubeconfig), *flags]
+
     def kubectl(self, *words, **options):
         command = ["kubectl", "--kubeconfig", str(self.kubeconfig), *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)

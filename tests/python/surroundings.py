@@ -10,9 +10,10 @@ import re
 import shutil
 import socket
 import subprocess
-import threading
 import time
+import urllib.parse
 
+import namespaces
 import pytest
 
 ROUTER = re.compile(r"sandbox-router-svc\.([a-z0-9-]+)\.svc\.cluster\.local")
@@ -23,6 +24,7 @@ ROUTER_PORT = 8080
 OWN_ADDRESS = f"127.66.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
 GATEWAY_API = "sigs.k8s.io/gateway-api@v1.5.1"
 GATEWAY_CRD = "gateways.gateway.networking.k8s.io"
+GATEWAY_POLICY = "gateway-to-sandboxes"
 
 
 def gateway_definition():
@@ -85,38 +87,70 @@ class ClusterNames:
 
 
 class Gateway:
-    """A Gateway object whose address leads to the router's Service: connections to it are passed on byte by byte."""
+    """A Gateway object whose address is a router's own: a program in a network namespace, which reaches sandboxes as Pods are reached."""
 
     def __init__(self, engine, name):
-        self.engine, self.name, self.address = engine, name, OWN_ADDRESS
-        self.cluster = ClusterNames(engine)
-        self.connections = 0
+        self.engine, self.name, self.place = engine, name, namespaces.Namespace()
+        self.log = pathlib.Path(f"{engine.folder}.gateway.log")
 
     def __enter__(self):
         definition = gateway_definition()
         if definition is None:
             assert not os.environ.get("CI"), f"{GATEWAY_API} cannot be fetched"
             pytest.skip(f"{GATEWAY_API} cannot be fetched: Go and its module proxy are needed")
-        self.listener = socket.create_server((self.address, 80))
-        self.cluster.forward("default")
-        threading.Thread(target=self.accept, args=((OWN_ADDRESS, ROUTER_PORT),), daemon=True).start()
-        self.apply(definition)
+        if why := namespaces.missing():
+            pytest.skip(why)
+        self.place.__enter__()
+        try:
+            self.route(self.engine.router_program())
+            self.apply(definition)
+            self.announce()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def route(self, program):
+        """Inside, the API is where the kubeconfig says that it is; outside, sandboxes let this one caller in."""
+        api = urllib.parse.urlsplit(self.engine.api)
+        self.place.lead((api.hostname, api.port), (api.hostname, api.port))
+        self.apply(json.dumps(lets_in(self.place.address)))
+        with open(self.log, "wb") as log:
+            self.place.start(program, stdout=log, stderr=log)
+        deadline = time.monotonic() + READY
+        while True:
+            try:
+                socket.create_connection((self.place.address, 80), 1).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, f"no router: {self.log.read_text()}"
+                time.sleep(0.05)
+
+    def announce(self):
         self.apply(json.dumps({
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "Gateway",
             "metadata": {"name": self.name, "namespace": "default"},
             "spec": {"gatewayClassName": "test", "listeners": [{"name": "http", "port": 80, "protocol": "HTTP"}]},
         }))
-        status = {"status": {"addresses": [{"type": "IPAddress", "value": self.address}]}}
+        status = {"status": {"addresses": [{"type": "IPAddress", "value": self.place.address}]}}
         words = ["patch", "gateway", self.name, "--subresource=status", "--type=merge", "-p", json.dumps(status)]
         patched = self.engine.kubectl(*words)
         assert patched.returncode == 0, patched.stderr
-        return self
+
+    def statuses(self):
+        """Those of the requests that the router passed on; it writes its log a moment later."""
+        deadline = time.monotonic() + READY
+        while not (found := re.findall(r'"msg":"request".*?"status":(\d+)', self.log.read_text())):
+            assert time.monotonic() < deadline, f"no request came: {self.log.read_text()}"
+            time.sleep(0.05)
+        return found
 
     def __exit__(self, *_):
-        self.listener.close()
-        self.cluster.stop()
+        self.place.__exit__()
         self.engine.kubectl("delete", "crd", GATEWAY_CRD)
+        self.engine.kubectl("delete", "networkpolicy", GATEWAY_POLICY)
+        self.log.unlink(missing_ok=True)
 
     def apply(self, manifest):
         deadline = time.monotonic() + READY
@@ -126,22 +160,16 @@ class Gateway:
                 return
             assert time.monotonic() < deadline, applied.stderr
 
-    def accept(self, service):
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            far = socket.create_connection(service)
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=pass_on, args=(source, sink), daemon=True).start()
 
-
-def pass_on(source, sink):
-    try:
-        while data := source.recv(65536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass
+def lets_in(address):
+    """Sandboxes' daemons for one caller."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": GATEWAY_POLICY, "namespace": "default"},
+        "spec": {
+            "podSelector": {},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"ipBlock": {"cidr": f"{address}/32"}}], "ports": [{"port": 8888}]}],
+        },
+    }

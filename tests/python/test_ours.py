@@ -4,6 +4,7 @@ import asyncio
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -318,6 +319,52 @@ def test_errors_say_what_to_do(engine, client, tmp_path, monkeypatch):
             sandbox.files.read("missing")
         gone = client.get(sandbox.claim)
     wait_until(lambda: raises(errors.SandboxError, lambda: gone.run("true", timeout=5)))
+
+
+def test_an_answer_that_fits_into_no_memory_is_too_large(engine, monkeypatch):
+    """Said by its length, before anything is read."""
+    from k8s_agent_sandbox.models import SandboxDirectConnectionConfig
+
+    monkeypatch.setenv("KUBECONFIG", str(engine.kubeconfig))
+
+    def answer(listener):
+        connection, _ = listener.accept()
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4611686018427387904\r\n\r\nx")
+        connection.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, args=(listener,), daemon=True).start()
+        config = SandboxDirectConnectionConfig(api_url=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        sandbox = SandboxClient(connection_config=config).create_sandbox(SOURCE)
+        try:
+            with pytest.raises(errors.SandboxTooLargeError, match="do not fit into memory; stream it instead"):
+                sandbox.files.read("endless")
+        finally:
+            sandbox.terminate()
+
+
+def test_files_with_holes_arrive_whole(client, tmp_path):
+    folder = tmp_path / "up"
+    folder.mkdir()
+    with open(folder / "holes", "wb") as file:
+        file.write(b"begin")
+        file.seek(5_000_000)
+        file.write(b"end")
+    with client.sandbox() as sandbox:
+        sandbox.files.upload_dir(str(folder), "there")
+        sandbox.files.download_dir("there", str(tmp_path / "down"))
+        assert sandbox.files.read("there/holes") == (folder / "holes").read_bytes()
+    assert (tmp_path / "down" / "holes").read_bytes() == (folder / "holes").read_bytes()
+
+
+def test_a_large_file_comes_back_as_it_went(client):
+    """Through the tunnel, larger than every buffer on the way; the memory it is read into is made of large pages."""
+    content = os.urandom(1 << 20) * 9 + b"tail"
+    with client.sandbox() as sandbox:
+        sandbox.files.write("large", content)
+        assert sandbox.files.read("large") == content
+        assert b"".join(sandbox.files.open("large")) == content
 
 
 def raises(kind, action):
