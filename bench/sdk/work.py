@@ -117,9 +117,34 @@ def transfer(mode):
         sandbox.terminate()
 
 
+def bare_download(mode):
+    """The same download with one prepared request into memory that is there already: what is left is the server and the kernel."""
+    import socket
+    import urllib.parse
+
+    content = os.urandom(1_000_000) * (SIZE // 1_000_000)
+    sandbox = drop_in(mode).create_sandbox(SOURCE)
+    try:
+        sandbox.files.write("big", content, timeout=300)
+        parts = urllib.parse.urlsplit(ROUTER)
+        request = f"GET /download/big HTTP/1.1\r\nHost: {parts.netloc}\r\nX-Sandbox-ID: {sandbox.sandbox_id}\r\n\r\n".encode()
+        memory = bytearray(SIZE + 65536)
+        memory[:] = bytes(len(memory))
+        with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+            view, got, begun = memoryview(memory), 0, time.perf_counter()
+            connection.sendall(request)
+            # The head is a few hundred bytes of a hundred million.
+            while got < SIZE:
+                got += connection.recv_into(view[got : got + (1 << 20)])
+            return {"down": SIZE / (time.perf_counter() - begun) / 1e6}
+    finally:
+        sandbox.terminate()
+
+
 def sandbox_for_curl():
-    """Keeps a sandbox for a client that is not an SDK, until its input ends."""
+    """Keeps a sandbox with a file for a client that is not an SDK, until its input ends."""
     sandbox = drop_in("direct").create_sandbox(SOURCE)
+    sandbox.files.write("big", os.urandom(1_000_000) * (SIZE // 1_000_000), timeout=300)
     print(sandbox.sandbox_id, flush=True)
     sys.stdin.read()
     sandbox.terminate()
