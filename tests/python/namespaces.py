@@ -1,6 +1,7 @@
 """A network namespace of the test's own, joined to the host by a cable: a place outside the sandboxes with an address of its own."""
 
 import ctypes
+import itertools
 import os
 import shutil
 import socket
@@ -8,9 +9,9 @@ import subprocess
 import threading
 
 CLONE_NEWNET = 0x40000000
-# A range that nobody routes (RFC 2544); every process takes four addresses of it.
-FIRST = 4 * (os.getpid() % 16384)
-HOST, ADDRESS = (f"198.18.{FIRST >> 8}.{(FIRST & 255) + last}" for last in (1, 2))
+# Of a range that nobody routes (RFC 2544) every process takes a few addresses, four for each of its namespaces.
+FIRST = 4 * (os.getpid() % 16000)
+NUMBERS = itertools.count()
 
 
 def missing():
@@ -28,21 +29,24 @@ class Namespace:
     """Made when entered, gone with everything in it when left."""
 
     def __init__(self):
-        self.name = f"sdk-{os.getpid()}"
-        self.address = ADDRESS
+        number = next(NUMBERS)
+        first = FIRST + 4 * number
+        self.name = f"sdk{os.getpid()}-{number}"
+        self.host, self.address = (f"198.18.{first >> 8}.{(first & 255) + last}" for last in (1, 2))
+        self.near = f"{self.name}a"
         self.processes, self.listeners = [], []
 
     def __enter__(self):
-        near, far = f"{self.name}a", f"{self.name}b"
+        near, far = self.near, f"{self.name}b"
         ip("netns", "add", self.name)
         try:
             ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", self.name)
-            ip("addr", "add", f"{HOST}/30", "dev", near)
+            ip("addr", "add", f"{self.host}/30", "dev", near)
             ip("link", "set", near, "up")
-            ip("-n", self.name, "addr", "add", f"{ADDRESS}/30", "dev", far)
+            ip("-n", self.name, "addr", "add", f"{self.address}/30", "dev", far)
             for device in ("lo", far):
                 ip("-n", self.name, "link", "set", device, "up")
-            ip("-n", self.name, "route", "add", "default", "via", HOST)
+            ip("-n", self.name, "route", "add", "default", "via", self.host)
         except BaseException:
             ip("netns", "del", self.name)
             raise
@@ -54,6 +58,7 @@ class Namespace:
         for process in self.processes:
             process.terminate()
             process.wait(30)
+        ip("link", "del", self.near)
         ip("netns", "del", self.name)
 
     def start(self, command, **options):

@@ -1,7 +1,6 @@
 """Our SDK where it is meant to run in a cluster: in a Pod, with names from the cluster's DNS and a policy that lets it out. D-206."""
 
 import importlib.util
-import os
 import pathlib
 import re
 import urllib.parse
@@ -92,6 +91,7 @@ def agent(engine):
                 sandbox.files.write(f"lib/{name}.py", pathlib.Path(importlib.util.find_spec(name).origin).read_bytes())
             inside = f"\\1server: https://{place.address}:{API_PORT}\n\\1tls-server-name: localhost"
             sandbox.files.write("kubeconfig", re.sub(r"( *)server: .*", inside, engine.kubeconfig.read_text()))
+            sandbox.api_address = place.address
             yield sandbox
         names = ["sandboxtemplate/agent", "sandboxtemplate/with-a-name", "networkpolicy/from-agents"]
         engine.kubectl("delete", *names)
@@ -125,5 +125,5 @@ def test_names_come_from_the_clusters_dns(agent):
 
 def test_the_policy_lets_the_pod_out_to_nobody_else(agent):
     """The same place as the API, another port: silence."""
-    code = f"import socket; socket.create_connection(({namespaces.ADDRESS!r}, {API_PORT + 1}), 0.5)"
+    code = f"import socket; socket.create_connection(({agent.api_address!r}, {API_PORT + 1}), 0.5)"
     assert "imed out" in agent.run(f'python3 -c "{code}"').stderr

@@ -1,5 +1,8 @@
 //! A `bytes` object that is filled while its content arrives: no second copy of a large file, neither in time nor in memory.
-#![expect(unsafe_code, reason = "the object's memory is written to without the interpreter, before anybody else knows of it")]
+#![expect(
+    unsafe_code,
+    reason = "the object's memory is written to without the interpreter, before anybody else knows of it"
+)]
 
 use pyo3::{ffi, prelude::*, types::PyBytes};
 use std::{io, ptr::NonNull};
@@ -30,7 +33,8 @@ impl Content {
     fn allocate(py: Python<'_>, length: usize) -> io::Result<Self> {
         let size = ffi::Py_ssize_t::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
         // SAFETY: without a source the call makes an object of that length, or raises.
-        let object = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(std::ptr::null(), size)) };
+        let object =
+            unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(std::ptr::null(), size)) };
         let object = object.and_then(|object| Ok(object.cast_into::<PyBytes>()?));
         let object = object.map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
         // SAFETY: the object was just made and is a `bytes`.
