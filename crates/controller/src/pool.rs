@@ -36,6 +36,9 @@ use crate::{
 
 /// Deadlines of many pools are spread by up to this factor.
 const LONGEST_STRETCH: f64 = 1.5;
+/// How soon a pool that gave way to claims looks again, and how long it does so at most.
+const YIELD: Duration = Duration::from_millis(20);
+const LONGEST_YIELD: Duration = Duration::from_secs(1);
 
 /// How pools are kept.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,6 +79,8 @@ pub struct Memory {
     last_status: Option<Timestamp>,
     /// Names of members whose creation was never answered: tried again before new ones.
     unanswered: Vec<String>,
+    /// Since when it has left the machine to claims.
+    yielding_since: Option<Timestamp>,
 }
 
 pub struct PoolReconciler {
@@ -117,6 +122,9 @@ impl PoolReconciler {
         if memory.uid != observed.pool.uid() {
             *memory = Memory { uid: observed.pool.uid().to_owned(), ..Memory::default() };
         }
+        if self.gives_way(&observed, memory) {
+            return Ok(Next::After(YIELD));
+        }
         let plan = plan(&observed, &mut memory.pacing, &self.settings);
         self.announce(&observed.pool, memory.hold, plan.hold);
         memory.hold = plan.hold;
@@ -136,6 +144,22 @@ impl PoolReconciler {
         // Nobody wakes a pass about its own writes.
         let again = done.look_again.then_some(Duration::ZERO);
         Ok([again, requeue, postponed].into_iter().flatten().min().into())
+    }
+
+    /// Whether the pool leaves the machine to claims that are being served: while it has plenty, and not for ever.
+    fn gives_way(&self, observed: &Observed, memory: &mut Memory) -> bool {
+        let available = self.store.read().candidates.available(&[observed.pool.uid()]);
+        let plenty = available * 2 >= observed.pool.replicas();
+        if !plenty || self.store.claims_under_way() == 0 {
+            memory.yielding_since = None;
+            return false;
+        }
+        let since = *memory.yielding_since.get_or_insert(observed.now);
+        let longest = between(since, observed.now) >= LONGEST_YIELD;
+        if longest {
+            memory.yielding_since = None;
+        }
+        !longest
     }
 
     /// Writes the status when it changed; how long to wait when it was written a moment ago.

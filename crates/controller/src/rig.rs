@@ -68,7 +68,26 @@ impl Rig {
         claim: ClaimSettings,
         pool: PoolSettings,
     ) -> Self {
-        let store = Store::new(vec![claim::route, pool::route], false);
+        Self::over(Store::new(vec![claim::route, pool::route], false), model, ports, clock, claim, pool)
+    }
+
+    /// A controller that gives way to claims, as the real one does.
+    pub(crate) fn patient() -> Self {
+        let clock = FakeClock::new();
+        let model = Model::new(clock.clone());
+        let store = Store::patient(vec![claim::route, pool::route], false, Duration::from_millis(10));
+        let pool = PoolSettings { status_interval: Duration::ZERO, ..PoolSettings::default() };
+        Self::over(store, model.clone(), model, clock, ClaimSettings::default(), pool)
+    }
+
+    fn over(
+        store: Arc<Store>,
+        model: Arc<Model>,
+        ports: Arc<dyn Ports>,
+        clock: Arc<FakeClock>,
+        claim: ClaimSettings,
+        pool: PoolSettings,
+    ) -> Self {
         let metrics = Arc::new(Metrics::default());
         let (events, receiver) = Events::channel();
         let claims =

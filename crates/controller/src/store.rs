@@ -22,6 +22,11 @@ use crate::{
     world::{Change, Known, News, World},
 };
 
+/// So many claims leave the machine time for more than themselves.
+const FEW_CLAIMS: usize = 4;
+/// About as long as a claim's status takes once its Sandbox is taken.
+const SHORT_PATIENCE: Duration = Duration::from_millis(2);
+
 /// The four reconcilers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
@@ -213,6 +218,22 @@ impl Store {
         }
     }
 
+    /// How many claims are queued or being served now; none when nobody is to be given way to.
+    pub fn claims_under_way(&self) -> usize {
+        if self.patience.is_zero() {
+            return 0;
+        }
+        let claims = self.queues.claim.stats();
+        claims.depth + claims.processing
+    }
+
+    /// How long work that can wait is put off. With few claims under way what is left to do for a Sandbox follows right after its claim's
+    /// status: the router waits for it.
+    fn wait_of(&self, target: Target) -> Duration {
+        let calm = target == Target::Sandbox && self.claims_under_way() <= FEW_CLAIMS;
+        if calm { self.patience.min(SHORT_PATIENCE) } else { self.patience }
+    }
+
     /// Waits until something is learnt. For one waiter.
     pub(crate) async fn news(&self) {
         self.stir.notified().await;
@@ -233,9 +254,31 @@ impl Store {
                 route(world, change, &mut wakes);
             }
             for wake in wakes.drain(..).filter(|wake| Some(wake) != origin) {
-                let delay = if patience::can_wait(world, change, wake.target) { self.patience } else { Duration::ZERO };
+                let waits = !self.patience.is_zero() && patience::can_wait(world, change, wake.target);
+                let delay = if waits { self.wait_of(wake.target) } else { Duration::ZERO };
                 self.queues.wake_after(wake, delay);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_grows_with_the_claims_under_way() {
+        let patience = Duration::from_millis(10);
+        let store = Store::patient(Vec::new(), false, patience);
+        assert_eq!((store.wait_of(Target::Sandbox), store.wait_of(Target::Pool)), (SHORT_PATIENCE, patience));
+        for number in 0..=FEW_CLAIMS {
+            assert_eq!(store.claims_under_way(), number);
+            assert_eq!(store.wait_of(Target::Sandbox), SHORT_PATIENCE, "{number}");
+            store.queues.claim.add(Key::new("n", format!("c{number}")));
+        }
+        assert_eq!((store.wait_of(Target::Sandbox), store.wait_of(Target::Pool)), (patience, patience));
+        let hasty = Store::new(Vec::new(), false);
+        hasty.queues.claim.add(Key::new("n", "c"));
+        assert_eq!(hasty.claims_under_way(), 0, "nobody is given way to");
     }
 }

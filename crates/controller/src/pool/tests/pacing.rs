@@ -118,3 +118,24 @@ async fn x_218_unanswered_creates_do_not_multiply() {
     rig.fill("p").await;
     assert_eq!(rig.sandboxes().len(), 4);
 }
+
+/// A pool that has plenty leaves the machine to claims that are being served, for a second at most; one that runs low does not.
+#[tokio::test]
+async fn refill_gives_way_to_claims_while_there_is_plenty() {
+    for (lost, waits) in [(1, true), (3, false)] {
+        let rig = Rig::patient();
+        rig.warm_pool(4).await;
+        rig.store.queues.claim.add(key("somebody"));
+        for member in rig.sandboxes().iter().take(lost) {
+            rig.model.remove(Kind::Sandbox, &key(member.name()));
+        }
+        let next = rig.pool("p").await.expect("no error");
+        assert_eq!(rig.sandboxes().len() == 4 - lost, waits, "{lost} lost");
+        if waits {
+            assert!(matches!(next, Next::After(soon) if soon < seconds(0.1) && !soon.is_zero()), "{next:?}");
+            rig.clock.advance(seconds(1.0));
+            rig.pool("p").await.expect("no error");
+        }
+        assert_eq!(rig.sandboxes().len(), 4, "{lost} lost");
+    }
+}
