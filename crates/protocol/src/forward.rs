@@ -79,6 +79,8 @@ pub struct Channel<S> {
     sent: usize,
     /// Content that the frame begun last is still owed; nothing else may be sent before it.
     owed: usize,
+    /// Whether content waits to be sent: whoever wrote it goes on with it and is woken for it, so that readers leave it alone.
+    writing: bool,
     /// Set once we have said that we are done.
     closing: Option<Pin<Box<Sleep>>>,
 }
@@ -114,6 +116,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
             output: Vec::new(),
             sent: 0,
             owed: 0,
+            writing: false,
             closing: None,
         }
     }
@@ -274,6 +277,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         }
         self.output.clear();
         self.sent = 0;
+        self.writing = self.owed > 0;
         Poll::Ready(Ok(()))
     }
 }
@@ -287,6 +291,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         }
         let message: Vec<&[u8]> = std::iter::once(&[DATA][..]).chain(parts.iter().map(|part| &**part)).collect();
         self.push(Kind::Content { first: true }, &message);
+        self.writing = true;
         // What cannot be sent now is sent before the next message, or by the flush.
         if let Poll::Ready(Err(error)) = self.drain(cx) {
             return Poll::Ready(Err(error));
@@ -305,6 +310,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
                 .write(&mut self.output);
             self.output.push(DATA);
             self.owed = length;
+            self.writing = true;
         }
         let (_, content) = first_bytes(parts, self.owed);
         let waiting = self.output.len() - self.sent;
@@ -323,6 +329,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         self.output.clear();
         self.sent = 0;
         self.owed -= content;
+        self.writing = self.owed > 0;
         Poll::Ready(Ok(content))
     }
 }
@@ -353,7 +360,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Channel<S> {
                     let late = this.closing.as_mut().is_some_and(|limit| limit.as_mut().poll(cx).is_ready());
                     if !late {
                         // Answers to pings, and the port's number, do not wait for the next write.
-                        if !this.output.is_empty() || this.echo.is_some() {
+                        if !this.writing && (!this.output.is_empty() || this.echo.is_some()) {
                             ready!(this.drain(cx))?;
                             ready!(Pin::new(&mut this.io).poll_flush(cx))?;
                         }

@@ -17,6 +17,7 @@ use tokio_tungstenite::{
         },
     },
 };
+use tokio_util::either::Either;
 
 async fn pair() -> (Channel<DuplexStream>, WebSocketStream<DuplexStream>) {
     // Odd, so that frames are cut at every place.
@@ -154,6 +155,29 @@ async fn the_two_ends_understand_each_other() {
     };
     let (answer, ()) = tokio::join!(asking, answering);
     assert!(answer == content);
+}
+
+/// Reading and writing may be the work of different tasks: neither takes the other's wake-up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn halves_in_tasks_of_their_own_get_on() {
+    let (near, far) = tokio::io::duplex(1021);
+    let content = noise(2_000_003);
+    let mut tasks = tokio::task::JoinSet::new();
+    for end in [Either::Left(Channel::client(near)), Either::Right(Channel::server(far, 8080))] {
+        let (mut from, mut to) = tokio::io::split(end);
+        let (sent, expected) = (content.clone(), content.clone());
+        tasks.spawn(async move {
+            to.write_all(&sent).await.unwrap();
+            to.flush().await.unwrap();
+        });
+        tasks.spawn(async move {
+            let mut got = vec![0; expected.len()];
+            from.read_exact(&mut got).await.unwrap();
+            assert!(got == expected);
+        });
+    }
+    let all = async { while tasks.join_next().await.transpose().unwrap().is_some() {} };
+    tokio::time::timeout(Duration::from_secs(60), all).await.expect("nobody waits for ever");
 }
 
 #[tokio::test]
