@@ -98,6 +98,9 @@ impl KernelRuntime {
             .await
             .map_err(|_| RuntimeError::Timeout("starting the spawner"))?
             .map_err(step("starting the spawner"))?;
+        if let Some(Err(error)) = share.network.as_ref().map(|network| network.lend_channel(|fd| spawner.hold(fd))) {
+            tracing::debug!(%error, "The end of this process will wait for the packet filter");
+        }
         let images = images
             .await
             .map_err(|_| RuntimeError::Timeout("preparing images"))?

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -17,9 +17,15 @@ use super::{supervisor, sys, wire};
 /// `argv[0]` of helpers. Nobody starts a program under this name by accident.
 const HELPER_NAME: &str = "agent-sandbox-helper";
 
-/// Asks for a supervisor; goes with its control socket, on which it is told the rest.
+/// What the spawner is asked for, each with a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
-struct Spawn {}
+#[serde(rename_all = "camelCase")]
+enum Ask {
+    /// A supervisor; goes with its control socket, on which it is told the rest.
+    Spawn,
+    /// To keep a descriptor open for as long as it lives, because closing it takes long and the node should not wait for that.
+    Hold,
+}
 
 /// The node's end of a running spawner.
 pub(crate) struct Spawner {
@@ -58,8 +64,13 @@ impl Spawner {
     /// Forks a supervisor; gives our end of its control socket.
     pub(crate) fn spawn(&self) -> io::Result<OwnedFd> {
         let (control, theirs) = socket_pair()?;
-        wire::send(&self.socket, &Spawn {}, &[theirs.as_fd()])?;
+        wire::send(&self.socket, &Ask::Spawn, &[theirs.as_fd()])?;
         Ok(control)
+    }
+
+    /// Has a descriptor closed after us.
+    pub(crate) fn hold(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        wire::send(&self.socket, &Ask::Hold, &[descriptor])
     }
 }
 
@@ -91,12 +102,14 @@ fn spawner_main() -> i32 {
     let mut buffer = vec![0; 4096];
     // Worked out once; supervisors share its pages.
     let filter = super::seccomp::program();
+    let mut held = Vec::new();
     loop {
-        match wire::receive::<Spawn>(&socket, &mut buffer) {
-            Ok(Some((Spawn {}, descriptors))) => {
+        match wire::receive::<Ask>(&socket, &mut buffer) {
+            Ok(Some((Ask::Hold, descriptors))) => held.extend(descriptors),
+            Ok(Some((Ask::Spawn, descriptors))) => {
                 let Ok([control]) = <[OwnedFd; 1]>::try_from(descriptors) else { continue };
                 if let Ok(sys::Fork::Child) = sys::fork_with(0) {
-                    drop(socket);
+                    drop((socket, held));
                     return supervisor_main(control, filter);
                 }
             }

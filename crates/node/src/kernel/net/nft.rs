@@ -7,7 +7,9 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::filter::{FilterRule, Match, Verdict};
@@ -31,6 +33,23 @@ const TABLE_USER_DATA: u16 = 6;
 
 const REGISTER: u32 = 1;
 const REGISTER_VERDICT: u32 = 0;
+
+/// A way to the kernel's packet filter. Whoever closes one waits until the kernel has let go of everything that was deleted, and
+/// keeps everybody else's changes waiting meanwhile: a node has one for its whole life.
+pub(crate) struct Channel {
+    socket: Mutex<OwnedFd>,
+}
+
+impl Channel {
+    pub(crate) fn open() -> io::Result<Self> {
+        Ok(Self { socket: Mutex::new(open_socket()?) })
+    }
+
+    /// Lends the descriptor, for somebody else to keep it open too.
+    pub(crate) fn lend<T>(&self, work: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+        work(self.socket.lock().as_fd())
+    }
+}
 
 /// A list of changes applied together.
 pub(super) struct Batch {
@@ -158,15 +177,17 @@ impl Batch {
     }
 
     /// Sends the batch and waits for the kernel's word on it.
-    pub(super) fn commit(mut self) -> io::Result<()> {
+    pub(super) fn commit(mut self, channel: &Channel) -> io::Result<()> {
         let mut end = message(libc::NFNL_MSG_BATCH_END as u16, libc::NLM_F_ACK, 0, SUBSYSTEM);
         self.bytes.extend_from_slice(end.finish(2));
-        let socket = open_socket()?;
-        rustix::net::sockopt::set_socket_send_buffer_size(&socket, self.bytes.len().max(64 * 1024))?;
-        rustix::net::send(&socket, &self.bytes, SendFlags::empty())?;
+        let socket = channel.socket.lock();
         let mut buffer = vec![0u8; 32 * 1024];
+        // Of a batch with mistakes more than the first answer may be left.
+        while rustix::net::recv(&*socket, &mut buffer, RecvFlags::DONTWAIT).is_ok() {}
+        rustix::net::sockopt::set_socket_send_buffer_size(&*socket, self.bytes.len().max(64 * 1024))?;
+        rustix::net::send(&*socket, &self.bytes, SendFlags::empty())?;
         loop {
-            let (length, _) = rustix::net::recv(&socket, &mut buffer, RecvFlags::empty())?;
+            let (length, _) = rustix::net::recv(&*socket, &mut buffer, RecvFlags::empty())?;
             if let Some(result) = acknowledgement_of_any(buffer.get(..length).unwrap_or_default()) {
                 return result;
             }
@@ -248,7 +269,7 @@ fn comment_of(data: &[u8]) -> Option<String> {
     }
 }
 
-fn open_socket() -> io::Result<std::os::fd::OwnedFd> {
+fn open_socket() -> io::Result<OwnedFd> {
     let protocol = Some(rustix::net::netlink::NETFILTER);
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let timeout = Some(std::time::Duration::from_secs(10));

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::filter;
-use super::nft::Batch;
+use super::nft::{Batch, Channel};
 use super::pool::{PodNetwork, choose_network, parse_routes};
 use super::{super::plan::VethPlan, loopback_address};
 use crate::kernel::leftovers::{self, Turn};
@@ -23,6 +24,7 @@ pub(crate) struct NodeNetwork {
     /// What the names of our cables begin with.
     cables: String,
     table: String,
+    channel: Channel,
     word: String,
     /// Whether connections are tracked. While all Pods are closed nothing is, because tracking costs every packet of the host,
     /// whoever it belongs to.
@@ -40,13 +42,14 @@ impl NodeNetwork {
             network,
             cables: format!("asb{}", &word[..4]),
             table: table_name(data_dir),
+            channel: Channel::open()?,
             word,
             tracked: Mutex::new(has_pods),
             forwards: AtomicBool::new(false),
             cables_made: Mutex::new(HashMap::new()),
         };
         this.make_table(data_dir, has_pods)?;
-        loopback_address(this.network.gateway(), true).inspect_err(|_| drop(delete_table(&this.table)))?;
+        loopback_address(this.network.gateway(), true).inspect_err(|_| drop(this.delete_table()))?;
         Ok(this)
     }
 
@@ -68,7 +71,7 @@ impl NodeNetwork {
         batch.add_base_chain("input", "filter", INPUT, -10);
         batch.add_base_chain("forward", "filter", FORWARD, -10);
         self.fill_chains(&mut batch, has_pods);
-        batch.commit()
+        batch.commit(&self.channel)
     }
 
     /// The rules that all Pods share.
@@ -136,7 +139,7 @@ impl NodeNetwork {
             }
             batch.add_interface(map, &veth.host_name, chain);
         }
-        batch.commit()
+        batch.commit(&self.channel)
     }
 
     /// Forgets a Pod's cable. Waits for the kernel only when the cable may have rules.
@@ -155,7 +158,7 @@ impl NodeNetwork {
             batch.delete_chain(&chain);
         }
         // The cable itself goes with the Pod's namespace: the kernel takes many down at a time, and one alone slowly.
-        match batch.commit() {
+        match batch.commit(&self.channel) {
             // It never had rules.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             other => other,
@@ -173,15 +176,24 @@ impl NodeNetwork {
         if !*tracked {
             let mut batch = Batch::new(&self.table);
             self.fill_chains(&mut batch, true);
-            batch.commit()?;
+            batch.commit(&self.channel)?;
             *tracked = true;
         }
         Ok(())
     }
 
+    fn delete_table(&self) -> io::Result<()> {
+        delete_table_through(&self.channel, &self.table)
+    }
+
+    /// Lends the way to the packet filter, for somebody else to close last.
+    pub(crate) fn lend_channel<T>(&self, work: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+        self.channel.lend(work)
+    }
+
     /// Takes everything back.
     pub(crate) fn close(&self, turn: Option<&Turn>) {
-        if let Err(error) = delete_table(&self.table) {
+        if let Err(error) = self.delete_table() {
             tracing::warn!(%error, table = self.table, "Our nftables table stays behind");
         }
         if let Err(error) = loopback_address(self.network.gateway(), false) {
@@ -195,9 +207,13 @@ impl NodeNetwork {
 
 /// Removes a table of ours by name, if it is there.
 pub(crate) fn delete_table(name: &str) -> io::Result<()> {
+    delete_table_through(&Channel::open()?, name)
+}
+
+fn delete_table_through(channel: &Channel, name: &str) -> io::Result<()> {
     let mut batch = Batch::new(name);
     batch.delete_table();
-    match batch.commit() {
+    match batch.commit(channel) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other,
     }
