@@ -14,10 +14,10 @@ use super::DiskSpace;
 use crate::kernel::tree;
 
 /// Nobody has thrown anything away for this long: the rush is over.
-const QUIET: Duration = Duration::from_millis(500);
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Longest anything lies here, and most things that do.
-const LONGEST: Duration = Duration::from_secs(5);
+const LONGEST: Duration = Duration::from_secs(10);
 const MOST: usize = 4_096;
 
 /// A folder beside the others, and a thread that empties it while there is something in it.
