@@ -81,6 +81,7 @@ impl KernelRuntime {
     pub async fn open(config: KernelConfig) -> Result<Arc<Self>, RuntimeError> {
         let step = |name: &'static str| move |source: io::Error| RuntimeError::Kernel { step: name.to_owned(), source };
         prepare_data_dir(&config.data_dir).map_err(step("preparing the data folder"))?;
+        allow_many_files();
         let privileged = rustix::process::geteuid().is_root();
         let images_dir = config.image_dir.clone().unwrap_or_else(|| config.data_dir.join("images"));
         let (host_paths, aliases, mirrors) =
@@ -252,6 +253,17 @@ impl KernelRuntime {
 impl Drop for KernelRuntime {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// Each Pod keeps descriptors of ours open, and the limit that shells give programs is meant for programs that use `select`.
+fn allow_many_files() {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit.current != limit.maximum {
+        limit.current = limit.maximum;
+        if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit) {
+            tracing::debug!(%error, "The limit of open files stays as it is");
+        }
     }
 }
 

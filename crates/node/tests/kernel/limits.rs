@@ -65,3 +65,11 @@ async fn a_killed_supervisor_takes_its_pod_down_and_nothing_is_left() {
     tokio::time::timeout(DEADLINE, gone).await.expect("the container died with its supervisor");
     assert!(!node.data().join("pods/p1").exists());
 }
+
+/// Thousands of Pods need more descriptors than shells let programs have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_takes_as_many_open_files_as_the_host_allows() {
+    let _node = Node::start().await;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    assert_eq!(limit.current, limit.maximum);
+}
