@@ -113,6 +113,7 @@ def published():
 
 @pytest.mark.parametrize("index", [0, 1], ids=["one after the other", "asynchronous"])
 def test_the_published_program_runs_in_a_pod(agent, index):
+    """D-206."""
     found = published()
     if not found and index:
         pytest.skip("../shared/seeds is not here")
@@ -120,6 +121,7 @@ def test_the_published_program_runs_in_a_pod(agent, index):
 
 
 def test_names_come_from_the_clusters_dns(agent):
+    """D-206, without an address to fall back from; and by the Service's own name."""
     assert program(agent, BY_NAME).splitlines() == ["dns True", "service True"]
 
 
