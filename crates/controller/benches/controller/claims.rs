@@ -27,8 +27,8 @@ use crate::{
     verdict,
 };
 
-/// How many claims are under way in the sustained part, and in the replay of its writes.
-pub(crate) const IN_FLIGHT: usize = 20;
+/// How many claims are under way in the sustained part.
+const IN_FLIGHT: usize = 20;
 
 /// Tells when claims become Ready, from one watch.
 #[derive(Clone, Default)]
