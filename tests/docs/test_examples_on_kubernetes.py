@@ -26,6 +26,7 @@ def cluster():
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_example(cluster, page, tmp_path):
+    cluster.provide()
     session, _ = open_session(page, tmp_path, KUBECONFIG=str(cluster.kubeconfig))
     try:
         for snippet in snippets(page):

@@ -96,6 +96,11 @@ class SecondEngine:
         assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
         return done.stdout
 
+    def provide(self):
+        """The template and the pool that every engine begins with."""
+        self.must("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": READY_MADE}))
+        self.must("wait", "--for=jsonpath={.status.readyReplicas}=1", f"swp/{SOURCE}", "-n", "default", f"--timeout={READY}s")
+
 
 @contextlib.contextmanager
 def process(folder, name, command, **options):
@@ -153,8 +158,7 @@ def second_engine():
             engine.must("wait", "--for=create", f"node/{NODE}", f"--timeout={READY}s")
             engine.must("wait", "--for=condition=Ready", f"node/{NODE}", f"--timeout={READY}s")
             engine.must("wait", "--for=create", "serviceaccount/default", "-n", "default", "--timeout=60s")
-            engine.must("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": READY_MADE}))
-            engine.must("wait", "--for=jsonpath={.status.readyReplicas}=1", f"swp/{SOURCE}", "-n", "default", f"--timeout={READY}s")
+            engine.provide()
             yield engine
     finally:
         purge = [BINARY, "--data-dir", str(folder / "node"), "down", "--purge"]
