@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::{
+    openapi::builtin as definitions,
     registry::Resource,
     schema::Schema,
     status::{FieldError, Path},
@@ -24,9 +25,6 @@ mod pod_defaults;
 mod storage;
 
 pub(crate) use network::cluster_ip;
-
-/// Shapes of all built-in kinds, by their full name in Kubernetes.
-static DEFINITIONS: &str = include_str!("../data/kubernetes-schemas.json");
 
 /// The schema of a built-in kind; parsed on first use, because most kinds are never used.
 /// Stored versions are what is validated; an alias shares its original's schema.
@@ -48,15 +46,14 @@ pub(crate) fn alias_schema(resource: &Resource) -> Option<Arc<Schema>> {
 }
 
 fn compile(api_version: &str, kind: &str) -> Option<Arc<Schema>> {
-    static PARSED: OnceLock<Value> = OnceLock::new();
-    let definitions = PARSED.get_or_init(|| serde_json::from_str(DEFINITIONS).unwrap_or_default());
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
-    let name = definitions.as_object().into_iter().flatten().find_map(|(name, raw)| {
-        let kinds = raw["x-kubernetes-group-version-kind"].as_array()?;
-        let matches = kinds.iter().any(|k| k["group"] == group && k["version"] == version && k["kind"] == kind);
-        (matches && name.ends_with(&format!(".{kind}"))).then_some(name)
+    let ending = format!(".{kind}");
+    let name = definitions::names().filter(|name| name.ends_with(&ending)).find(|name| {
+        let raw = definitions::schema(name).unwrap_or_default();
+        let mut kinds = raw["x-kubernetes-group-version-kind"].as_array().into_iter().flatten();
+        kinds.any(|k| k["group"] == group && k["version"] == version && k["kind"] == kind)
     });
-    name.and_then(|name| Schema::of_builtin(definitions, name)).map(Arc::new)
+    name.and_then(Schema::of_builtin).map(Arc::new)
 }
 
 /// How names of this resource must look.

@@ -3,7 +3,7 @@
 //! Structures of built-in kinds are Kubernetes' own (`data/kubernetes-schemas.json`); those of custom resources come
 //! from their CRDs. Paths carry what kubectl looks for: the kind, and that `fieldValidation` is understood.
 
-mod builtin;
+pub(crate) mod builtin;
 mod v2;
 mod v3;
 

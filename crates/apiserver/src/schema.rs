@@ -67,7 +67,8 @@ pub struct Schema {
     /// Tells whole schemas apart; zero further down.
     pub(crate) id: u64,
     pub kind: Type,
-    pub properties: BTreeMap<String, Schema>,
+    /// In boxes: a map sets room for eleven values aside wherever it holds one.
+    pub properties: BTreeMap<String, Box<Schema>>,
     /// Schema of the members of a map. `Some` with a default schema means "anything".
     pub additional: Option<Box<Schema>>,
     pub items: Option<Box<Schema>>,
@@ -140,8 +141,8 @@ impl Schema {
     }
 
     /// The schema of a built-in kind, from Kubernetes' own definitions: shapes only, no rules.
-    pub(crate) fn of_builtin(definitions: &Value, name: &str) -> Option<Self> {
-        compile::builtin(definitions, name).map(Self::numbered)
+    pub(crate) fn of_builtin(name: &str) -> Option<Self> {
+        compile::builtin(name).map(Self::numbered)
     }
 
     fn numbered(mut self) -> Self {
@@ -152,7 +153,7 @@ impl Schema {
 
     /// The schema of a member of an object: declared, or of the map's values.
     pub fn member(&self, name: &str) -> Option<&Schema> {
-        self.properties.get(name).or(self.additional.as_deref())
+        self.properties.get(name).or(self.additional.as_ref()).map(Box::as_ref)
     }
 
     /// The value of a field that is always there, where it is not written.

@@ -254,7 +254,7 @@ fn resolve<'s>(expr: &IdedExpr, schema: &'s Schema) -> Result<Option<&'s Schema>
                 return Ok(None);
             }
             let declared = parent.properties.iter().find(|(name, _)| escape(name) == select.field).map(|(_, s)| s);
-            if let Some(found) = declared.or(parent.additional.as_deref()) {
+            if let Some(found) = declared.or(parent.additional.as_ref()) {
                 return Ok(Some(found));
             }
             if matches!(select.field.as_str(), "apiVersion" | "kind" | "metadata") {

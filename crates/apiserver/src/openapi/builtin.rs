@@ -31,7 +31,12 @@ pub(super) fn object_meta() -> &'static str {
     OBJECT_META
 }
 
-pub(super) fn schema(name: &str) -> Option<Value> {
+/// Full names of all definitions.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    SCHEMAS.keys().copied()
+}
+
+pub(crate) fn schema(name: &str) -> Option<Value> {
     SCHEMAS.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok())
 }
 

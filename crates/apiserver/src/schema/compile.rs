@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::{Checks, ListType, Schema, Type, patterns};
 use crate::{
     cel::Rule,
+    openapi::builtin as definitions,
     status::{FieldError, Path},
 };
 
@@ -26,19 +27,19 @@ pub(super) fn root(raw: &Value, path: &Path<'_>) -> Result<Schema, Vec<FieldErro
 }
 
 /// Built-in kinds refer to each other by name; a kind that contains itself is left open at that point.
-pub(super) fn builtin(definitions: &Value, name: &str) -> Option<Schema> {
+pub(super) fn builtin(name: &str) -> Option<Schema> {
     let mut trail = vec![name.to_owned()];
-    Some(reference(definitions, definitions.get(name)?, &mut trail))
+    Some(reference(&definitions::schema(name)?, &mut trail))
 }
 
-fn reference(definitions: &Value, raw: &Value, trail: &mut Vec<String>) -> Schema {
+fn reference(raw: &Value, trail: &mut Vec<String>) -> Schema {
     let inner = raw["allOf"].get(0).unwrap_or(raw);
     if let Some(target) = inner["$ref"].as_str().and_then(|r| r.rsplit('/').next()) {
         if trail.iter().any(|seen| seen == target) {
             return Schema { preserve_unknown: true, nullable: true, ..Schema::default() };
         }
         trail.push(target.to_owned());
-        let mut schema = reference(definitions, &definitions[target], trail);
+        let mut schema = reference(&definitions::schema(target).unwrap_or_default(), trail);
         trail.pop();
         patch_hints(&mut schema, raw);
         note_zero(&mut schema, raw);
@@ -59,7 +60,7 @@ fn reference(definitions: &Value, raw: &Value, trail: &mut Vec<String>) -> Schem
     patch_hints(&mut schema, raw);
     note_zero(&mut schema, raw);
     for (name, child) in raw["properties"].as_object().into_iter().flatten() {
-        schema.properties.insert(name.clone(), reference(definitions, child, trail));
+        schema.properties.insert(name.clone(), Box::new(reference(child, trail)));
     }
     for name in &schema.required {
         // A required list is null until it is set.
@@ -69,7 +70,7 @@ fn reference(definitions: &Value, raw: &Value, trail: &mut Vec<String>) -> Schem
     }
     // Items and values of maps are there only when they are written.
     let mut open = |key: &str| {
-        let child = reference(definitions, raw.get(key)?, trail);
+        let child = reference(raw.get(key)?, trail);
         Some(Box::new(Schema { always: false, ..child }))
     };
     schema.items = open("items");
@@ -129,7 +130,7 @@ fn children(schema: &mut Schema, raw: &Value, path: &Path<'_>, depth: usize, err
     let properties = path.child("properties");
     let mut members = BTreeMap::new();
     for (name, child) in raw["properties"].as_object().into_iter().flatten() {
-        members.insert(name.clone(), node(child, &properties.key(name), depth + 1, errors));
+        members.insert(name.clone(), Box::new(node(child, &properties.key(name), depth + 1, errors)));
     }
     schema.properties = members;
     match raw.get("additionalProperties") {
