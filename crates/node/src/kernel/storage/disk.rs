@@ -4,9 +4,10 @@
 use std::io;
 use std::path::Path;
 
-/// Least share of the disk, in hundredths, and least bytes that stay free.
+/// Share of the disk, in hundredths, that stays free.
 const RESERVE_PERCENT: u64 = 5;
-const RESERVE_BYTES: u64 = 2 << 30;
+/// However small or large the disk is, at least and at most so many bytes of it.
+const RESERVE_BYTES: std::ops::RangeInclusive<u64> = 2 << 30..=4 << 30;
 
 /// How full a file system is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl DiskSpace {
 
     /// What is short, for people; `None` when there is room.
     pub(crate) fn shortage(self) -> Option<String> {
-        let reserve = (self.total / 100 * RESERVE_PERCENT).max(RESERVE_BYTES);
+        let reserve = (self.total / 100 * RESERVE_PERCENT).clamp(*RESERVE_BYTES.start(), *RESERVE_BYTES.end());
         if self.free < reserve {
             let mib = |bytes: u64| bytes >> 20;
             return Some(format!("{} MiB are free, {} MiB must stay so", mib(self.free), mib(reserve)));
@@ -50,8 +51,13 @@ mod tests {
         let roomy = DiskSpace { total: 100 << 30, free: 50 << 30, inodes: 1_000_000, free_inodes: 500_000 };
         assert_eq!(roomy.shortage(), None);
         assert_eq!(DiskSpace { inodes: 0, free_inodes: 0, ..roomy }.shortage(), None);
+        assert_eq!(
+            DiskSpace { total: 4 << 40, free: 5 << 30, ..roomy }.shortage(),
+            None,
+            "a share of it would be 200 GiB"
+        );
         for short in [
-            DiskSpace { free: 4 << 30, ..roomy },
+            DiskSpace { free: 3 << 30, ..roomy },
             DiskSpace { total: 10 << 30, free: 1 << 30, ..roomy },
             DiskSpace { free_inodes: 49_000, ..roomy },
         ] {
