@@ -44,4 +44,5 @@ pub use config::{Config, Workers};
 pub use controller::{Controller, ControllerError};
 pub use flags::Flags;
 pub use kube_ports::Clients;
+pub use memory::forget_code;
 pub use process::{ProcessError, run_process, version_text};

@@ -22,7 +22,7 @@ pub(crate) async fn give_back_when_quiet(store: Arc<Store>, stop: CancellationTo
         loop {
             tokio::time::sleep(QUIET).await;
             if !store.take_news() {
-                pages::forget_code();
+                forget_code();
                 store.news().await;
             }
         }
@@ -31,6 +31,11 @@ pub(crate) async fn give_back_when_quiet(store: Arc<Store>, stop: CancellationTo
         () = burst_and_rest => {}
         () = stop.cancelled() => {}
     }
+}
+
+/// Unmaps the code and constants of the program and its libraries; what is used next comes back from the page cache.
+pub fn forget_code() {
+    pages::forget_code();
 }
 
 #[cfg(target_os = "linux")]
@@ -44,7 +49,6 @@ mod pages {
         unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     }
 
-    /// Unmaps the code and constants of the program and its libraries; what is used next comes back from the page cache.
     pub(super) fn forget_code() {
         // SAFETY: the callback has the type that is asked for and looks at nothing but what it is given.
         unsafe { libc::dl_iterate_phdr(Some(forget_object), std::ptr::null_mut()) };

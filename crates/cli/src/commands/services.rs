@@ -1,10 +1,10 @@
 //! `controller`, `router` and `token`: one part of the system as a process of its own.
 
-use crate::{args::TokenArgs, args::TokenCommand, output};
+use crate::{args::TokenArgs, args::TokenCommand, memory, output};
 use agent_sandbox_controller::{flags::Flags, run_process, version_text};
 use agent_sandbox_router::{RouterArgs, mint_token, run_router};
 use anyhow::{Context as _, Result};
-use std::{io::IsTerminal, os::unix::process::CommandExt, process::ExitCode};
+use std::{io::IsTerminal, process::ExitCode};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,7 @@ pub(crate) fn controller(arguments: Vec<String>) -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         };
     }
-    start_thrifty();
+    memory::be_thrifty();
     start_cluster_logging(flags.log_level().unwrap_or("info"));
     match run_controller(flags) {
         Ok(()) => ExitCode::SUCCESS,
@@ -36,22 +36,6 @@ pub(crate) fn controller(arguments: Vec<String>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Settings of the allocator that keep the process small: memory goes back as soon as it is free, in small pages.
-const THRIFT: [(&str, &str); 2] = [("MIMALLOC_ALLOW_THP", "0"), ("MIMALLOC_PURGE_DELAY", "0")];
-
-/// Replaces this program by itself with the allocator set so: it reads its settings before `main`, from the environment alone. What the
-/// user has set there stays. Where this cannot be done, the controller runs as it is, only larger.
-fn start_thrifty() {
-    let missing: Vec<_> = THRIFT.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect();
-    if missing.is_empty() {
-        return;
-    }
-    let mut arguments = std::env::args_os();
-    let name = arguments.next().unwrap_or_default();
-    // Returns only when it failed.
-    let _ = std::process::Command::new("/proc/self/exe").arg0(name).args(arguments).envs(missing).exec();
 }
 
 fn run_controller(flags: Flags) -> Result<()> {
