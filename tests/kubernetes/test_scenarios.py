@@ -34,7 +34,8 @@ def test_a_sandbox_from_start_to_end(engine):
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Sandbox", ready["metadata"]["uid"], True)
     objects.merge(engine, path, {"spec": {"operatingMode": "Suspended"}})
     engine.api.eventually("its Pod goes", lambda: not pods(engine, namespace))
-    assert objects.condition(engine.api.must("GET", path))["status"] == "False"
+    # The status follows the Pod.
+    engine.api.eventually("it says so", lambda: objects.condition(engine.api.must("GET", path))["status"] == "False")
     objects.merge(engine, path, {"spec": {"operatingMode": "Running"}})
     objects.wait_ready(engine, path)
     [again] = pods(engine, namespace)
