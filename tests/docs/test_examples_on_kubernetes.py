@@ -44,4 +44,4 @@ def test_example(cluster, page, tmp_path):
 
 
 def test_some_examples_are_among_them():
-    assert len(PAGES) >= 10, [relative(page) for page in PAGES]
+    assert len(PAGES) >= 12, [relative(page) for page in PAGES]

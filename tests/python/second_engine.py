@@ -24,6 +24,8 @@ CLUSTER = os.environ.get("AGENT_SANDBOX_TEST_CLUSTER", str(TARGET / "test-cluste
 NODE = "sdk-node"
 READY = 120
 SOURCE = "python-sandbox-template"
+# Whose volumes our node mounts.
+PROVISIONER = "agents.x-k8s.io/node"
 # What `agent-sandbox up` makes by itself.
 READY_MADE = [
     {
@@ -60,6 +62,21 @@ def shown_role():
     return re.search(r'```yaml title="node-role.yaml"\n(.*?)```', page, re.S)[1]
 
 
+def volume(name):
+    """A volume of the node, of no class: for the next claim that names none."""
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "storageClassName": "",
+        "local": {"path": f"/{PROVISIONER}/{name}"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+    }
+    metadata = {"name": name, "annotations": {"pv.kubernetes.io/provisioned-by": PROVISIONER}}
+    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec}
+
+
 def missing():
     """Why this engine cannot run here, if it cannot."""
     if os.geteuid() != 0:
@@ -86,6 +103,7 @@ class SecondEngine:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         self.kubeconfig = self.folder / "kubeconfig"
+        self.volumes = 0
 
     def kubectl(self, *words, **options):
         command = ["kubectl", "--kubeconfig", str(self.kubeconfig), "--cache-dir", str(self.folder / "cache"), *words]
@@ -97,7 +115,9 @@ class SecondEngine:
         return done.stdout
 
     def provide(self):
-        """The template and the pool that every engine begins with."""
+        """The template and the pool that every engine begins with, and a volume: nobody here makes them for claims."""
+        self.volumes += 1
+        self.must("apply", "-f", "-", input=json.dumps(volume(f"by-hand-{self.volumes}")))
         self.must("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": READY_MADE}))
         self.must("wait", "--for=jsonpath={.status.readyReplicas}=1", f"swp/{SOURCE}", "-n", "default", f"--timeout={READY}s")
 
