@@ -147,5 +147,8 @@ def test_kubectl_shows_the_columns(engine):
     shown = engine.kubectl("-n", namespace, "get", "sandboxclaims,swp,sandboxes", "--no-headers").stdout
     assert "sandboxclaim.extensions.agents.x-k8s.io/mine" in shown and "True" in shown
     engine.kubectl("-n", namespace, "wait", "--for=condition=Ready", "sandboxclaim/mine", "--timeout=20s")
+    # The adopted Sandbox speaks of its new generation soon, which is what `wait` looks at.
+    adopted = engine.api.must("GET", objects.claims(namespace, "mine"))["status"]["sandbox"]["name"]
+    engine.kubectl("-n", namespace, "wait", "--for=condition=Ready", f"sandbox/{adopted}", "--timeout=5s")
     described = engine.kubectl("-n", namespace, "describe", "sandboxclaim", "mine").stdout
     assert "Events:" in described
