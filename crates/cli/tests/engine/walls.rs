@@ -76,3 +76,21 @@ fn nothing_of_the_engine_can_be_reached_from_inside() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "looked\n");
 }
+
+/// `doctor` opens a runtime to see what it lacks, and takes everything of it away again.
+#[test]
+fn doctor_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let doctor = std::process::Command::new(env!("CARGO_BIN_EXE_agent-sandbox"))
+        .args(["doctor", "-o", "name"])
+        .env("TMPDIR", folder.path())
+        .output()
+        .unwrap();
+    assert!(!doctor.stdout.is_empty(), "{}", String::from_utf8_lossy(&doctor.stderr));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "its folder is gone");
+    // Without nft or its rights there are no tables to leave.
+    let Ok(rules) = std::process::Command::new("nft").args(["list", "ruleset"]).output() else { return };
+    let rules = String::from_utf8_lossy(&rules.stdout);
+    // A table says whose it is.
+    assert!(!rules.contains(&*folder.path().to_string_lossy()), "{rules}");
+}

@@ -32,6 +32,8 @@ pub struct KernelConfig {
     pub pods_end_with_node: bool,
     /// How many supervisors are kept ready for Pods to come.
     pub ready_pods: usize,
+    /// Prepare the image `host` at once, which the first Pod most likely wants.
+    pub prepare_host: bool,
     /// Refuse Pods whose limits cannot be held, instead of saying so.
     pub strict_limits: bool,
     #[doc(hidden)]
@@ -73,6 +75,7 @@ impl KernelConfig {
             pods_end_with_node: false,
             // Covers a burst; each costs about half a megabyte.
             ready_pods: 8,
+            prepare_host: true,
             strict_limits: false,
             walls: Walls::ALL,
         }

@@ -127,9 +127,11 @@ impl KernelRuntime {
             weaknesses,
             config,
         });
-        // The first Pod most likely wants it; nobody waits for it here.
-        let warming = Arc::clone(&runtime);
-        tokio::spawn(async move { drop(warming.images.host().await) });
+        if runtime.config.prepare_host {
+            let warming = Arc::clone(&runtime);
+            // Nobody waits for it here.
+            tokio::spawn(async move { drop(warming.images.host().await) });
+        }
         // Addresses of Pods that still run are known only once they have been found again.
         if runtime.pod_folders().is_empty() {
             runtime.refill();
