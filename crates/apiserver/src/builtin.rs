@@ -47,12 +47,7 @@ pub(crate) fn alias_schema(resource: &Resource) -> Option<Arc<Schema>> {
 
 fn compile(api_version: &str, kind: &str) -> Option<Arc<Schema>> {
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
-    let ending = format!(".{kind}");
-    let name = definitions::names().filter(|name| name.ends_with(&ending)).find(|name| {
-        let raw = definitions::schema(name).unwrap_or_default();
-        let mut kinds = raw["x-kubernetes-group-version-kind"].as_array().into_iter().flatten();
-        kinds.any(|k| k["group"] == group && k["version"] == version && k["kind"] == kind)
-    });
+    let name = definitions::definition_of(group, version, kind);
     name.and_then(Schema::of_builtin).map(Arc::new)
 }
 

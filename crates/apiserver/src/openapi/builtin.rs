@@ -1,6 +1,6 @@
 //! The structures of built-in kinds, without prose, from Kubernetes' own OpenAPI documents.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use serde_json::Value;
@@ -12,36 +12,24 @@ const TEXT: &str = include_str!("../../data/kubernetes-schemas.json");
 static SCHEMAS: LazyLock<BTreeMap<&'static str, &'static RawValue>> =
     LazyLock::new(|| serde_json::from_str(TEXT).expect("the data file is generated and tested"));
 
-/// Names of definitions by group, version and kind.
-static KINDS: LazyLock<HashMap<(String, String, String), &'static str>> = LazyLock::new(|| {
-    let mut kinds = HashMap::new();
-    for name in SCHEMAS.keys() {
-        let schema = schema(name).unwrap_or_default();
-        for kind in schema["x-kubernetes-group-version-kind"].as_array().into_iter().flatten() {
-            let text = |member: &str| kind[member].as_str().unwrap_or_default().to_owned();
-            kinds.entry((text("group"), text("version"), text("kind"))).or_insert(*name);
-        }
-    }
-    kinds
-});
-
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 pub(super) fn object_meta() -> &'static str {
     OBJECT_META
 }
 
-/// Full names of all definitions.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    SCHEMAS.keys().copied()
-}
-
 pub(crate) fn schema(name: &str) -> Option<Value> {
     SCHEMAS.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok())
 }
 
-pub(super) fn definition_of(group: &str, version: &str, kind: &str) -> Option<&'static str> {
-    KINDS.get(&(group.to_owned(), version.to_owned(), kind.to_owned())).copied()
+/// The full name of a kind's definition. It ends with the kind, so that few are read for it.
+pub(crate) fn definition_of(group: &str, version: &str, kind: &str) -> Option<&'static str> {
+    let ending = format!(".{kind}");
+    SCHEMAS.keys().copied().filter(|name| name.ends_with(&ending)).find(|name| {
+        let raw = schema(name).unwrap_or_default();
+        let mut kinds = raw["x-kubernetes-group-version-kind"].as_array().into_iter().flatten();
+        kinds.any(|k| k["group"] == group && k["version"] == version && k["kind"] == kind)
+    })
 }
 
 /// The named definitions and everything that they refer to.

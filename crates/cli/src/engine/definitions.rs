@@ -2,7 +2,9 @@
 
 use agent_sandbox_api::crd;
 use anyhow::{Context as _, Result};
+use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
+use http_body_util::BodyExt as _;
 use kube::{Client, core::Status};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -29,34 +31,30 @@ pub(super) async fn install(client: &Client) -> Result<()> {
 
 async fn put(client: &Client, name: &str, definition: &Value) -> Result<()> {
     let path = format!("{PATH}/{name}");
-    let (found, stored) = send(client, Method::GET, &path, "application/json", Vec::new()).await?;
-    if found == StatusCode::NOT_FOUND {
+    let Some(stored) = send(client, Method::GET, &path, "application/json", Vec::new()).await? else {
         let created = send(client, Method::POST, PATH, "application/json", serde_json::to_vec(definition)?).await?;
-        return expect_success(&created);
-    }
-    expect_success(&(found, stored.clone()))?;
+        return created.map(drop).context("the API knows no definitions");
+    };
     let stored: Value = serde_json::from_slice(&stored).context("the stored definition cannot be read")?;
     if holds(&stored["spec"], &definition["spec"]) {
         return Ok(());
     }
     let patch = serde_json::to_vec(&json!({"spec": definition["spec"]}))?;
-    expect_success(&send(client, Method::PATCH, &path, "application/merge-patch+json", patch).await?)
+    let patched = send(client, Method::PATCH, &path, "application/merge-patch+json", patch).await?;
+    patched.map(drop).context("it went in the meantime")
 }
 
-/// The answer's bytes, not its object: what was written is known, and reading it again costs as much as the writing.
-async fn send(client: &Client, method: Method, path: &str, kind: &str, body: Vec<u8>) -> Result<(StatusCode, Vec<u8>)> {
+/// The answer's bytes, not its object: what was written is known, and reading it again costs as much as the writing. `None` when there is
+/// no such thing.
+async fn send(client: &Client, method: Method, path: &str, kind: &str, body: Vec<u8>) -> Result<Option<Bytes>> {
     let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, kind).body(body.into())?;
     let response = client.send(request).await?;
     let status = response.status();
-    let body = http_body_util::BodyExt::collect(response.into_body()).await?.to_bytes();
-    Ok((status, body.into()))
-}
-
-fn expect_success((status, body): &(StatusCode, Vec<u8>)) -> Result<()> {
-    if status.is_success() {
-        return Ok(());
+    let body = response.into_body().collect().await?.to_bytes();
+    if status.is_success() || status == StatusCode::NOT_FOUND {
+        return Ok(status.is_success().then_some(body));
     }
-    Err(match serde_json::from_slice::<Status>(body) {
+    Err(match serde_json::from_slice::<Status>(&body) {
         Ok(refusal) => kube::Error::Api(refusal.boxed()).into(),
         Err(_) => anyhow::anyhow!("the API answered {status}"),
     })

@@ -10,23 +10,22 @@ fn annotation(bench: &Bench, key: &str) -> Option<String> {
     bench.sandbox().annotation(key).map(str::to_owned)
 }
 
-fn relabel(bench: &Bench) {
-    bench.model.edit(
-        Kind::Sandbox,
-        &key(),
-        json!({ "spec": { "podTemplate": { "metadata": { "labels": { "team": "a" } } } } }),
-    );
-}
-
-/// A Pod that the API does not find any more is looked for, not given up: clients keep the address if it is there.
-#[tokio::test]
-async fn a_pod_that_seems_gone_is_looked_for() {
+/// A Sandbox that runs, and whose Pod is to get another label.
+async fn relabelled() -> Bench {
     let mut bench = Bench::new();
     bench.create(minimal());
     bench.settle().await;
     bench.pod_runs(NAME);
     bench.settle().await;
-    relabel(&bench);
+    let labels = json!({ "team": "a" });
+    bench.model.edit(Kind::Sandbox, &key(), json!({ "spec": { "podTemplate": { "metadata": { "labels": labels } } } }));
+    bench
+}
+
+/// A Pod that the API does not find any more is looked for, not given up: clients keep the address if it is there.
+#[tokio::test]
+async fn a_pod_that_seems_gone_is_looked_for() {
+    let mut bench = relabelled().await;
     bench.model.fail(is_patch(Kind::Pod), refused(ApiError::NotFound { message: "gone".into() }));
     bench.pass().await.expect("no error");
     assert_eq!(bench.ready().0, "True");
@@ -48,12 +47,7 @@ async fn a_missing_namespace_is_told() {
 /// A patch that the API refuses for good is told with what was tried, and tried again.
 #[tokio::test]
 async fn an_invalid_patch_says_what_was_tried() {
-    let mut bench = Bench::new();
-    bench.create(minimal());
-    bench.settle().await;
-    bench.pod_runs(NAME);
-    bench.settle().await;
-    relabel(&bench);
+    let mut bench = relabelled().await;
     bench.model.fail(is_patch(Kind::Pod), refused(ApiError::Invalid { message: "no".into() }));
     bench.pass().await.expect_err("tried again");
     assert_eq!(bench.ready(), words("False", "ReconcilerError", "Error seen: failed to patch pod: no"));
