@@ -154,7 +154,7 @@ NODE_EVENTS = {
     "DeadlineExceeded": "the Pod ran longer than its activeDeadlineSeconds",
     "Evicted": "the Pod used more of the disk than it may, or the node ran short",
     "SupervisorLost": "the Pod's supervisor was killed; its containers are gone",
-    "SharedUid": "weaker without root: all Pods run as the calling user",
+    "SharedUid": "weaker without root and subordinate ids: the Pod runs as the calling user",
     "LimitNotEnforced": "weaker without root: a memory or CPU limit is not held",
     "StorageMeasuredOnly": "a disk limit is measured and evicted by, not held by the file system",
     "NoEgress": "without root and pasta no traffic leaves the Pod",

@@ -6,6 +6,7 @@
 
 mod cgroup;
 mod config;
+mod hands;
 mod host_image;
 mod ids;
 mod images;
@@ -32,9 +33,15 @@ mod walls;
 mod wire;
 
 pub use config::{HelperProgram, KernelConfig, NodeDefaults};
+pub use hands::remove_data;
 pub use images::ImageAlias;
 pub use leftovers::{Stray, remove_stray, strays};
 pub use plan::Walls;
 pub use runtime::KernelRuntime;
-pub(crate) use spawner::take_over;
 pub use usage::PodUsage;
+
+/// Becomes a helper when this process was started as one; see [`crate::helper_main`].
+pub(crate) fn take_over() {
+    spawner::take_over();
+    hands::take_over();
+}

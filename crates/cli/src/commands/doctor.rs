@@ -148,7 +148,9 @@ fn describe(stray: &Stray) -> String {
 
 fn remedy(kind: WeaknessKind) -> &'static str {
     match kind {
-        WeaknessKind::SharedUid => "run as root to give every sandbox user ids of its own",
+        WeaknessKind::SharedUid => {
+            "install newuidmap (package uidmap) and give your user ranges in /etc/subuid and /etc/subgid, or run as root"
+        }
         WeaknessKind::LimitNotEnforced => "run as root, or let systemd delegate memory and cpu to your user",
         WeaknessKind::StorageMeasuredOnly => "keep the data folder on a file system of its own to bound it",
         WeaknessKind::NoEgress => "run as root to let sandboxes reach out where a policy allows it",

@@ -127,7 +127,8 @@ async fn stop_leftovers(data: &DataDir) -> Result<()> {
 /// Deletes what the engine made, and the folder if that was all there was in it.
 fn purge(data: &DataDir) -> Result<()> {
     for path in data.contents() {
-        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        // Not by the standard library: sandboxes' files may be closed, or belong to other ids.
+        let removed = agent_sandbox_node::kernel::remove_data(&path);
         match removed {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("cannot delete {}", path.display()));

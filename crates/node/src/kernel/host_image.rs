@@ -137,7 +137,7 @@ fn top_folders() -> Vec<&'static str> {
 fn write_skeleton(root: &Path, host: &Path, shown: &[PathBuf], give_away: bool) -> io::Result<()> {
     make_folder(root, 0o755)?;
     for (path, mode) in FOLDERS {
-        make_folder(&root.join(path), *mode)?;
+        make_folder(&root.join(path), open_mode(*mode, give_away))?;
     }
     for name in top_folders() {
         let path = host.join(name);
@@ -158,14 +158,16 @@ fn write_skeleton(root: &Path, host: &Path, shown: &[PathBuf], give_away: bool) 
         }
     }
     let home = root.join("home/user");
-    make_folder(&home, 0o755)?;
+    make_folder(&home, open_mode(0o755, give_away))?;
     symlink("home/user", root.join("app"))?;
     if give_away {
         lchown(&home, Some(USER), Some(USER))?;
     }
     symlink("/proc/self/mounts", root.join("etc/mtab"))?;
     for (name, text) in WRITTEN {
-        fs::write(root.join("etc").join(name), text)?;
+        let path = root.join("etc").join(name);
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(open_mode(0o644, give_away)))?;
     }
     copy_from_etc(&host.join("etc"), &root.join("etc"))
 }
@@ -199,6 +201,12 @@ fn etc_paths(etc: &Path) -> Vec<PathBuf> {
     more.sort_unstable();
     paths.append(&mut more);
     paths
+}
+
+/// Where nothing can be given away, all belongs to a user whom a sandbox with ids of its own does not know: everybody inside
+/// then has the owner's rights.
+fn open_mode(mode: u32, give_away: bool) -> u32 {
+    if give_away { mode } else { mode | (mode >> 6 & 0o007) }
 }
 
 fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
@@ -239,6 +247,7 @@ fn hex(hash: Sha256) -> String {
 fn fingerprint(shown: &[PathBuf], give_away: bool) -> String {
     let mut hash = Sha256::new();
     hash.update([u8::from(give_away)]);
+    hash.update(open_mode(0o755, give_away).to_be_bytes());
     for (name, text) in WRITTEN {
         hash.update(name);
         hash.update(text);

@@ -9,12 +9,20 @@ use std::path::{Path, PathBuf};
 use super::plan::BLOCK_SIZE;
 use super::{layers, supervisor::records};
 
+mod source;
+pub(crate) mod subordinate;
 mod table;
 
+pub(crate) use source::IdSource;
+
+pub(crate) use subordinate::Subordinates;
 pub(crate) use table::SharedTable;
 
-/// Blocks taken from the shared table at a time, so that most Pods need not lock it.
+/// Most blocks taken from the shared table at a time, so that most Pods need not lock it.
 const LEASE: usize = 32;
+
+/// Share of all blocks that a lease takes at most, so that the first node does not take what the next ones need.
+const LEASE_SHARE: usize = 8;
 
 /// Which owner has which block. Saved before a block is used: one small file for each owner.
 pub(crate) struct IdBlocks {
@@ -39,7 +47,7 @@ pub(crate) enum Block {
 }
 
 impl IdBlocks {
-    pub(crate) fn open(data_dir: &Path, first_id: u32, blocks: u32, table: SharedTable) -> io::Result<Self> {
+    pub(crate) fn open(data_dir: &Path, usable: BTreeSet<u32>, table: SharedTable) -> io::Result<Self> {
         let folder = data_dir.join("ids");
         fs::create_dir_all(&folder)?;
         let mut taken = BTreeMap::new();
@@ -53,13 +61,10 @@ impl IdBlocks {
                 taken.insert(owner, first);
             }
         }
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let reserved = parse_ranges(&read("/etc/subuid")).chain(parse_ranges(&read("/etc/subgid"))).collect::<Vec<_>>();
-        let usable = usable_blocks(first_id, blocks, &reserved);
         table.claim(&taken.values().copied().collect::<Vec<_>>())?;
         // Each folder begins elsewhere, so that nodes that never ran at the same time seldom met the same block either.
-        let start = table.number() % blocks.max(1);
-        let next = first_id.saturating_add(start.saturating_mul(BLOCK_SIZE));
+        let start = table.number() as usize % usable.len().max(1);
+        let next = usable.iter().nth(start).copied().unwrap_or_default();
         Ok(Self { folder, usable, taken, spare: BTreeSet::new(), next, table })
     }
 
@@ -80,7 +85,8 @@ impl IdBlocks {
     pub(crate) fn reserve(&mut self) -> io::Result<Option<u32>> {
         if self.spare.is_empty() {
             let from_next = self.usable.range(self.next..).chain(self.usable.range(..self.next)).copied();
-            self.spare.extend(self.table.lease(from_next, LEASE)?);
+            let most = (self.usable.len() / LEASE_SHARE).clamp(1, LEASE);
+            self.spare.extend(self.table.lease(from_next, most)?);
         }
         let from_next = self.spare.range(self.next..).chain(self.spare.range(..self.next));
         let Some(first) = from_next.copied().next() else { return Ok(None) };
@@ -132,6 +138,13 @@ impl IdBlocks {
     }
 }
 
+/// Blocks of a range as root: those that overlap no subordinate range of the host.
+pub(crate) fn root_blocks(first_id: u32, blocks: u32) -> BTreeSet<u32> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let reserved = parse_ranges(&read("/etc/subuid")).chain(parse_ranges(&read("/etc/subgid"))).collect::<Vec<_>>();
+    usable_blocks(first_id, blocks, &reserved)
+}
+
 /// `name:first:count` lines as (first, count).
 pub(crate) fn parse_ranges(text: &str) -> impl Iterator<Item = (u64, u64)> + '_ {
     text.lines().filter_map(|line| {
@@ -173,7 +186,11 @@ mod tests {
     fn open(folder: &Path, node: &str, blocks: u32) -> IdBlocks {
         let data = folder.join(node);
         fs::create_dir_all(&data).unwrap();
-        IdBlocks::open(&data, 1 << 30, blocks, SharedTable::at(&folder.join("shared"), &data)).unwrap()
+        IdBlocks::open(&data, usable_blocks(1 << 30, blocks, &[]), table(folder, &data)).unwrap()
+    }
+
+    fn table(folder: &Path, data: &Path) -> SharedTable {
+        SharedTable::at(&folder.join("shared"), data, BLOCK_SIZE)
     }
 
     fn first_of(block: Block) -> u32 {
@@ -224,9 +241,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut one, mut two) = (open(folder.path(), "one", 2), open(folder.path(), "two", 2));
         one.block_of("a").unwrap();
-        assert_eq!(two.block_of("a").unwrap(), Block::None, "both are leased");
+        two.block_of("a").unwrap();
+        one.forget("a").unwrap();
+        assert_eq!(two.block_of("b").unwrap(), Block::None, "it is still the first node's to give");
         one.release().unwrap();
-        assert!(matches!(two.block_of("a").unwrap(), Block::Has { .. }));
+        assert!(matches!(two.block_of("b").unwrap(), Block::Has { .. }));
     }
 
     #[test]
@@ -240,7 +259,7 @@ mod tests {
         let mut two = open(folder.path(), "two", 1);
         two.block_of("a").unwrap();
         let data = folder.path().join("one");
-        let again = IdBlocks::open(&data, 1 << 30, 1, SharedTable::at(&folder.path().join("shared"), &data));
+        let again = IdBlocks::open(&data, usable_blocks(1 << 30, 1, &[]), table(folder.path(), &data));
         let text = again.err().map(|error| error.to_string()).unwrap_or_default();
         assert!(text.contains("two"), "{text}");
     }

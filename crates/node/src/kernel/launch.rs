@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
@@ -108,6 +109,11 @@ pub(crate) fn container_main(
         join_pod(namespaces)?;
         let (uid, gid) = pod.ids.root_seen_by_setup();
         let idmap = namespaces.user.as_ref().filter(|_| pod.ids.is_privileged()).map(AsFd::as_fd);
+        if let IdMode::Subordinate { .. } = pod.ids {
+            // Made by the node, who has no power over the Pod's ids.
+            std::os::unix::fs::lchown(container.layer.join("upper"), Some(uid), Some(gid))
+                .step("giving the writable layer to the Pod")?;
+        }
         rootfs::enter_root(&plan_root(pod, container), Owner { uid, gid, idmap }, &pod.stage)
     };
     if let Err((step, error)) = begin(pod).and_then(|()| set_up()) {
@@ -124,8 +130,8 @@ pub(crate) fn container_main(
         make_working_dir: true,
     };
     let entry = match (pod.ids, &namespaces.user) {
-        (IdMode::Block { .. }, Some(user)) => UserEntry::Join(user.as_fd()),
         (IdMode::Single { .. }, _) => UserEntry::Nest,
+        (_, Some(user)) => UserEntry::Join(user.as_fd()),
         _ => UserEntry::Inside,
     };
     run(pod.ids, &program, entry, streams, report, container.walls, filter)
@@ -154,9 +160,9 @@ pub(crate) fn exec_main(
     if let Err((step, error)) = begin(pod).and_then(|()| set_up()) {
         fail(report, kernel_failure(step, &error));
     }
-    let entry = match (pod.ids, container.walls.user_namespace) {
-        (IdMode::Subordinate { .. }, _) | (_, false) => UserEntry::Inside,
-        _ => UserEntry::Join(namespaces.user.as_fd()),
+    let entry = match container.walls.user_namespace {
+        true => UserEntry::Join(namespaces.user.as_fd()),
+        false => UserEntry::Inside,
     };
     run(pod.ids, program, entry, streams, report, container.walls, filter)
 }
@@ -229,6 +235,9 @@ fn run(
         Ok(found) => found,
         Err(error) => fail(report, cannot_run(program, error.to_string(), false)),
     };
+    if let Err(message) = check_ids(ids, &found) {
+        fail(report, cannot_run(program, message, false));
+    }
     if let Err((step, error)) = settle(ids, program, &found, entry, streams, report) {
         fail(report, kernel_failure(step, &error));
     }
@@ -272,6 +281,9 @@ fn settle(
         let (uid, gid) = ids.root_seen_by_setup();
         make_folders(Path::new(program.working_dir), uid, gid).step("making the working folder")?;
     }
+    if program.make_working_dir {
+        give_home(ids, found);
+    }
     set_limits(ids).step("setting resource limits")?;
     match streams {
         Streams::Pipes { stdin, stdout, stderr } => {
@@ -311,10 +323,28 @@ fn give_streams(ids: IdMode, found: &FoundUser) -> Step<()> {
 
 /// The user as the process doing the set-up must name it, when it can name it at all.
 fn host_ids(ids: IdMode, found: &FoundUser) -> Option<(u32, u32)> {
-    match ids {
-        IdMode::Block { first } => Some((first.checked_add(found.uid)?, first.checked_add(found.gid)?)),
-        IdMode::Subordinate { .. } => Some((found.uid, found.gid)),
-        IdMode::Single { .. } => None,
+    ids.seen_by_setup(found.uid).zip(ids.seen_by_setup(found.gid))
+}
+
+/// Whether the Pod has the ids of a user. Where there are few, an image may name one that is not among them.
+fn check_ids(ids: IdMode, found: &FoundUser) -> Result<(), String> {
+    let IdMode::Subordinate { count, .. } = ids else { return Ok(()) };
+    match found.groups.iter().chain([&found.uid, &found.gid]).find(|id| ids.seen_by_setup(**id).is_none()) {
+        Some(id) => Err(format!(
+            "user or group {id} is outside the {count} ids that this sandbox has of your subordinate ids; add more to /etc/subuid and /etc/subgid (1,048,576 give every sandbox 65,536)"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Gives the user's home to it where the image's files cannot be shifted, and belong to nobody inside.
+fn give_home(ids: IdMode, found: &FoundUser) {
+    let (IdMode::Subordinate { .. }, Some((uid, gid))) = (ids, host_ids(ids, found)) else { return };
+    let home = Path::new(&found.home);
+    let is_nobodys = fs::symlink_metadata(home).is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == 0);
+    if is_nobodys && home != Path::new("/") {
+        // On a read-only root it stays as it is, which everybody inside may read.
+        let _ = std::os::unix::fs::lchown(home, Some(uid), Some(gid));
     }
 }
 

@@ -39,7 +39,13 @@ pub(crate) fn ensure(base: &Path, wanted: Wanted<'_>, storage: &Storage) -> io::
     match fs::read_to_string(&mark) {
         Ok(found) if found == digest => {
             // Left by a mount that was told not to write out; the layer is as whole as the machine's uptime.
-            tree::remove(&folder.join("work/work/incompat"))?;
+            match tree::remove(&folder.join("work/work/incompat")) {
+                // Overlay closes its own folder to everybody but root, and makes it anew when it is missing.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    storage.clear(&folder.join("work/work"))?
+                }
+                done => done?,
+            }
             return Ok(folder);
         }
         Ok(_) => storage.remove(&folder)?,
@@ -89,6 +95,7 @@ pub(crate) fn digests(base: &Path) -> std::collections::BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::hands::Hands;
 
     #[test]
     fn names_from_outside_never_lead_out_of_the_folder() {
@@ -103,7 +110,7 @@ mod tests {
 
     fn layer(folder: &Path, owner: &str, container: &str, digest: &str) -> io::Result<PathBuf> {
         let wanted = Wanted { owner, container, digest, limit: None, root: None };
-        ensure(folder, wanted, &Storage::new(folder, false))
+        ensure(folder, wanted, &Storage::new(folder, false, Hands::Own))
     }
 
     #[test]

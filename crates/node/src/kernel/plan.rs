@@ -11,6 +11,9 @@ use crate::runtime::{ContainerSpec, PodSandboxSpec, Weakness};
 /// How many user and group ids a Pod has: the sixteen-bit range that images use.
 pub(crate) const BLOCK_SIZE: u32 = 65_536;
 
+/// The user that has no rights, in every distribution.
+pub(crate) const NOBODY: u32 = 65_534;
+
 /// What a Pod stands on: everything that can be made before it is known which Pod it is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GroundPlan {
@@ -60,7 +63,8 @@ impl std::ops::Deref for PodPlan {
 pub(crate) enum IdMode {
     /// As root: ids 0 to 65,535 inside are `first` and up outside.
     Block { first: u32 },
-    /// Without privilege, with `newuidmap`: the same, from the caller's subordinate ids.
+    /// Without privilege, with `newuidmap`: a block of the caller's subordinate ids. Set-up happens in a user namespace in which
+    /// the caller is root and the block follows from 1 on; the Pod's own lies within it, and the caller is nobody there.
     Subordinate { first_uid: u32, first_gid: u32, count: u32 },
     /// Without privilege: only the caller's own id, whatever it is called inside.
     Single { uid: u32, gid: u32 },
@@ -81,7 +85,37 @@ impl IdMode {
     pub(crate) fn root_seen_by_setup(self) -> (u32, u32) {
         match self {
             Self::Block { first } => (first, first),
-            Self::Subordinate { .. } | Self::Single { .. } => (0, 0),
+            Self::Subordinate { .. } => (1, 1),
+            Self::Single { .. } => (0, 0),
+        }
+    }
+
+    /// Whether the Pod's ids are other than the caller's, in a user namespace of the whole Pod.
+    pub(crate) fn has_block(self) -> bool {
+        !matches!(self, Self::Single { .. })
+    }
+
+    /// An id of the Pod as the process that sets it up names it; `None` when the Pod has no such id.
+    pub(crate) fn seen_by_setup(self, id: u32) -> Option<u32> {
+        match self {
+            Self::Block { first } => (id < BLOCK_SIZE).then_some(first).and_then(|first| first.checked_add(id)),
+            Self::Subordinate { count, .. } if count < BLOCK_SIZE && id == NOBODY => Some(count),
+            Self::Subordinate { count, .. } if count < BLOCK_SIZE => (id + 1 < count).then_some(1 + id),
+            Self::Subordinate { count, .. } => (id < count).then_some(1 + id),
+            Self::Single { .. } => None,
+        }
+    }
+
+    /// The map of the Pod's user namespace. In a small block the last id is
+    /// `nobody`, because programs count on there being one.
+    pub(crate) fn map(self) -> String {
+        match self {
+            Self::Block { first } => format!("0 {first} {BLOCK_SIZE}"),
+            Self::Subordinate { count, .. } if count < BLOCK_SIZE => {
+                format!("0 1 {}\n{NOBODY} {count} 1", count - 1)
+            }
+            Self::Subordinate { count, .. } => format!("0 1 {count}"),
+            Self::Single { .. } => String::new(),
         }
     }
 
@@ -146,5 +180,27 @@ impl Walls {
 impl Default for Walls {
     fn default() -> Self {
         Self::ALL
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_block_has_the_first_ids_and_nobody() {
+        let small = IdMode::Subordinate { first_uid: 100_000, first_gid: 200_000, count: 2_048 };
+        assert_eq!(small.map(), "0 1 2047\n65534 2048 1");
+        let seen = [0, 1_000, 2_046, 2_047, 65_533, NOBODY].map(|id| small.seen_by_setup(id));
+        assert_eq!(seen, [Some(1), Some(1_001), Some(2_047), None, None, Some(2_048)]);
+    }
+
+    #[test]
+    fn a_whole_block_has_every_id_of_sixteen_bits() {
+        let whole = IdMode::Subordinate { first_uid: 100_000, first_gid: 200_000, count: BLOCK_SIZE };
+        assert_eq!((whole.map().as_str(), whole.seen_by_setup(NOBODY)), ("0 1 65536", Some(65_535)));
+        assert_eq!(whole.seen_by_setup(BLOCK_SIZE), None);
+        let block = IdMode::Block { first: 1 << 30 };
+        assert_eq!((block.seen_by_setup(5), block.seen_by_setup(BLOCK_SIZE)), (Some((1 << 30) + 5), None));
     }
 }

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::broadcast;
 
 use super::config::KernelConfig;
-use super::ids::{IdBlocks, SharedTable};
+use super::ids::{IdBlocks, IdSource};
 use super::images::ImageStore;
 use super::layers;
 use super::net::AddressPool;
@@ -24,7 +24,6 @@ use super::plan::{IdMode, PodPlan};
 use super::share::HostShare;
 use super::spawner::Spawner;
 use super::storage::{self, Storage};
-use super::tree;
 use super::unmounts::Unmounts;
 use super::usage::PodUsage;
 use super::wire::Call;
@@ -59,6 +58,7 @@ pub struct KernelRuntime {
     /// Ourselves, for work in the background.
     this: Weak<Self>,
     ids: Mutex<IdBlocks>,
+    source: IdSource,
     images: ImageStore,
     addresses: Mutex<AddressPool>,
     pods: Books,
@@ -91,9 +91,8 @@ impl KernelRuntime {
         let images = tokio::task::spawn_blocking(open);
         let helper = config.helper.clone();
         let spawner = tokio::task::spawn_blocking(move || Spawner::start(&helper));
-        let table = SharedTable::of_machine(&config.data_dir, privileged);
-        let ids = IdBlocks::open(&config.data_dir, config.first_id, config.id_blocks, table)
-            .map_err(step("reading id blocks"))?;
+        let source = IdSource::find(&config, privileged);
+        let ids = source.open_blocks(&config).map_err(step("reading id blocks"))?;
         let share = HostShare::open(&config, privileged)?;
         let spawner = spawner
             .await
@@ -106,8 +105,8 @@ impl KernelRuntime {
             .await
             .map_err(|_| RuntimeError::Timeout("preparing images"))?
             .map_err(step("preparing the image store"))?;
-        let storage = Arc::new(Storage::new(&config.data_dir, privileged));
-        let weaknesses = create::weaknesses(&share.layout, privileged, share.network.is_some(), &storage);
+        let storage = Arc::new(Storage::new(&config.data_dir, privileged, source.hands().clone()));
+        let weaknesses = create::weaknesses(&share.layout, &source, share.network.is_some(), &storage);
         let runtime = Arc::new_cyclic(|this| Self {
             privileged,
             addresses: Mutex::new(AddressPool::new(share.pod_network)),
@@ -118,6 +117,7 @@ impl KernelRuntime {
             unmounts: Unmounts::new(),
             this: this.clone(),
             ids: Mutex::new(ids),
+            source,
             images,
             pods: Books::default(),
             holders: Mutex::new(HashMap::new()),
@@ -216,7 +216,7 @@ impl KernelRuntime {
         }
         self.close_ready();
         self.unmounts.close();
-        if self.privileged
+        if self.source.has_blocks()
             && let Err(error) = self.ids.lock().release()
         {
             tracing::warn!(%error, "Unused blocks of user ids stay ours until the machine restarts");
@@ -226,8 +226,21 @@ impl KernelRuntime {
         if unknown_pods || !self.pods.lock().is_empty() || self.is_making_pods() {
             return;
         }
+        if self.config.pods_end_with_node && !self.privileged {
+            self.throw_away();
+        }
         self.storage.close();
         self.share.close();
+    }
+
+    /// Removes what whoever throws the folder away could not: without privilege files of sandboxes belong to others, or are closed.
+    fn throw_away(&self) {
+        for name in ["layers", "volumes", "pods"] {
+            let folder = self.config.data_dir.join(name);
+            if let Err(error) = self.storage.remove(&folder) {
+                tracing::warn!(%error, folder = %folder.display(), "Files of sandboxes stay behind");
+            }
+        }
     }
 
     fn is_making_pods(&self) -> bool {
@@ -248,6 +261,9 @@ impl KernelRuntime {
             self.release_network(&pod.plan);
         }
         self.recovered.store(true, Ordering::Relaxed);
+        if !self.privileged {
+            self.throw_away();
+        }
         self.close();
     }
 }
@@ -280,8 +296,11 @@ fn prepare_data_dir(dir: &Path) -> io::Result<()> {
         fs::create_dir_all(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
     }
-    // Layers are mounted for sandboxes, whose root must be able to enter them.
-    fs::set_permissions(dir.join("images"), fs::Permissions::from_mode(0o755))
+    if rustix::process::geteuid().is_root() {
+        // Layers are mounted for sandboxes, whose root must be able to enter them.
+        fs::set_permissions(dir.join("images"), fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
 }
 
 #[async_trait]
@@ -436,9 +455,10 @@ impl PodRuntime for KernelRuntime {
     async fn storage_usage(&self, pod: &str) -> Result<StorageUsage, RuntimeError> {
         let layers = self.layers_dir().join(&self.pod(pod)?.keeper);
         let volumes = self.pod_dir(pod).join("volumes");
+        let storage = Arc::clone(&self.storage);
         tokio::task::spawn_blocking(move || StorageUsage {
-            layers: usage_by_name(&layers),
-            volumes: usage_by_name(&volumes),
+            layers: usage_by_name(&storage, &layers),
+            volumes: usage_by_name(&storage, &volumes),
             layer_mechanism: weakest_mechanism(&layers),
         })
         .await
@@ -447,7 +467,8 @@ impl PodRuntime for KernelRuntime {
 
     async fn volume_usage(&self, key: &VolumeKey) -> Result<u64, RuntimeError> {
         let path = self.volume_path(key);
-        tokio::task::spawn_blocking(move || tree::usage(&path).bytes)
+        let storage = Arc::clone(&self.storage);
+        tokio::task::spawn_blocking(move || storage.usage(&path))
             .await
             .map_err(|_| RuntimeError::Timeout("measuring a volume"))
     }
@@ -490,10 +511,8 @@ impl KernelRuntime {
     }
 }
 
-fn usage_by_name(folder: &Path) -> Vec<(String, u64)> {
-    folders_in(folder)
-        .filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), tree::usage(&path).bytes)))
-        .collect()
+fn usage_by_name(storage: &Storage, folder: &Path) -> Vec<(String, u64)> {
+    folders_in(folder).filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), storage.usage(&path)))).collect()
 }
 
 /// Folders and nothing else: the files some of them are kept in lie beside them.

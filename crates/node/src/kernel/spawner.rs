@@ -78,7 +78,7 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Becomes the spawner when this process was started as one; see [`crate::helper_main`].
+/// Becomes the spawner when this process was started as one.
 #[expect(clippy::exit, reason = "a helper must never return into the embedding program's main")]
 pub(crate) fn take_over() {
     if std::env::args_os().next().is_some_and(|name| name == HELPER_NAME) {

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use super::hands::Hands;
 use crate::runtime::StorageMechanism;
 
 mod disk;
@@ -25,12 +26,24 @@ pub(crate) struct Storage {
     /// Absent where file systems cannot be mounted.
     templates: Option<Templates>,
     trash: Trash,
+    hands: Hands,
 }
 
 impl Storage {
-    pub(crate) fn new(data_dir: &Path, privileged: bool) -> Self {
+    pub(crate) fn new(data_dir: &Path, privileged: bool, hands: Hands) -> Self {
         let templates = privileged.then(|| Templates::new(&data_dir.join("templates"))).flatten();
-        Self { data_dir: data_dir.to_owned(), templates, trash: Trash::open(data_dir.join("trash")) }
+        let trash = Trash::open(data_dir.join("trash"), hands.clone());
+        Self { data_dir: data_dir.to_owned(), templates, trash, hands }
+    }
+
+    /// What a tree that sandboxes have written takes up.
+    pub(crate) fn usage(&self, folder: &Path) -> u64 {
+        self.hands.usage(folder).bytes
+    }
+
+    /// Removes a part of a folder at once.
+    pub(crate) fn clear(&self, part: &Path) -> io::Result<()> {
+        self.hands.remove(part)
     }
 
     /// Whether limits can be held.
@@ -166,7 +179,7 @@ mod tests {
             return;
         }
         let data = tempfile::tempdir().unwrap();
-        let storage = Storage::new(data.path(), true);
+        let storage = Storage::new(data.path(), true, Hands::Own);
         if !storage.holds_limits() {
             eprintln!("skipped: needs mkfs.ext4 and loop devices");
             return;

@@ -242,7 +242,7 @@ pub fn write(root: &Path, files: &Files, generation: &str, group: Option<u32>) -
             chown(&path, None, Some(group)).map_err(fail(&path))?;
         }
         let readable = if group.is_some() { 0o440 } else { 0 };
-        set_mode(&path, file.mode | readable).map_err(fail(&path))?;
+        set_mode(&path, shown_mode(file.mode, rustix::process::geteuid().is_root()) | readable).map_err(fail(&path))?;
     }
     let data = root.join("..data");
     let fresh = root.join("..data_tmp");
@@ -266,6 +266,12 @@ fn is_current(root: &Path, files: &Files) -> bool {
     };
     let tops: BTreeSet<&str> = files.keys().filter_map(|name| name.split('/').next()).collect();
     data.exists() && files.iter().all(same) && fs::read_dir(root).map(visible).ok() == Some(tops.len())
+}
+
+/// As root, files are shown as those of root inside. Without privilege they are ours, whom a sandbox with ids of its own does not
+/// know: everybody inside has the owner's rights then. Nobody outside gets to them, whatever their mode is.
+fn shown_mode(mode: u32, privileged: bool) -> u32 {
+    if privileged { mode } else { mode | (mode >> 6 & 0o007) }
 }
 
 fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
@@ -377,7 +383,8 @@ mod tests {
         assert_eq!(fs::read_to_string(root.path().join("a")).unwrap(), "1");
         assert_eq!(fs::read_to_string(root.path().join("d/b")).unwrap(), "2");
         let mode = fs::metadata(root.path().join("a")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(mode & 0o777, shown_mode(0o600, rustix::process::geteuid().is_root()));
+        assert_eq!((shown_mode(0o440, true), shown_mode(0o440, false)), (0o440, 0o444));
         write(root.path(), &Files::from([("a".into(), file("3"))]), "2", None).unwrap();
         assert_eq!(fs::read_to_string(root.path().join("a")).unwrap(), "3");
         assert!(fs::symlink_metadata(root.path().join("d")).is_err(), "a file that is gone leaves no name");

@@ -14,5 +14,7 @@ mod leaks;
 mod lifecycle;
 mod limits;
 mod network;
+#[path = "../plain_user/run.rs"]
+mod plain_user;
 mod rootless;
 mod sweep;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -20,19 +20,30 @@ const FOLDER: &str = "/run/agent-sandbox";
 pub(crate) struct SharedTable {
     folder: PathBuf,
     data_dir: String,
+    /// Ids of each block.
+    size: u32,
 }
 
 type Holders = BTreeMap<u32, String>;
 
 impl SharedTable {
-    /// The machine's table. An ordinary user's nodes have no blocks to share, and a table of their own.
-    pub(crate) fn of_machine(data_dir: &Path, privileged: bool) -> Self {
-        if privileged { Self::at(Path::new(FOLDER), data_dir) } else { Self::at(data_dir, data_dir) }
+    /// The table of all nodes that run as root.
+    pub(crate) fn of_machine(data_dir: &Path) -> Self {
+        Self::at(Path::new(FOLDER), data_dir, BLOCK_SIZE)
     }
 
-    pub(crate) fn at(folder: &Path, data_dir: &Path) -> Self {
+    /// The table of all nodes of the caller, who is not root; where nothing lives as long as the machine's uptime, each has
+    /// its own.
+    pub(crate) fn of_caller(data_dir: &Path, size: u32) -> Self {
+        let uid = rustix::process::geteuid().as_raw();
+        let candidates = [format!("/run/user/{uid}/agent-sandbox"), format!("/dev/shm/agent-sandbox-{uid}")];
+        let folder = candidates.iter().map(Path::new).find(|folder| is_own(folder, uid));
+        Self::at(folder.unwrap_or(data_dir), data_dir, size)
+    }
+
+    pub(crate) fn at(folder: &Path, data_dir: &Path, size: u32) -> Self {
         let data_dir = fs::canonicalize(data_dir).unwrap_or_else(|_| data_dir.to_owned());
-        Self { folder: folder.to_owned(), data_dir: data_dir.to_string_lossy().into_owned() }
+        Self { folder: folder.to_owned(), data_dir: data_dir.to_string_lossy().into_owned(), size }
     }
 
     /// A number of this node's own.
@@ -48,7 +59,7 @@ impl SharedTable {
         }
         self.change(|holders| {
             for block in blocks {
-                if let Some(other) = holder_of(holders, *block).filter(|holder| **holder != self.data_dir) {
+                if let Some(other) = self.holder_of(holders, *block).filter(|holder| **holder != self.data_dir) {
                     return Err(io::Error::other(format!(
                         "the user ids from {block} on are in use by the node of {other}; stop it and remove its folder, or this one's"
                     )));
@@ -62,7 +73,8 @@ impl SharedTable {
     /// Takes up to `most` free blocks of the candidates, in their order.
     pub(super) fn lease(&self, candidates: impl Iterator<Item = u32>, most: usize) -> io::Result<Vec<u32>> {
         self.change(|holders| {
-            let free: Vec<_> = candidates.filter(|block| holder_of(holders, *block).is_none()).take(most).collect();
+            let free: Vec<_> =
+                candidates.filter(|block| self.holder_of(holders, *block).is_none()).take(most).collect();
             holders.extend(free.iter().map(|block| (*block, self.data_dir.clone())));
             Ok(free)
         })
@@ -74,6 +86,13 @@ impl SharedTable {
             holders.retain(|block, holder| *holder != self.data_dir || blocks.contains(block));
             Ok(())
         })
+    }
+
+    /// Who holds any id of the block.
+    fn holder_of<'h>(&self, holders: &'h Holders, first: u32) -> Option<&'h String> {
+        let from = first.saturating_sub(self.size - 1);
+        let to = first.saturating_add(self.size - 1);
+        holders.range(from..=to).next().map(|(_, holder)| holder)
     }
 
     fn change<T>(&self, work: impl FnOnce(&mut Holders) -> io::Result<T>) -> io::Result<T> {
@@ -94,9 +113,11 @@ impl SharedTable {
     }
 }
 
-/// Who holds any id of the block.
-fn holder_of(holders: &Holders, first: u32) -> Option<&String> {
-    let from = first.saturating_sub(BLOCK_SIZE - 1);
-    let to = first.saturating_add(BLOCK_SIZE - 1);
-    holders.range(from..=to).next().map(|(_, holder)| holder)
+/// Makes a folder that nobody else can write to; false when somebody else has it, or it cannot be made.
+fn is_own(folder: &Path, uid: u32) -> bool {
+    let made = fs::DirBuilder::new().mode(0o700).create(folder);
+    if made.is_err_and(|error| error.kind() != io::ErrorKind::AlreadyExists) {
+        return false;
+    }
+    fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0)
 }

@@ -166,7 +166,7 @@ impl Layer {
         }
         if kind != EntryType::Symlink {
             // After the change of owner, which clears the set-user-id bits.
-            let mode = if self.privileged { mode } else { mode | owner_access(kind) };
+            let mode = if self.privileged { mode } else { shared_mode(mode, kind) };
             rustix::fs::chmodat(folder, name, mode, AtFlags::empty())?;
         }
         Ok(())
@@ -214,9 +214,11 @@ impl Layer {
     }
 }
 
-/// Without privilege everything belongs to the one user there is, who must be able to read and remove it.
-fn owner_access(kind: EntryType) -> Mode {
-    Mode::from_raw_mode(if kind == EntryType::Directory { 0o700 } else { 0o600 })
+/// Without privilege everything belongs to the one user there is, who must be able to read and remove it; and whoever runs in a
+/// sandbox, under ids of its own, is neither that user nor in its group, so everybody has the owner's rights.
+fn shared_mode(mode: Mode, kind: EntryType) -> Mode {
+    let owner = mode.as_raw_mode() & 0o700 | if kind == EntryType::Directory { 0o700 } else { 0o600 };
+    Mode::from_raw_mode(mode.as_raw_mode() & 0o1070 | owner | owner >> 6)
 }
 
 /// The path beneath the root; `None` for the root itself.

@@ -256,12 +256,7 @@ fn own_bind(source: &Path, target: &str) -> MountStep {
 }
 
 fn terminal_group(pod: &PodPlan) -> Option<u32> {
-    use crate::kernel::plan::IdMode;
-    match pod.ids {
-        IdMode::Block { first } => Some(first + TERMINAL_GROUP),
-        IdMode::Subordinate { .. } => Some(TERMINAL_GROUP),
-        IdMode::Single { .. } => None,
-    }
+    pod.ids.seen_by_setup(TERMINAL_GROUP)
 }
 
 fn relative(path: &Path, base: &Path) -> PathBuf {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
-use super::super::ids::Block;
+use super::super::ids::{Block, IdSource};
 use super::super::net::NodeNetwork;
 use super::super::oci;
 use super::super::plan::{ContainerPlan, GroundPlan, PodPlan};
@@ -26,13 +26,10 @@ const GROUP_DEADLINE: Duration = Duration::from_secs(10);
 const SYNC_AFTER: Duration = Duration::from_millis(500);
 
 /// What is weaker on this host than on a fully equipped one.
-pub(super) fn weaknesses(layout: &CgroupLayout, privileged: bool, networked: bool, storage: &Storage) -> Vec<Weakness> {
+pub(super) fn weaknesses(layout: &CgroupLayout, ids: &IdSource, networked: bool, storage: &Storage) -> Vec<Weakness> {
     let mut list = Vec::new();
-    if !privileged {
-        list.push(Weakness {
-            kind: WeaknessKind::SharedUid,
-            message: "all sandboxes run under your own user id; run as root for a block of ids each".to_owned(),
-        });
+    if let IdSource::Caller { why } = ids {
+        list.push(shared_uid(why));
     }
     if !networked {
         list.push(Weakness {
@@ -56,6 +53,14 @@ pub(super) fn weaknesses(layout: &CgroupLayout, privileged: bool, networked: boo
         });
     }
     list
+}
+
+/// A Pod under the caller's own id, and why it is.
+fn shared_uid(why: &str) -> Weakness {
+    Weakness {
+        kind: WeaknessKind::SharedUid,
+        message: format!("sandboxes run under your own user id, all of them alike: {why}; or run as root"),
+    }
 }
 
 /// Kills and removes a group; waits for the last dying process.
@@ -111,8 +116,12 @@ impl KernelRuntime {
     }
 
     fn ids_of(&self, keeper: &str) -> Result<IdMode, RuntimeError> {
-        if !self.privileged {
-            return Ok(self.own_ids());
+        let known = self.ids.lock().has(keeper);
+        match &self.source {
+            IdSource::Caller { why } if known => return Err(lost_ids(keeper, why)),
+            IdSource::Caller { .. } => return Ok(self.own_ids()),
+            _ if self.is_older_than_blocks(keeper) => return Ok(self.own_ids()),
+            _ => {}
         }
         let block = self.ids.lock().block_of(keeper);
         match block.map_err(saving_ids)? {
@@ -120,10 +129,18 @@ impl KernelRuntime {
                 if fresh {
                     self.sync_ids(keeper);
                 }
-                Ok(IdMode::Block { first })
+                self.source.mode(first).ok_or_else(|| lost_ids(keeper, "/etc/subuid or /etc/subgid has changed"))
             }
+            // Better under the caller's own id than not at all; the Pod says so.
+            Block::None if !self.privileged => Ok(self.own_ids()),
             Block::None => Err(no_ids_left()),
         }
+    }
+
+    /// Whether an owner has files, and no block, of the time when the caller had none to give: they would no longer be its own.
+    pub(super) fn is_older_than_blocks(&self, keeper: &str) -> bool {
+        let subordinate = matches!(self.source, IdSource::Subordinate { .. });
+        subordinate && !self.ids.lock().has(keeper) && self.layers_dir().join(keeper).exists()
     }
 
     fn sync_ids(&self, keeper: &str) {
@@ -232,7 +249,8 @@ impl KernelRuntime {
 
     async fn try_make_pod(&self, spec: PodSandboxSpec, keeper: &str) -> Result<PodSandbox, RuntimeError> {
         if let Some(ready) = self.take_ready(&spec, keeper) {
-            if let IdMode::Block { first } = ready.ground.ids {
+            if ready.ground.ids.has_block() {
+                let (first, _) = ready.ground.ids.host_range();
                 self.ids.lock().assign(keeper, first).map_err(saving_ids)?;
                 self.sync_ids(keeper);
             }
@@ -259,13 +277,24 @@ impl KernelRuntime {
         let limits = self.share.layout.plan(&ground.group, self.hard_limits(&spec.limits, true)).settings;
         PodPlan {
             dir: self.pod_dir(&spec.uid),
-            ground,
             limits,
             stage: stage_dir(&self.config.data_dir),
             images_dir: self.images.dir().to_owned(),
-            weaknesses: self.weaknesses.clone(),
+            weaknesses: self.weaknesses_of(ground.ids),
+            ground,
             spec,
         }
+    }
+
+    /// The host's, and those of this Pod alone.
+    fn weaknesses_of(&self, ids: IdMode) -> Vec<Weakness> {
+        let mut list = self.weaknesses.clone();
+        if !ids.has_block() && self.source.has_blocks() {
+            list.push(shared_uid(
+                "your subordinate ids are all in use, or the sandbox is older than they are; add more to /etc/subuid and /etc/subgid",
+            ));
+        }
+        list
     }
 
     async fn start_pod(&self, plan: PodPlan, keeper: &str, control: OwnedFd) -> Result<PodSandbox, RuntimeError> {
@@ -356,6 +385,11 @@ impl KernelRuntime {
 
 fn saving_ids(source: io::Error) -> RuntimeError {
     RuntimeError::Kernel { step: "saving id blocks".to_owned(), source }
+}
+
+/// An owner's files belong to ids that can no longer be had.
+fn lost_ids(keeper: &str, why: &str) -> RuntimeError {
+    RuntimeError::Refused(format!("the user ids that the files of {keeper} belong to cannot be used: {why}"))
 }
 
 pub(super) fn no_ids_left() -> RuntimeError {

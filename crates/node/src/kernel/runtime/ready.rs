@@ -48,7 +48,7 @@ impl KernelRuntime {
     /// One that fits this Pod, if there is any.
     pub(super) fn take_ready(&self, spec: &PodSandboxSpec, keeper: &str) -> Option<Ready> {
         let routed = spec.network == NetworkMode::Routed && self.share.network.is_some();
-        if routed != self.share.network.is_some() || self.ids.lock().has(keeper) {
+        if routed != self.share.network.is_some() || self.ids.lock().has(keeper) || self.is_older_than_blocks(keeper) {
             return None;
         }
         let ready = self.ready.waiting.lock().pop_front()?;
@@ -139,18 +139,18 @@ impl KernelRuntime {
     }
 
     fn reserve_ids(&self) -> Result<IdMode, RuntimeError> {
-        if !self.privileged {
+        if !self.source.has_blocks() {
             return Ok(self.own_ids());
         }
         let reserved = self.ids.lock().reserve();
         let reserved =
             reserved.map_err(|source| RuntimeError::Kernel { step: "saving id blocks".to_owned(), source })?;
-        reserved.map(|first| IdMode::Block { first }).ok_or_else(super::create::no_ids_left)
+        reserved.and_then(|first| self.source.mode(first)).ok_or_else(super::create::no_ids_left)
     }
 
     fn return_ids(&self, ids: IdMode) {
-        if let IdMode::Block { first } = ids {
-            self.ids.lock().unreserve(first);
+        if ids.has_block() {
+            self.ids.lock().unreserve(ids.host_range().0);
         }
     }
 

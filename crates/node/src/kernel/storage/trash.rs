@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::DiskSpace;
-use crate::kernel::tree;
+use crate::kernel::hands::Hands;
 
 /// Nobody has thrown anything away for this long: the rush is over.
 const QUIET: Duration = Duration::from_secs(1);
@@ -24,6 +24,7 @@ const MOST: usize = 4_096;
 pub(super) struct Trash {
     folder: PathBuf,
     heap: Arc<Heap>,
+    hands: Hands,
 }
 
 #[derive(Default)]
@@ -45,9 +46,9 @@ struct State {
 
 impl Trash {
     /// Takes over what an earlier process left here.
-    pub(super) fn open(folder: PathBuf) -> Self {
+    pub(super) fn open(folder: PathBuf, hands: Hands) -> Self {
         let left = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>();
-        let trash = Self { folder, heap: Arc::default() };
+        let trash = Self { folder, heap: Arc::default(), hands };
         if !left.is_empty() {
             trash.add(left);
         }
@@ -66,7 +67,7 @@ impl Trash {
             Ok(()) => self.add(vec![aside]),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             // Another disk, or a mount that cannot be moved.
-            Err(_) => return tree::remove(path),
+            Err(_) => return self.hands.remove(path),
         }
         if DiskSpace::of(&self.folder).is_ok_and(|space| space.shortage().is_some()) {
             self.empty();
@@ -81,8 +82,8 @@ impl Trash {
         state.oldest.get_or_insert(now);
         state.newest = Some(now);
         if !std::mem::replace(&mut state.attended, true) {
-            let heap = Arc::clone(&self.heap);
-            let started = std::thread::Builder::new().name("trash".to_owned()).spawn(move || heap.attend());
+            let (heap, hands) = (Arc::clone(&self.heap), self.hands.clone());
+            let started = std::thread::Builder::new().name("trash".to_owned()).spawn(move || heap.attend(&hands));
             state.attended = started.is_ok();
         }
         drop(state);
@@ -101,7 +102,7 @@ impl Trash {
         let left = state.take();
         state.hurry = false;
         drop(state);
-        delete(left);
+        delete(left, &self.hands);
     }
 }
 
@@ -114,7 +115,7 @@ impl Drop for Trash {
 }
 
 impl Heap {
-    fn attend(&self) {
+    fn attend(&self, hands: &Hands) {
         let mut state = self.state.lock();
         while !state.waiting.is_empty() {
             if let Some(left) = state.time_left(Instant::now()) {
@@ -123,7 +124,7 @@ impl Heap {
             }
             let batch = state.take();
             drop(state);
-            delete(batch);
+            delete(batch, hands);
             state = self.state.lock();
         }
         state.attended = false;
@@ -149,9 +150,9 @@ impl State {
     }
 }
 
-fn delete(paths: Vec<PathBuf>) {
+fn delete(paths: Vec<PathBuf>, hands: &Hands) {
     for path in paths {
-        if let Err(error) = tree::remove(&path) {
+        if let Err(error) = hands.remove(&path) {
             tracing::warn!(%error, path = %path.display(), "What was thrown away stays until the node starts again");
         }
     }
@@ -166,7 +167,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (kept, heap) = (folder.path().join("sandbox"), folder.path().join("trash"));
         fs::create_dir_all(kept.join("inner")).unwrap();
-        let trash = Trash::open(heap.clone());
+        let trash = Trash::open(heap.clone(), Hands::Own);
         trash.put(&kept).unwrap();
         trash.put(&kept).unwrap();
         assert!(!kept.exists());
@@ -183,7 +184,7 @@ mod tests {
     fn what_an_earlier_process_left_is_deleted() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("trash/left/inner")).unwrap();
-        drop(Trash::open(folder.path().join("trash")));
+        drop(Trash::open(folder.path().join("trash"), Hands::Own));
         assert!(!folder.path().join("trash").exists());
     }
 

@@ -6,13 +6,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
 
 use super::super::launch::PodNamespaces;
-use super::super::plan::{IdMode, PodPlan};
+use super::super::plan::{IdMode, NOBODY, PodPlan};
 use super::super::rootfs::new_mount;
 use super::super::sys::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY, Fork};
 use super::super::walls::{self, Identity, Named, Step};
-
-/// Nobody, inside: the containers' users may look at it and no more.
-const NOBODY: u32 = 65_534;
 
 /// Starts it; gives its namespace and its pid.
 pub(super) fn start(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<(OwnedFd, i32)> {
@@ -66,6 +63,7 @@ fn hide(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<()> {
     if let Some(user) = &namespaces.user {
         sys::setns(user.as_fd(), libc::CLONE_NEWUSER).step("joining the user namespace")?;
     }
+    // The containers' users may look at it and no more.
     let id = if single { 0 } else { NOBODY };
     let identity = Identity { uid: id, gid: id, groups: (!single).then(Vec::new) };
     let filter = super::super::seccomp::program();

@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use super::super::cgroup;
+use super::super::ids::subordinate;
 use super::super::launch::PodNamespaces;
 use super::super::net;
 use super::super::oci;
-use super::super::plan::{BLOCK_SIZE, GroundPlan, IdMode, PodPlan};
+use super::super::plan::{GroundPlan, IdMode, PodPlan};
 use super::super::rootfs::{memory_volume_path, new_mount, own_files, own_files_dir};
 use super::super::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
 use super::super::walls::{Named, Step};
@@ -30,8 +31,13 @@ impl Ground {
         enter_own_groups(plan).step("entering the supervisor's control groups")?;
         spare_from_oom();
         let own_net_namespace = fs::File::open("/proc/self/ns/net").step("opening a namespace")?.into();
-        if let IdMode::Single { uid, gid } = plan.ids {
-            become_single(uid, gid).step("making the Pod's user namespace")?;
+        match plan.ids {
+            IdMode::Block { .. } => {}
+            IdMode::Subordinate { first_uid, first_gid, count } => {
+                subordinate::enter(&[(first_uid, count)], &[(first_gid, count)])
+                    .step("making the Pod's outer user namespace")?;
+            }
+            IdMode::Single { uid, gid } => become_single(uid, gid).step("making the Pod's user namespace")?,
         }
         let namespaces = shared_namespaces(plan)?;
         if let Some(veth) = &plan.veth {
@@ -150,7 +156,7 @@ fn become_single(uid: u32, gid: u32) -> io::Result<()> {
 
 /// A short-lived child makes the namespaces; we keep them open and need no process in them.
 fn shared_namespaces(plan: &GroundPlan) -> Step<PodNamespaces> {
-    let own_user = plan.ids.is_privileged() && plan.walls.user_namespace;
+    let own_user = plan.ids.has_block() && plan.walls.user_namespace;
     let mut flags = libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
     if own_user {
         flags |= libc::CLONE_NEWUSER;
@@ -183,10 +189,8 @@ fn shared_namespaces(plan: &GroundPlan) -> Step<PodNamespaces> {
 
 fn open_all(plan: &GroundPlan, pid: i32, own_user: bool) -> io::Result<PodNamespaces> {
     let user = if own_user {
-        if let IdMode::Block { first } = plan.ids {
-            fs::write(format!("/proc/{pid}/uid_map"), format!("0 {first} {BLOCK_SIZE}"))?;
-            fs::write(format!("/proc/{pid}/gid_map"), format!("0 {first} {BLOCK_SIZE}"))?;
-        }
+        fs::write(format!("/proc/{pid}/uid_map"), plan.ids.map())?;
+        fs::write(format!("/proc/{pid}/gid_map"), plan.ids.map())?;
         Some(sys::open_namespace(pid, "user")?)
     } else {
         None

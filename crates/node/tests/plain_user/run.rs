@@ -1,0 +1,92 @@
+//! Runs tests of this very program once more as an ordinary user, in a mount namespace whose lists of users and of subordinate ids
+//! are the test's own.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+/// Set for the tests that are run so.
+pub(crate) const MARK: &str = "AGENT_SANDBOX_PLAIN_USER";
+
+/// An id that owns nothing.
+pub(crate) const USER: u32 = 54_321;
+
+/// What the user has been given.
+#[derive(Clone, Copy)]
+pub(crate) enum Ids {
+    /// Nothing.
+    None,
+    /// So many subordinate ids from here on, uids and gids alike.
+    From(u32, u32),
+}
+
+/// The programs a test needs besides itself, and the variable that tells it where each is.
+const PROGRAMS: [(&str, &str); 2] = [
+    ("NODE_HELPER", env!("CARGO_BIN_EXE_agent-sandbox-node-helper")),
+    ("NODE_ATTEMPTS", env!("CARGO_BIN_EXE_escape-attempts")),
+];
+
+/// Runs the tests whose names begin so, and fails unless at least one ran and all passed.
+pub(crate) fn run(ids: Ids, filters: &[&str], change: impl FnOnce(&mut Command)) {
+    let folder = tempfile::tempdir().unwrap();
+    // Cargo's folders may be closed to other users; a copy of the programs is not.
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let tests = folder.path().join("tests");
+    std::fs::copy(std::env::current_exe().unwrap(), &tests).unwrap();
+    let script = write_lists(folder.path(), ids);
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-eu", "-c", &script, "sh"]);
+    command.arg(&tests).args(filters).args(["--test-threads", "2"]).env(MARK, "1").current_dir("/");
+    for (variable, program) in PROGRAMS {
+        let copy = folder.path().join(variable);
+        std::fs::copy(program, &copy).unwrap();
+        command.env(variable, copy);
+    }
+    change(&mut command);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("test result: ok") && !text.contains(" 0 passed"), "{text}");
+}
+
+/// Writes the lists; gives the script that shows them in place of the host's and becomes the user.
+fn write_lists(folder: &Path, ids: Ids) -> String {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap();
+    let given = match ids {
+        Ids::None => String::new(),
+        Ids::From(first, count) => format!("plain-user:{first}:{count}\n"),
+    };
+    let lists = [
+        ("passwd", format!("{passwd}plain-user:x:{USER}:{USER}::/nonexistent:/bin/sh\n")),
+        ("subuid", given.clone()),
+        ("subgid", given),
+    ];
+    let mut script = String::new();
+    for (name, text) in lists {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        if Path::new("/etc").join(name).exists() {
+            writeln!(script, "mount --bind {} /etc/{name}", path.display()).unwrap();
+        }
+    }
+    script + &format!("exec setpriv --reuid {USER} --regid {USER} --clear-groups \"$@\"\n")
+}
+
+/// Whether this is such a run; prints that it is not.
+pub(crate) fn is_plain_user() -> bool {
+    let plain = std::env::var_os(MARK).is_some();
+    if !plain {
+        eprintln!("skipped: run by another test, as an ordinary user");
+    }
+    plain
+}
+
+/// Whether a user's subordinate ids can be had here. Where everything is installed, its absence is a failure.
+pub(crate) fn has_uidmap() -> bool {
+    let found = Path::new("/usr/bin/newuidmap").exists() && Path::new("/etc/subuid").exists();
+    assert!(found || std::env::var_os("CI").is_none(), "newuidmap (package uidmap) must be installed where CI is set");
+    if !found {
+        eprintln!("skipped: newuidmap (package uidmap) is not installed");
+    }
+    found
+}
