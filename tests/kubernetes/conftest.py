@@ -172,10 +172,10 @@ def cluster_of(engine, *flags):
 
 
 @contextlib.contextmanager
-def controller_on(cluster, *flags, **options):
+def controller_on(cluster, *flags, wait=True, **options):
     controller = Controller(cluster, *flags, **options)
     try:
-        yield controller.wait_until_it_leads() if options.pop("wait", True) else controller
+        yield controller.wait_until_it_leads() if wait else controller
     finally:
         controller.close()
 

@@ -8,10 +8,12 @@ import time
 import objects
 from conftest import SOAK, Controller, cluster_of
 
-# Upstream's: 15 s, judged by what a standby saw itself, which looks every 2 s.
+# Upstream's: 15 s, counted by the standby from the last renewal that it saw itself.
 LEASE_SECONDS = 15
-LOOKS_EVERY = 2
+# A loaded machine is slow; what matters is that it ends.
+PATIENCE = 30
 ROUNDS = 10 if SOAK else 2
+KILLS = 6 if SOAK else 1
 BURST = 30
 
 
@@ -63,7 +65,8 @@ def test_two_replicas():
             cluster.api.eventually("one leads", lambda: any(c.leads() for c in running))
             assert sum(c.leads() for c in running) == 1
             wait_warm(cluster, namespace)
-            killed_under_load(cluster, namespace, running)
+            for round_ in range(KILLS):
+                killed_under_load(cluster, namespace, running, round_)
             for round_ in range(ROUNDS):
                 sleeps_through_its_lease(cluster, namespace, running, round_)
             clean_stop_hands_over(cluster, namespace, running)
@@ -72,9 +75,10 @@ def test_two_replicas():
                 controller.close()
 
 
-def killed_under_load(cluster, namespace, running):
-    """The leader is killed in the middle of a burst; the standby serves the rest within the lease time."""
-    names = [f"killed-{i}" for i in range(BURST)]
+def killed_under_load(cluster, namespace, running, round_):
+    """The leader is killed in the middle of a burst; the standby serves the rest when the lease has run out."""
+    wait_warm(cluster, namespace)
+    names = [f"killed-{round_}-{i}" for i in range(BURST)]
     post_claims(cluster, namespace, names[: BURST // 2])
     leader = leader_of(running)
     leader.process.kill()
@@ -82,12 +86,14 @@ def killed_under_load(cluster, namespace, running):
     died = time.monotonic()
     post_claims(cluster, namespace, names[BURST // 2 :])
     [standby] = [controller for controller in running if controller is not leader]
-    cluster.api.eventually("the standby leads", standby.leads, LEASE_SECONDS + 3 * LOOKS_EVERY + 10)
-    gap = time.monotonic() - died
-    print(f"gap after SIGKILL of the leader: {gap:.1f} s")
+    cluster.api.eventually("the standby leads", standby.leads, LEASE_SECONDS + PATIENCE)
+    led = time.monotonic() - died
     check_one_each(cluster, namespace, names)
+    print(f"after SIGKILL of the leader: {led:.2f} s until the standby leads, {time.monotonic() - died:.2f} s until all are served")
     running.remove(leader)
     running.append(Controller(cluster))
+    for name in names:
+        cluster.api.must("DELETE", objects.claims(namespace, name))
 
 
 def sleeps_through_its_lease(cluster, namespace, running, round_):
@@ -102,7 +108,7 @@ def sleeps_through_its_lease(cluster, namespace, running, round_):
         time.sleep(0.01 * (round_ % 10))
         os.kill(leader.process.pid, signal.SIGSTOP)
         posting.result()
-    cluster.api.eventually("the standby leads", standby.leads, LEASE_SECONDS + 3 * LOOKS_EVERY + 10)
+    cluster.api.eventually("the standby leads", standby.leads, LEASE_SECONDS + PATIENCE)
     os.kill(leader.process.pid, signal.SIGCONT)
     check_one_each(cluster, namespace, names)
     # A deposed leader ends; its Deployment starts it again.
@@ -121,6 +127,6 @@ def clean_stop_hands_over(cluster, namespace, running):
     asked = time.monotonic()
     leader.close()
     cluster.api.eventually("the standby leads", standby.leads, LEASE_SECONDS)
-    print(f"gap after a clean stop: {time.monotonic() - asked:.1f} s")
+    print(f"after a clean stop: {time.monotonic() - asked:.2f} s until the standby leads")
     post_claims(cluster, namespace, ["after"])
     check_one_each(cluster, namespace, ["after"])

@@ -257,10 +257,12 @@ async fn catch_up(clients: &Clients, config: &Config, store: &Store) {
             }
         }
     }
-    relist::<Sandbox>(&clients.core, config.namespace.as_ref(), store).await;
-    if config.extensions {
-        relist::<SandboxClaim>(&clients.core, config.namespace.as_ref(), store).await;
-    }
+    let claims = async {
+        if config.extensions {
+            relist::<SandboxClaim>(&clients.claims, config.namespace.as_ref(), store).await;
+        }
+    };
+    tokio::join!(relist::<Sandbox>(&clients.core, config.namespace.as_ref(), store), claims);
 }
 
 /// The exporter of spans, with the token that ends it; it runs until the last pass has ended.

@@ -1,9 +1,15 @@
 //! Leader election by client-go's rules, and the gate that every write has to pass.
 //!
 //! Expiry is judged by when *this* process last saw the record change, never by comparing clocks. The decision is a pure state machine
-//! ([`Elector`]); [`lead`] talks to the API.
+//! ([`Elector`]); [`lead`] talks to the API. A standby follows the Lease with a watch ([`standby`]) and tries when it is given up or has
+//! run out before its eyes.
+//!
+//! Why there are never two leaders: a leader counts its time from before it sends a renewal, a standby from after it has seen that
+//! renewal, both for the same duration; and what a standby writes names the version it saw, so that a renewal it has not seen yet refuses
+//! it. A watch that lags or is dead therefore costs time, never safety, and so does a clock that is wrong.
 
 mod elector;
+mod standby;
 
 use std::{
     sync::Arc,
@@ -21,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 pub use self::elector::{Decision, Elector, Record};
+use self::standby::Standby;
 
 /// The Lease's name. It is upstream's, and must stay so: two controllers would otherwise both lead during an upgrade.
 pub const LEASE_NAME: &str = "a3317529.agent-sandbox.x-k8s.io";
@@ -48,6 +55,12 @@ impl LeaseConfig {
             renew_deadline: Duration::from_secs(10),
             retry_period: Duration::from_secs(2),
         }
+    }
+
+    /// How long one that does not hold the lease waits before it looks again. Contenders spread out, so that they do not write at the
+    /// same moment.
+    fn contender_pause(&self) -> Duration {
+        self.retry_period.mul_f64(rand::random_range(1.0..2.2))
     }
 }
 
@@ -115,15 +128,16 @@ pub async fn lead(
 ) -> Ended {
     let api: Api<Lease> = Api::namespaced(client, &config.namespace);
     let mut elector = Elector::new(config.clone());
+    let mut standby = Standby::default();
     let mut held_since: Option<Instant> = None;
     let mut last_renewal = Instant::now();
     loop {
         let started = Instant::now();
         let attempt = tokio::select! {
-            attempt = tokio::time::timeout(config.renew_deadline, attempt(&api, &config, &mut elector)) => attempt.unwrap_or(false),
+            attempt = tokio::time::timeout(config.renew_deadline, attempt(&api, &config, &mut elector)) => attempt.unwrap_or(Attempt::Failed),
             () = stop.cancelled() => return finish(&api, &config, &mut elector, &gate, held_since.is_some()).await,
         };
-        if attempt {
+        if attempt == Attempt::Held {
             last_renewal = started;
             gate.renewed(started, &config);
             if held_since.is_none() {
@@ -138,14 +152,16 @@ pub async fn lead(
             warn!(lease = %config.name, "Lost leadership");
             return Ended::Lost;
         }
-        // Contenders spread out, so that they do not write at the same moment; the holder keeps its beat.
-        let pause = if held_since.is_some() {
-            config.retry_period
-        } else {
-            config.retry_period.mul_f64(rand::random_range(1.0..2.2))
+        let pause = async {
+            match attempt {
+                // The holder keeps its beat.
+                _ if held_since.is_some() => tokio::time::sleep(config.retry_period).await,
+                Attempt::Theirs => standby.wait(&api, &config, &mut elector).await,
+                Attempt::Held | Attempt::Failed => tokio::time::sleep(config.contender_pause()).await,
+            }
         };
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            () = pause => {}
             () = stop.cancelled() => return finish(&api, &config, &mut elector, &gate, held_since.is_some()).await,
         }
     }
@@ -166,24 +182,34 @@ async fn finish(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector, g
     Ended::Stopped
 }
 
+/// What came of a try to acquire or renew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    Held,
+    /// Somebody else holds the lease, and it has not run out.
+    Theirs,
+    /// Somebody else was faster, or the API does not answer.
+    Failed,
+}
+
 /// One try to acquire or renew. The holder writes at once; only when that fails does it look first.
-async fn attempt(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) -> bool {
-    if elector.is_holder() && write(api, config, elector).await {
-        return true;
+async fn attempt(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) -> Attempt {
+    if elector.is_holder() && write(api, config, elector).await == Attempt::Held {
+        return Attempt::Held;
     }
     match api.get_opt(&config.name).await {
         Ok(lease) => elector.observe(lease.as_ref().map(from_lease), Instant::now()),
         Err(error) => {
             debug!(%error, "Could not read the lease");
-            return false;
+            return Attempt::Failed;
         }
     }
     write(api, config, elector).await
 }
 
-async fn write(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) -> bool {
+async fn write(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) -> Attempt {
     let answer = match elector.decide(Instant::now(), Timestamp::now()) {
-        Decision::Wait => return false,
+        Decision::Wait => return Attempt::Theirs,
         Decision::Create(record) => api.create(&PostParams::default(), &to_lease(config, &record, None)).await,
         Decision::Update(record, version) => {
             api.replace(&config.name, &PostParams::default(), &to_lease(config, &record, Some(version))).await
@@ -192,11 +218,11 @@ async fn write(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) ->
     match answer {
         Ok(lease) => {
             elector.observe(Some(from_lease(&lease)), Instant::now());
-            elector.is_holder()
+            if elector.is_holder() { Attempt::Held } else { Attempt::Failed }
         }
         Err(error) => {
             debug!(%error, "Could not write the lease");
-            false
+            Attempt::Failed
         }
     }
 }

@@ -65,6 +65,16 @@ impl Elector {
             .is_some_and(|seen| !seen.record.holder.is_empty() && seen.record.holder != self.config.identity)
     }
 
+    /// When somebody else's hold ends, if no renewal is seen before; none when nobody else holds it.
+    pub fn held_until(&self) -> Option<Instant> {
+        self.seen.as_ref().filter(|_| self.held_by_other()).map(|seen| seen.at + seen.record.duration)
+    }
+
+    /// The version of the Lease that was last seen.
+    pub fn version(&self) -> Option<&str> {
+        self.seen.as_ref().map(|seen| seen.version.as_str())
+    }
+
     /// What to do now. `wall` is only written, never compared.
     pub fn decide(&self, now: Instant, wall: Timestamp) -> Decision {
         let fresh = |transitions, acquired| Record {
@@ -79,7 +89,7 @@ impl Elector {
             let acquired = seen.record.acquired.unwrap_or(wall);
             return Decision::Update(fresh(seen.record.transitions, acquired), seen.version.clone());
         }
-        if self.held_by_other() && now < seen.at + seen.record.duration {
+        if self.held_until().is_some_and(|end| now < end) {
             return Decision::Wait;
         }
         Decision::Update(fresh(seen.record.transitions.saturating_add(1), wall), seen.version.clone())

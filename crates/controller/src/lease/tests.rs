@@ -1,6 +1,10 @@
 //! Election: the decisions, and two candidates on one API.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use agent_sandbox_testkit::{Cluster, eventually};
+use http_body_util::BodyExt;
+use tower::BoxError;
 
 use super::*;
 
@@ -89,43 +93,192 @@ fn the_gate_closes_with_the_renew_deadline() {
     assert_eq!(Gate::open().time_left(start), Some(Duration::MAX));
 }
 
-/// S-215: one leads, releases the Lease on a clean stop, and the other follows at once.
+/// A standby's timer is set by the last renewal it saw, and there is none when nobody else leads.
+#[test]
+fn a_hold_ends_a_lease_after_the_renewal_that_was_seen() {
+    let start = Instant::now();
+    let mut elector = Elector::new(config("me"));
+    assert_eq!((elector.held_until(), elector.version()), (None, None));
+    elector.observe(Some((record("other", 1), "7".into())), start);
+    let lease = Duration::from_secs(15);
+    assert_eq!((elector.held_until(), elector.version()), (Some(start + lease), Some("7")));
+    let later = start + Duration::from_secs(2);
+    elector.observe(Some((record("other", 2), "8".into())), later);
+    assert_eq!((elector.held_until(), elector.version()), (Some(later + lease), Some("8")));
+    for free in [record("", 3), record("me", 3)] {
+        elector.observe(Some((free, "9".into())), later);
+        assert_eq!(elector.held_until(), None);
+    }
+}
+
+/// Never looks by itself within a test: what it does, it does because of the watch.
+const NEVER: Duration = Duration::from_secs(3600);
+const OFTEN: Duration = Duration::from_millis(50);
+
+struct Candidate {
+    gate: Arc<Gate>,
+    leads: CancellationToken,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<Ended>,
+}
+
+impl Candidate {
+    fn start(client: kube::Client, config: LeaseConfig) -> Self {
+        let (gate, leads, stop) = (Gate::closed(), CancellationToken::new(), CancellationToken::new());
+        let task = tokio::spawn(lead(client, config, gate.clone(), leads.clone(), stop.clone()));
+        Self { gate, leads, stop, task }
+    }
+
+    fn may_write(&self) -> bool {
+        self.gate.time_left(Instant::now()).is_some()
+    }
+
+    async fn comes_to_lead(&self) {
+        tokio::time::timeout(Duration::from_secs(30), self.leads.cancelled()).await.expect("leads in the end");
+    }
+
+    async fn stops(self) {
+        self.stop.cancel();
+        assert_eq!(self.task.await.expect("ends"), Ended::Stopped);
+        assert!(self.gate.time_left(Instant::now()).is_none());
+    }
+}
+
+async fn leased(cluster: &Cluster) -> Lease {
+    let leases: Api<Lease> = Api::namespaced(cluster.client(), "default");
+    leases.get(LEASE_NAME).await.expect("there")
+}
+
+async fn holder(cluster: &Cluster) -> String {
+    leased(cluster).await.spec.and_then(|spec| spec.holder_identity).unwrap_or_default()
+}
+
+async fn renewals(cluster: &Cluster, count: usize) {
+    for _ in 0..count {
+        let before = leased(cluster).await.metadata.resource_version;
+        eventually("a renewal", || async {
+            if leased(cluster).await.metadata.resource_version == before { Err("not yet") } else { Ok(()) }
+        })
+        .await;
+    }
+}
+
+/// S-215: one leads, releases the Lease on a clean stop, and the other, which watches it, follows at once.
 #[tokio::test]
 async fn s_215_leadership_is_handed_over() {
     let cluster = Cluster::start().await.expect("a cluster");
-    let fast = |identity: &str| LeaseConfig { retry_period: Duration::from_millis(50), ..config(identity) };
-    let start = |identity: &str| {
-        let (gate, acquired, stop) = (Gate::closed(), CancellationToken::new(), CancellationToken::new());
-        let task = tokio::spawn(lead(cluster.client(), fast(identity), gate.clone(), acquired.clone(), stop.clone()));
-        (gate, acquired, stop, task)
-    };
-    let (first_gate, first_leads, first_stop, first) = start("first");
-    first_leads.cancelled().await;
-    let (second_gate, second_leads, second_stop, second) = start("second");
-    let leases: Api<Lease> = Api::namespaced(cluster.client(), "default");
-    let holder = || async {
-        let lease = leases.get(LEASE_NAME).await.expect("there");
-        lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default()
-    };
-    let renewals = leases.get(LEASE_NAME).await.expect("there").metadata.resource_version;
-    eventually("a renewal", || async {
-        let lease = leases.get(LEASE_NAME).await.expect("there");
-        if lease.metadata.resource_version == renewals { Err("not yet") } else { Ok(()) }
-    })
-    .await;
-    assert_eq!(holder().await, "first");
-    assert!(first_gate.time_left(Instant::now()).is_some());
-    assert!(second_gate.time_left(Instant::now()).is_none() && !second_leads.is_cancelled());
-    first_stop.cancel();
-    assert_eq!(first.await.expect("ends"), Ended::Stopped);
-    assert!(first_gate.time_left(Instant::now()).is_none());
-    tokio::time::timeout(Duration::from_secs(5), second_leads.cancelled())
+    let every = |retry_period, identity: &str| LeaseConfig { retry_period, ..config(identity) };
+    let first = Candidate::start(cluster.client(), every(OFTEN, "first"));
+    first.comes_to_lead().await;
+    let second = Candidate::start(cluster.client(), every(NEVER, "second"));
+    renewals(&cluster, 2).await;
+    assert_eq!(holder(&cluster).await, "first");
+    assert!(first.may_write());
+    assert!(!second.may_write() && !second.leads.is_cancelled());
+    first.stops().await;
+    tokio::time::timeout(Duration::from_secs(5), second.leads.cancelled())
         .await
         .expect("follows at once, not after the lease's 15 s");
-    assert_eq!(holder().await, "second");
-    second_stop.cancel();
-    assert_eq!(second.await.expect("ends"), Ended::Stopped);
-    assert_eq!(holder().await, "");
+    assert_eq!(holder(&cluster).await, "second");
+    second.stops().await;
+    assert_eq!(holder(&cluster).await, "");
+}
+
+/// A leader that dies without a word is followed when the lease that its rival saw has run out, and not before.
+#[tokio::test]
+async fn a_dead_leader_is_followed_at_the_end_of_its_lease() {
+    let cluster = Cluster::start().await.expect("a cluster");
+    let lasting = |retry_period, identity: &str| LeaseConfig {
+        retry_period,
+        duration: Duration::from_secs(2),
+        renew_deadline: Duration::from_secs(1),
+        ..config(identity)
+    };
+    let first = Candidate::start(cluster.client(), lasting(OFTEN, "first"));
+    first.comes_to_lead().await;
+    let second = Candidate::start(cluster.client(), lasting(NEVER, "second"));
+    renewals(&cluster, 3).await;
+    first.task.abort();
+    assert!(first.task.await.expect_err("aborted").is_cancelled());
+    let died = Instant::now();
+    // What the dead one may still have under way ends with its lease.
+    let last_write_ends = died + first.gate.time_left(died).expect("it led");
+    second.comes_to_lead().await;
+    assert!(Instant::now() >= last_write_ends, "two led at the same time");
+    second.stops().await;
+}
+
+/// What becomes of a watch request.
+#[derive(Clone, Copy)]
+enum Watches {
+    Refused,
+    /// Accepted, and never heard of again.
+    Silent,
+}
+
+/// A client whose watches fare so, and how many other requests it has made.
+fn with_watches(inner: kube::Client, watches: Watches) -> (kube::Client, Arc<AtomicUsize>) {
+    let looks = Arc::new(AtomicUsize::new(0));
+    let counted = looks.clone();
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (inner, counted) = (inner.clone(), counted.clone());
+        async move {
+            if !request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+                counted.fetch_add(1, Ordering::Relaxed);
+                return Ok(inner.send(request).await?.map(|body| body.map_err(BoxError::from).boxed_unsync()));
+            }
+            let refusal = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","reason":"Forbidden","code":403}"#;
+            let (status, body) = match watches {
+                Watches::Refused => (403, http_body_util::Full::from(refusal).map_err(BoxError::from).boxed_unsync()),
+                Watches::Silent => {
+                    let silence = futures::stream::pending::<Result<hyper::body::Frame<bytes::Bytes>, BoxError>>();
+                    (200, http_body_util::StreamBody::new(silence).boxed_unsync())
+                }
+            };
+            Ok::<_, BoxError>(http::Response::builder().status(status).body(body)?)
+        }
+    });
+    (kube::Client::new(service, "default"), looks)
+}
+
+/// Under a role of an older release, which lets nobody watch the Lease, a standby looks at it every now and then.
+#[tokio::test]
+async fn a_standby_that_may_not_watch_looks_instead() {
+    let cluster = Cluster::start().await.expect("a cluster");
+    let every = |identity: &str| LeaseConfig { retry_period: OFTEN, ..config(identity) };
+    let first = Candidate::start(cluster.client(), every("first"));
+    first.comes_to_lead().await;
+    let (client, looks) = with_watches(cluster.client(), Watches::Refused);
+    let second = Candidate::start(client, every("second"));
+    eventually("it looks", || async { if looks.load(Ordering::Relaxed) < 4 { Err("not yet") } else { Ok(()) } }).await;
+    assert!(!second.leads.is_cancelled());
+    first.stops().await;
+    second.comes_to_lead().await;
+    second.stops().await;
+}
+
+/// A watch that has died unnoticed shows no renewals. The standby looks before it takes what seems to be free, and takes nothing.
+#[tokio::test]
+async fn a_silent_watch_makes_nobody_a_leader() {
+    let cluster = Cluster::start().await.expect("a cluster");
+    let short = |retry_period, identity: &str| LeaseConfig {
+        retry_period,
+        duration: Duration::from_secs(1),
+        renew_deadline: Duration::from_millis(800),
+        ..config(identity)
+    };
+    let first = Candidate::start(cluster.client(), short(OFTEN, "first"));
+    first.comes_to_lead().await;
+    let (client, looks) = with_watches(cluster.client(), Watches::Silent);
+    let second = Candidate::start(client, short(NEVER, "second"));
+    eventually("leases have run out in its eyes", || async {
+        if looks.load(Ordering::Relaxed) < 3 { Err("not yet") } else { Ok(()) }
+    })
+    .await;
+    assert!(!second.leads.is_cancelled() && holder(&cluster).await == "first");
+    first.stops().await;
+    second.comes_to_lead().await;
+    second.stops().await;
 }
 
 /// A leader that finds somebody else on the Lease stops at once.
