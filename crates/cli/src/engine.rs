@@ -171,7 +171,9 @@ impl Engine {
         self.chores.push(AbortOnDropHandle::new(tokio::spawn(router_objects::keep(client))));
         if let Some(controller) = &self.controller {
             let at_work = tokio::time::timeout(CONTROLLER_START, controller.at_work()).await;
-            at_work.context("the controller does not come to work; its log says why")?;
+            at_work
+                .context("the controller does not come to work; its log says why")?
+                .context("the controller ended")?;
         }
         Ok(())
     }

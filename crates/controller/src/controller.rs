@@ -8,7 +8,7 @@ use agent_sandbox_api::{
 };
 use agent_sandbox_telemetry::Spans;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -40,22 +40,32 @@ const FIRST_LIST_RETRY: Duration = Duration::from_secs(1);
 /// How long refill and the finishing touches of an adoption are put off, in favour of claims that are being served.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ControllerError {
     #[error("leadership was lost; restart to stand for election again")]
     LeadershipLost,
     #[error("{0}")]
     CannotStart(String),
+    #[error("the controller was stopped before it came to work")]
+    Stopped,
     #[error("a part of the controller ended unexpectedly: {0}")]
     Died(String),
+}
+
+/// How far a controller has come.
+#[derive(Debug)]
+enum Phase {
+    Starting,
+    /// Everything is known and work has begun.
+    AtWork,
+    Ended(Result<(), ControllerError>),
 }
 
 /// A running controller. It ends when `shutdown` is cancelled or leadership is lost.
 pub struct Controller {
     pub store: Arc<Store>,
     pub metrics: Arc<Metrics>,
-    /// Cancelled once everything is known and work has begun.
-    at_work: CancellationToken,
+    phase: watch::Receiver<Phase>,
     task: tokio::task::JoinHandle<Result<(), ControllerError>>,
 }
 
@@ -73,14 +83,25 @@ impl Controller {
         }
         let store = Store::patient(routes, config.cache_label_selectors, PATIENCE);
         let metrics = Arc::new(Metrics::over(&store));
-        let at_work = CancellationToken::new();
-        let run = run(clients, config, store.clone(), metrics.clone(), at_work.clone(), shutdown);
-        Self { store, metrics, at_work, task: tokio::spawn(run) }
+        let (progress, phase) = watch::channel(Phase::Starting);
+        let (to_store, to_metrics) = (store.clone(), metrics.clone());
+        let task = tokio::spawn(async move {
+            let outcome = run(clients, config, to_store, to_metrics, &progress, shutdown).await;
+            progress.send_replace(Phase::Ended(outcome.clone()));
+            outcome
+        });
+        Self { store, metrics, phase, task }
     }
 
-    /// Waits until the controller knows everything that is stored and works on it. One that ends before never does.
-    pub async fn at_work(&self) {
-        self.at_work.cancelled().await;
+    /// Waits until the controller knows everything that is stored and works on it, or has ended without.
+    pub async fn at_work(&self) -> Result<(), ControllerError> {
+        let mut phase = self.phase.clone();
+        let reached = phase.wait_for(|phase| !matches!(phase, Phase::Starting)).await;
+        match reached.as_deref() {
+            Ok(Phase::Starting | Phase::AtWork) => Ok(()),
+            Ok(Phase::Ended(outcome)) => Err(outcome.clone().err().unwrap_or(ControllerError::Stopped)),
+            Err(_) => Err(ControllerError::Died("it panicked; the log says where".to_owned())),
+        }
     }
 
     /// Waits for the controller to end.
@@ -94,7 +115,7 @@ async fn run(
     config: Config,
     store: Arc<Store>,
     metrics: Arc<Metrics>,
-    at_work: CancellationToken,
+    progress: &watch::Sender<Phase>,
     shutdown: CancellationToken,
 ) -> Result<(), ControllerError> {
     // Everything below ends with this token: when asked to, or when a part fails.
@@ -134,7 +155,7 @@ async fn run(
     let ports: Arc<dyn Ports> =
         Arc::new(KubePorts::new(clients, gate, metrics.clone(), Pace::new(config.api_rate.0, config.api_rate.1)));
     let mut workers = start_workers(&config, &store, &metrics, ports, &tracing);
-    at_work.cancel();
+    progress.send_replace(Phase::AtWork);
 
     let outcome = match &mut leadership {
         Some((lead, _)) => tokio::select! {

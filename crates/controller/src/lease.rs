@@ -157,7 +157,7 @@ pub async fn lead(
                 // The holder keeps its beat.
                 _ if held_since.is_some() => tokio::time::sleep(config.retry_period).await,
                 Attempt::Theirs => standby.wait(&api, &config, &mut elector).await,
-                Attempt::Held | Attempt::Failed => tokio::time::sleep(config.contender_pause()).await,
+                Attempt::Held | Attempt::Beaten | Attempt::Failed => tokio::time::sleep(config.contender_pause()).await,
             }
         };
         tokio::select! {
@@ -188,23 +188,34 @@ enum Attempt {
     Held,
     /// Somebody else holds the lease, and it has not run out.
     Theirs,
-    /// Somebody else was faster, or the API does not answer.
+    /// Somebody else has written the Lease since it was seen.
+    Beaten,
+    /// The API does not answer, or refuses.
     Failed,
 }
+
+/// How often one try looks at the Lease: who was beaten to it wants to know by whom, and from when its lease counts.
+const LOOKS: usize = 2;
 
 /// One try to acquire or renew. The holder writes at once; only when that fails does it look first.
 async fn attempt(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) -> Attempt {
     if elector.is_holder() && write(api, config, elector).await == Attempt::Held {
         return Attempt::Held;
     }
-    match api.get_opt(&config.name).await {
-        Ok(lease) => elector.observe(lease.as_ref().map(from_lease), Instant::now()),
-        Err(error) => {
-            debug!(%error, "Could not read the lease");
-            return Attempt::Failed;
+    for _ in 0..LOOKS {
+        match api.get_opt(&config.name).await {
+            Ok(lease) => elector.observe(lease.as_ref().map(from_lease), Instant::now()),
+            Err(error) => {
+                debug!(%error, "Could not read the lease");
+                return Attempt::Failed;
+            }
+        }
+        match write(api, config, elector).await {
+            Attempt::Beaten => {}
+            decided => return decided,
         }
     }
-    write(api, config, elector).await
+    Attempt::Beaten
 }
 
 async fn write(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) -> Attempt {
@@ -218,8 +229,9 @@ async fn write(api: &Api<Lease>, config: &LeaseConfig, elector: &mut Elector) ->
     match answer {
         Ok(lease) => {
             elector.observe(Some(from_lease(&lease)), Instant::now());
-            if elector.is_holder() { Attempt::Held } else { Attempt::Failed }
+            if elector.is_holder() { Attempt::Held } else { Attempt::Beaten }
         }
+        Err(kube::Error::Api(status)) if status.code == 409 => Attempt::Beaten,
         Err(error) => {
             debug!(%error, "Could not write the lease");
             Attempt::Failed

@@ -10,7 +10,7 @@ use std::{
 };
 
 use agent_sandbox_api::{conditions::ConditionType, v1beta1::Sandbox};
-use agent_sandbox_controller::{Flags, connections, run_process};
+use agent_sandbox_controller::{Config, Controller, ControllerError, Flags, connections, run_process};
 use agent_sandbox_testkit::{Workbench, eventually};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
 use kube::{Api, api::PostParams};
@@ -19,6 +19,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 const LEASE: &str = "a3317529.agent-sandbox.x-k8s.io";
+/// A loaded machine is slow; what matters is that it ends.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Served {
     bench: Workbench,
@@ -222,4 +224,31 @@ async fn s_217_s_218_connections_are_counted() {
         read(&clients.watch).await;
         assert_eq!(count.load(Ordering::SeqCst), wanted + 1, "no write travels with a watch");
     }
+}
+
+/// Who waits for the controller to come to work hears at once that it never will, and why.
+#[tokio::test]
+async fn waiting_for_a_controller_that_ended_ends() {
+    let bench = Workbench::start().await.expect("a workbench");
+    let taken = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let config = Config { metrics_address: taken.local_addr().ok(), ..Config::default() };
+    let failed = Controller::start(bench.cluster.client(), config, CancellationToken::new());
+    let error = tokio::time::timeout(PATIENCE, failed.at_work()).await.expect("in time").expect_err("it cannot start");
+    assert!(error.to_string().contains("cannot serve metrics"), "{error}");
+    assert_eq!(failed.wait().await, Err(error));
+
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let stopped = Controller::start(bench.cluster.client(), Config::default(), stop);
+    assert_eq!(
+        tokio::time::timeout(PATIENCE, stopped.at_work()).await.expect("in time"),
+        Err(ControllerError::Stopped)
+    );
+    assert_eq!(stopped.wait().await, Ok(()));
+
+    let stop = CancellationToken::new();
+    let works = Controller::start(bench.cluster.client(), Config::default(), stop.clone());
+    assert_eq!(tokio::time::timeout(PATIENCE, works.at_work()).await.expect("in time"), Ok(()));
+    stop.cancel();
+    assert_eq!(works.wait().await, Ok(()));
 }
