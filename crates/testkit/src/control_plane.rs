@@ -215,8 +215,9 @@ impl ControlPlane {
                 format!("--config={}", stages.display()),
                 // Not all nodes: it would take over the Pods of our own.
                 format!("--manage-nodes-with-annotation-selector={}={}", nodes::ANNOTATION, nodes::FAKE),
-                // Each node's Lease is renewed at a quarter of this; few writes beside what is measured.
-                "--node-lease-duration-seconds=200".to_owned(),
+                // Each node's Lease is renewed at a quarter of this: few writes beside what is measured, and well within the 50 s after
+                // which Kubernetes takes a node for dead and its Pods for not Ready.
+                "--node-lease-duration-seconds=80".to_owned(),
             ],
         )
     }
