@@ -36,8 +36,8 @@ use crate::{
 
 /// Deadlines of many pools are spread by up to this factor.
 const LONGEST_STRETCH: f64 = 1.5;
-/// How soon a pool that gave way to claims looks again, and how long it does so at most.
-const YIELD: Duration = Duration::from_millis(20);
+/// How long nobody must have claimed before a pool that has plenty refills, and how long it puts that off at most.
+const LULL: Duration = Duration::from_millis(100);
 const LONGEST_YIELD: Duration = Duration::from_secs(1);
 
 /// How pools are kept.
@@ -79,8 +79,17 @@ pub struct Memory {
     last_status: Option<Timestamp>,
     /// Names of members whose creation was never answered: tried again before new ones.
     unanswered: Vec<String>,
-    /// Since when it has left the machine to claims.
-    yielding_since: Option<Timestamp>,
+    yielding: Yielding,
+}
+
+/// How a pool leaves the machine to claims.
+#[derive(Debug, Default)]
+struct Yielding {
+    since: Option<Timestamp>,
+    /// When claims were last seen at work.
+    last_claim: Option<Timestamp>,
+    /// How many members could be claimed then.
+    available: usize,
 }
 
 pub struct PoolReconciler {
@@ -122,8 +131,8 @@ impl PoolReconciler {
         if memory.uid != observed.pool.uid() {
             *memory = Memory { uid: observed.pool.uid().to_owned(), ..Memory::default() };
         }
-        if self.gives_way(&observed, memory) {
-            return Ok(Next::After(YIELD));
+        if let Some(rest) = self.gives_way(&observed, &mut memory.yielding) {
+            return Ok(Next::After(rest));
         }
         let plan = plan(&observed, &mut memory.pacing, &self.settings);
         self.announce(&observed.pool, memory.hold, plan.hold);
@@ -146,20 +155,25 @@ impl PoolReconciler {
         Ok([again, requeue, postponed].into_iter().flatten().min().into())
     }
 
-    /// Whether the pool leaves the machine to claims that are being served: while it has plenty, and not for ever.
-    fn gives_way(&self, observed: &Observed, memory: &mut Memory) -> bool {
+    /// How long the pool leaves the machine to claims: while it has plenty, until they pause, and not for ever.
+    fn gives_way(&self, observed: &Observed, yielding: &mut Yielding) -> Option<Duration> {
+        if !self.store.is_patient() {
+            return None;
+        }
+        let under_way = self.store.claims_under_way();
         let available = self.store.read().candidates.available(&[observed.pool.uid()]);
-        let plenty = available * 2 >= observed.pool.replicas();
-        if !plenty || self.store.claims_under_way() == 0 {
-            memory.yielding_since = None;
-            return false;
+        if under_way > 0 || available < yielding.available {
+            yielding.last_claim = Some(observed.now);
         }
-        let since = *memory.yielding_since.get_or_insert(observed.now);
-        let longest = between(since, observed.now) >= LONGEST_YIELD;
-        if longest {
-            memory.yielding_since = None;
+        yielding.available = available;
+        let plenty = available * 4 > observed.pool.replicas() && available >= under_way;
+        let rest = yielding.last_claim.and_then(|last| LULL.checked_sub(between(last, observed.now)));
+        let since = *yielding.since.get_or_insert(observed.now);
+        let rest = rest.filter(|rest| plenty && !rest.is_zero() && between(since, observed.now) < LONGEST_YIELD);
+        if rest.is_none() {
+            yielding.since = None;
         }
-        !longest
+        rest
     }
 
     /// Writes the status when it changed; how long to wait when it was written a moment ago.

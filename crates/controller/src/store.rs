@@ -218,9 +218,14 @@ impl Store {
         }
     }
 
+    /// Whether work that nobody waits for gives way to claims.
+    pub fn is_patient(&self) -> bool {
+        !self.patience.is_zero()
+    }
+
     /// How many claims are queued or being served now; none when nobody is to be given way to.
     pub fn claims_under_way(&self) -> usize {
-        if self.patience.is_zero() {
+        if !self.is_patient() {
             return 0;
         }
         let claims = self.queues.claim.stats();
@@ -254,7 +259,7 @@ impl Store {
                 route(world, change, &mut wakes);
             }
             for wake in wakes.drain(..).filter(|wake| Some(wake) != origin) {
-                let waits = !self.patience.is_zero() && patience::can_wait(world, change, wake.target);
+                let waits = self.is_patient() && patience::can_wait(world, change, wake.target);
                 let delay = if waits { self.wait_of(wake.target) } else { Duration::ZERO };
                 self.queues.wake_after(wake, delay);
             }

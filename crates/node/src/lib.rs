@@ -18,6 +18,8 @@ pub mod standalone;
 pub mod storage;
 
 mod helper;
+mod ledger;
+mod spread;
 
 pub use helper::helper_main;
 pub use node::{Node, NodeError, NodeHandle, NodeOptions, PodKey, ServiceError};

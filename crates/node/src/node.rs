@@ -111,10 +111,10 @@ impl Node {
         options: NodeOptions,
     ) -> Result<NodeHandle, NodeError> {
         let log_dir = options.data_dir.join("pod-logs");
-        let owner_dir = options.data_dir.join("owners");
-        for path in [&log_dir, &owner_dir] {
-            tokio::fs::create_dir_all(path).await.map_err(|source| NodeError::Folder { path: path.clone(), source })?;
-        }
+        tokio::fs::create_dir_all(&log_dir)
+            .await
+            .map_err(|source| NodeError::Folder { path: log_dir.clone(), source })?;
+        crate::spread::unrelated(&log_dir);
         let (recorder, events) = Recorder::new(client.clone(), options.node_name.clone());
         let allocatable = machine_resources(&options.data_dir);
         let shared = Arc::new(Shared {
@@ -273,12 +273,18 @@ impl NodeHandle {
             removed
                 .map_err(|source| NodeError::Remove { what: format!("layers of {owner}"), source: Box::new(source) })?;
         }
-        for part in ["pod-logs", "owners"] {
-            let path = self.0.options.data_dir.join(part);
-            if let Err(source) = tokio::fs::remove_dir_all(&path).await
+        let (logs, owners) = ("pod-logs", owners::LEDGER);
+        let data = &self.0.options.data_dir;
+        let removed = [
+            (logs, tokio::fs::remove_dir_all(data.join(logs)).await),
+            (owners, tokio::fs::remove_file(data.join(owners)).await),
+        ];
+        for (part, removed) in removed {
+            if let Err(source) = removed
                 && source.kind() != std::io::ErrorKind::NotFound
             {
-                return Err(NodeError::Remove { what: path.display().to_string(), source: Box::new(source) });
+                let what = data.join(part).display().to_string();
+                return Err(NodeError::Remove { what, source: Box::new(source) });
             }
         }
         stopped::clear(&self.0.options.data_dir);

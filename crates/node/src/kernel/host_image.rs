@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::launch::DEFAULT_PATH;
+use crate::pods::sandboxd::PATH as DAEMON;
 use crate::runtime::{ImageConfig, ImageContent, ResolvedImage};
 
 /// The name under which Pods ask for it.
@@ -163,6 +164,12 @@ fn write_skeleton(root: &Path, host: &Path, shown: &[PathBuf], give_away: bool) 
     if give_away {
         lchown(&home, Some(USER), Some(USER))?;
     }
+    // Where the daemon is bound: made in the writable layer, it would cost every sandbox two more files.
+    let daemon = root.join(DAEMON.trim_start_matches('/'));
+    if let Some(folder) = daemon.parent() {
+        make_folder(folder, 0o755)?;
+    }
+    fs::write(daemon, "")?;
     symlink("/proc/self/mounts", root.join("etc/mtab"))?;
     for (name, text) in WRITTEN {
         let path = root.join("etc").join(name);
@@ -248,6 +255,7 @@ fn fingerprint(shown: &[PathBuf], give_away: bool) -> String {
     let mut hash = Sha256::new();
     hash.update([u8::from(give_away)]);
     hash.update(open_mode(0o755, give_away).to_be_bytes());
+    hash.update(DAEMON);
     for (name, text) in WRITTEN {
         hash.update(name);
         hash.update(text);

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use super::layers;
 use super::plan::BLOCK_SIZE;
-use super::{layers, supervisor::records};
+use crate::ledger::Ledger;
 
 mod source;
 pub(crate) mod subordinate;
@@ -24,9 +25,9 @@ const LEASE: usize = 32;
 /// Share of all blocks that a lease takes at most, so that the first node does not take what the next ones need.
 const LEASE_SHARE: usize = 8;
 
-/// Which owner has which block. Saved before a block is used: one small file for each owner.
+/// Which owner has which block. Saved before a block is used.
 pub(crate) struct IdBlocks {
-    folder: PathBuf,
+    ledger: Ledger,
     /// First ids of blocks that may be used: those that overlap no subordinate range of the host.
     usable: BTreeSet<u32>,
     taken: BTreeMap<String, u32>,
@@ -48,24 +49,14 @@ pub(crate) enum Block {
 
 impl IdBlocks {
     pub(crate) fn open(data_dir: &Path, usable: BTreeSet<u32>, table: SharedTable) -> io::Result<Self> {
-        let folder = data_dir.join("ids");
-        fs::create_dir_all(&folder)?;
-        let mut taken = BTreeMap::new();
-        for entry in fs::read_dir(&folder)?.flatten() {
-            let Ok(owner) = entry.file_name().into_string() else { continue };
-            // A half-written one was never used.
-            if owner.starts_with('.') {
-                continue;
-            }
-            if let Some(first) = fs::read_to_string(entry.path()).ok().and_then(|text| text.trim().parse().ok()) {
-                taken.insert(owner, first);
-            }
-        }
+        let ledger = Ledger::open(data_dir.join("ids.ledger"), &data_dir.join("ids"))?;
+        let known = ledger.entries().iter();
+        let taken: BTreeMap<_, _> = known.filter_map(|(key, text)| Some((key.clone(), text.parse().ok()?))).collect();
         table.claim(&taken.values().copied().collect::<Vec<_>>())?;
         // Each folder begins elsewhere, so that nodes that never ran at the same time seldom met the same block either.
         let start = table.number() as usize % usable.len().max(1);
         let next = usable.iter().nth(start).copied().unwrap_or_default();
-        Ok(Self { folder, usable, taken, spare: BTreeSet::new(), next, table })
+        Ok(Self { ledger, usable, taken, spare: BTreeSet::new(), next, table })
     }
 
     /// The owner's block.
@@ -97,7 +88,7 @@ impl IdBlocks {
 
     /// Gives a reserved block to its owner.
     pub(crate) fn assign(&mut self, owner: &str, first: u32) -> io::Result<()> {
-        records::replace_text(&self.file_of(owner)?, &format!("{first}\n"))?;
+        self.ledger.set(layers::one_name(owner)?, &first.to_string())?;
         self.taken.insert(owner.to_owned(), first);
         Ok(())
     }
@@ -112,16 +103,13 @@ impl IdBlocks {
     }
 
     /// The file to be written through to the disk when an owner's block is fresh.
-    pub(crate) fn file_of(&self, owner: &str) -> io::Result<PathBuf> {
-        Ok(self.folder.join(layers::one_name(owner)?))
+    pub(crate) fn syncer(&self) -> io::Result<fs::File> {
+        self.ledger.syncer()
     }
 
     pub(crate) fn forget(&mut self, owner: &str) -> io::Result<()> {
         let Some(first) = self.taken.get(owner).copied() else { return Ok(()) };
-        match fs::remove_file(self.file_of(owner)?) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        self.ledger.remove(owner)?;
         self.taken.remove(owner);
         self.spare.insert(first);
         Ok(())

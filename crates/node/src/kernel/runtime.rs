@@ -59,6 +59,8 @@ pub struct KernelRuntime {
     this: Weak<Self>,
     ids: Mutex<IdBlocks>,
     source: IdSource,
+    /// Somebody is about to write them through to the disk.
+    ids_unsynced: AtomicBool,
     images: ImageStore,
     addresses: Mutex<AddressPool>,
     pods: Books,
@@ -118,6 +120,7 @@ impl KernelRuntime {
             this: this.clone(),
             ids: Mutex::new(ids),
             source,
+            ids_unsynced: AtomicBool::new(false),
             images,
             pods: Books::default(),
             holders: Mutex::new(HashMap::new()),
@@ -299,6 +302,9 @@ fn prepare_data_dir(dir: &Path) -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
         // Layers are mounted for sandboxes, whose root must be able to enter them.
         fs::set_permissions(dir.join("images"), fs::Permissions::from_mode(0o755))?;
+    }
+    for name in ["pods", "layers", "volumes"] {
+        crate::spread::unrelated(&dir.join(name));
     }
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! The node's main loop: turns watch events, runtime events and commands into messages to the Pods' actors.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -83,7 +82,8 @@ impl Manager {
         // Subscribed before listing: an exit in between is in one or the other, or harmlessly in both.
         let runtime_events = shared.runtime.events();
         let found = shared.runtime.list().await.map_err(NodeError::List)?;
-        let owner_dir: PathBuf = options.data_dir.join("owners");
+        let owners = Owners::open(shared.client.clone(), &options.data_dir)
+            .map_err(|source| NodeError::Folder { path: options.data_dir.clone(), source })?;
         Ok(Self {
             embedded: options.embedded,
             labels: crate::register::labels(&options.node_name),
@@ -95,7 +95,7 @@ impl Manager {
             binding: BTreeSet::new(),
             found: found.into_iter().map(|p| (p.sandbox.uid.clone(), p)).collect(),
             stopped: stopped::take(&options.data_dir),
-            owners: Owners::open(shared.client.clone(), owner_dir),
+            owners,
             names,
             synced: false,
             listed: BTreeSet::new(),

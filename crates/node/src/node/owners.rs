@@ -1,10 +1,11 @@
 //! Owners of Pods: for whom layers are kept, and when they are gone.
 //!
-//! Each controlling owner of a Pod is noted in a small file before anything is kept for it, and its kind is watched, so that
+//! Each controlling owner of a Pod is noted on disk before anything is kept for it, and its kind is watched, so that
 //! what is kept goes with the owner even when no Pod is left, and after a restart of the node.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::io;
+use std::path::Path;
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
@@ -14,7 +15,11 @@ use kube::runtime::{WatchStreamExt, watcher};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
+use crate::ledger::Ledger;
 use crate::pods::sandbox;
+
+/// Where owners are noted.
+pub(super) const LEDGER: &str = "owners.ledger";
 
 /// What is noted about an owner.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -38,7 +43,7 @@ type Watch = BoxStream<'static, (Kind, Result<watcher::Event<DynamicObject>, wat
 
 pub(super) struct Owners {
     client: kube::Client,
-    folder: PathBuf,
+    ledger: Ledger,
     notes: BTreeMap<String, Note>,
     gone: BTreeSet<String>,
     watches: SelectAll<Watch>,
@@ -48,24 +53,20 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    pub(super) fn open(client: kube::Client, folder: PathBuf) -> Self {
-        let mut notes = BTreeMap::new();
-        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let uid = entry.file_name().to_string_lossy().into_owned();
-            if let Some(note) = std::fs::read(entry.path()).ok().and_then(|t| serde_json::from_slice(&t).ok()) {
-                notes.insert(uid, note);
-            }
-        }
-        Self {
+    pub(super) fn open(client: kube::Client, data_dir: &Path) -> io::Result<Self> {
+        let ledger = Ledger::open(data_dir.join(LEDGER), &data_dir.join("owners"))?;
+        let known = ledger.entries().iter();
+        let notes = known.filter_map(|(key, text)| Some((key.clone(), serde_json::from_str(text).ok()?))).collect();
+        Ok(Self {
             client,
-            folder,
+            ledger,
             notes,
             gone: BTreeSet::new(),
             watches: SelectAll::new(),
             watched: BTreeSet::new(),
             listed: BTreeMap::new(),
             ready: Vec::new(),
-        }
+        })
     }
 
     /// Begins to watch, once the Pods are known. `kept` are the owners for whom the runtime keeps something.
@@ -92,11 +93,9 @@ impl Owners {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: owner.name.clone(),
         };
-        let path = self.folder.join(&key);
-        let written =
-            serde_json::to_vec(&note).map_err(std::io::Error::other).and_then(|text| std::fs::write(&path, text));
-        if let Err(error) = written {
-            warn!(%error, path = %path.display(), "Could not note the owner of a Pod");
+        let text = serde_json::to_string(&note).map_err(io::Error::other);
+        if let Err(error) = text.and_then(|text| self.ledger.set(&key, &text)) {
+            warn!(%error, owner = key, "Could not note the owner of a Pod");
         }
         self.watch((note.api_version.clone(), note.kind.clone()));
         self.notes.insert(key, note);
@@ -164,7 +163,9 @@ impl Owners {
     pub(super) fn forget(&mut self, owner: &str) {
         self.notes.remove(owner);
         self.gone.remove(owner);
-        let _ = std::fs::remove_file(self.folder.join(owner));
+        if let Err(error) = self.ledger.remove(owner) {
+            warn!(%error, owner, "Could not forget the owner of a Pod");
+        }
     }
 }
 

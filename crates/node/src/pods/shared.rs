@@ -59,6 +59,6 @@ impl Shared {
 
     /// The file a container may leave its last words in.
     pub fn termination_path(&self, uid: &str, container: &str, attempt: u32) -> PathBuf {
-        self.runtime.pod_dir(uid).join("termination").join(format!("{container}-{attempt}"))
+        self.runtime.pod_dir(uid).join(format!("{container}.{attempt}.message"))
     }
 }

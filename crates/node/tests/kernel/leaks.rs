@@ -45,13 +45,25 @@ fn traces(node: &Node) -> BTreeSet<String> {
     let mut found: BTreeSet<_> =
         host_traces(node.data()).into_iter().filter(|trace| !kept.iter().any(|kind| trace.starts_with(kind))).collect();
     found.extend(groups(node).into_iter().map(|name| format!("group {name}")));
-    for folder in ["pods", "layers", "ids"] {
+    found.extend(id_blocks(node.data()).into_iter().map(|owner| format!("ids {owner}")));
+    for folder in ["pods", "layers"] {
         for entry in std::fs::read_dir(node.data().join(folder)).unwrap().flatten() {
             found.insert(format!("{folder} {}", entry.file_name().to_string_lossy()));
         }
     }
     found.extend(chains(node).into_iter().map(|chain| format!("chain {chain}")));
     found
+}
+
+/// Owners that have a block of ids: set by a line that begins with a plus, until one with a minus takes it back.
+fn id_blocks(data: &std::path::Path) -> BTreeSet<String> {
+    let mut owners = BTreeSet::new();
+    for line in std::fs::read_to_string(data.join("ids.ledger")).unwrap().lines() {
+        let owner = line[1..].split('\t').next().unwrap_or_default().to_owned();
+        let known = if line.starts_with('+') { owners.insert(owner) } else { owners.remove(&owner) };
+        assert!(known, "{line}");
+    }
+    owners
 }
 
 /// Groups of Pods, in whatever tree they are left.

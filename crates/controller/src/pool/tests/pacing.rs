@@ -6,7 +6,7 @@ use crate::{
     clock::Clock,
     model::Fault,
     object::Kind,
-    pool::{Pacing, PacingSettings, PoolSettings},
+    pool::{LULL, Pacing, PacingSettings, PoolSettings},
     ports::ApiError,
     reconcile::Next,
 };
@@ -119,23 +119,39 @@ async fn x_218_unanswered_creates_do_not_multiply() {
     assert_eq!(rig.sandboxes().len(), 4);
 }
 
-/// A pool that has plenty leaves the machine to claims that are being served, for a second at most; one that runs low does not.
+/// A pool that has plenty leaves the machine to claims, until they pause, and for a second at most; one that runs low does not.
 #[tokio::test]
 async fn refill_gives_way_to_claims_while_there_is_plenty() {
-    for (lost, waits) in [(1, true), (3, false)] {
+    for (lost, waits) in [(2, true), (3, false)] {
         let rig = Rig::patient();
         rig.warm_pool(4).await;
         rig.store.queues.claim.add(key("somebody"));
         for member in rig.sandboxes().iter().take(lost) {
             rig.model.remove(Kind::Sandbox, &key(member.name()));
         }
-        let next = rig.pool("p").await.expect("no error");
+        let mut next = rig.pool("p").await.expect("no error");
         assert_eq!(rig.sandboxes().len() == 4 - lost, waits, "{lost} lost");
-        if waits {
-            assert!(matches!(next, Next::After(soon) if soon < seconds(0.1) && !soon.is_zero()), "{next:?}");
-            rig.clock.advance(seconds(1.0));
-            rig.pool("p").await.expect("no error");
+        for _ in 0..if waits { 9 } else { 0 } {
+            assert!(matches!(next, Next::After(soon) if soon <= LULL && !soon.is_zero()), "{next:?}");
+            rig.clock.advance(LULL);
+            next = rig.pool("p").await.expect("no error");
+            assert_eq!(rig.sandboxes().len(), 4 - lost, "somebody still waits");
         }
+        rig.clock.advance(LULL);
+        rig.pool("p").await.expect("no error");
         assert_eq!(rig.sandboxes().len(), 4, "{lost} lost");
     }
+}
+
+#[tokio::test]
+async fn refill_begins_when_claims_pause() {
+    let rig = Rig::patient();
+    rig.warm_pool(4).await;
+    rig.pool("p").await.expect("no error");
+    rig.model.remove(Kind::Sandbox, &key(rig.sandboxes()[0].name()));
+    assert!(matches!(rig.pool("p").await.expect("no error"), Next::After(soon) if soon <= LULL));
+    assert_eq!(rig.sandboxes().len(), 3, "another may follow at once");
+    rig.clock.advance(LULL);
+    rig.pool("p").await.expect("no error");
+    assert_eq!(rig.sandboxes().len(), 4);
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use sha2::{Digest, Sha256};
 
-use super::records;
+use super::super::supervisor::records;
 use crate::kernel::plan::BLOCK_SIZE;
 
 /// Where it is for nodes that run as root.

@@ -127,7 +127,7 @@ impl KernelRuntime {
         match block.map_err(saving_ids)? {
             Block::Has { first, fresh } => {
                 if fresh {
-                    self.sync_ids(keeper);
+                    self.sync_ids();
                 }
                 self.source.mode(first).ok_or_else(|| lost_ids(keeper, "/etc/subuid or /etc/subgid has changed"))
             }
@@ -143,10 +143,20 @@ impl KernelRuntime {
         subordinate && !self.ids.lock().has(keeper) && self.layers_dir().join(keeper).exists()
     }
 
-    fn sync_ids(&self, keeper: &str) {
-        if let Ok(file) = self.ids.lock().file_of(keeper) {
-            sync_later(file);
+    /// Writes blocks through to the disk, those of all Pods made within a moment at once.
+    fn sync_ids(&self) {
+        let Some(this) = self.this.upgrade() else { return };
+        if self.ids_unsynced.swap(true, Ordering::AcqRel) {
+            return;
         }
+        tokio::spawn(async move {
+            tokio::time::sleep(SYNC_AFTER).await;
+            this.ids_unsynced.store(false, Ordering::Release);
+            let synced = tokio::task::spawn_blocking(move || this.ids.lock().syncer()?.sync_data());
+            if let Ok(Err(error)) = synced.await {
+                tracing::warn!(%error, "Blocks of user ids may not survive a loss of power");
+            }
+        });
     }
 
     fn hard_limits(&self, limits: &Limits, of_pod: bool) -> HardLimits {
@@ -252,7 +262,7 @@ impl KernelRuntime {
             if ready.ground.ids.has_block() {
                 let (first, _) = ready.ground.ids.host_range();
                 self.ids.lock().assign(keeper, first).map_err(saving_ids)?;
-                self.sync_ids(keeper);
+                self.sync_ids();
             }
             let plan = self.plan_pod(spec, ready.ground);
             return self.start_pod(plan, keeper, ready.control).await;

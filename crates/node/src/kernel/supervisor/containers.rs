@@ -150,7 +150,7 @@ impl Supervisor {
 
     fn launch(&mut self, plan: ContainerPlan, previous: Option<PreviousAttempt>) -> Result<Container, Failure> {
         let failed = |step: &'static str| move |error: io::Error| Failure::kernel(step, &error);
-        let log = Log::open(&plan.spec.log).map_err(failed("opening the log"))?;
+        let log = Log::new(&plan.spec.log);
         plan.cgroup.create().map_err(failed("making the container's control groups"))?;
         let (streams, mut ends) = open_streams(&plan).map_err(failed("making pipes"))?;
         let (report, child_report) = report_pair().map_err(failed("making a report socket"))?;

@@ -27,31 +27,40 @@ impl Stream {
     }
 }
 
-/// The open log of one attempt.
+/// The log of one attempt. Its file is made by the first line: many containers never say anything.
 pub(super) struct Log {
     target: LogTarget,
-    file: File,
+    file: Option<File>,
     written: u64,
 }
 
 impl Log {
-    pub(super) fn open(target: &LogTarget) -> io::Result<Self> {
-        if let Some(folder) = target.path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        let file = OpenOptions::new().create(true).append(true).open(&target.path)?;
-        let written = file.metadata()?.len();
-        Ok(Self { target: target.clone(), file, written })
+    pub(super) fn new(target: &LogTarget) -> Self {
+        Self { target: target.clone(), file: None, written: 0 }
     }
 
     /// Writes finished lines (or full buffers) as entries.
     fn write(&mut self, entries: &[u8]) -> io::Result<()> {
+        if self.file.is_none() {
+            if let Some(folder) = self.target.path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            let file = self.open()?;
+            self.written = file.metadata()?.len();
+            self.file = Some(file);
+        }
         if self.written > 0 && self.written + entries.len() as u64 > self.target.max_bytes {
             self.rotate()?;
         }
-        self.file.write_all(entries)?;
-        self.written += entries.len() as u64;
+        if let Some(file) = &mut self.file {
+            file.write_all(entries)?;
+            self.written += entries.len() as u64;
+        }
         Ok(())
+    }
+
+    fn open(&self) -> io::Result<File> {
+        OpenOptions::new().create(true).append(true).open(&self.target.path)
     }
 
     fn rotate(&mut self) -> io::Result<()> {
@@ -67,7 +76,7 @@ impl Log {
         } else {
             fs::rename(&self.target.path, numbered(1))?;
         }
-        self.file = OpenOptions::new().create(true).append(true).open(&self.target.path)?;
+        self.file = Some(self.open()?);
         self.written = 0;
         Ok(())
     }
@@ -140,8 +149,7 @@ mod tests {
     fn log(max_bytes: u64, max_files: u32) -> (tempfile::TempDir, Log) {
         let folder = tempfile::tempdir().unwrap();
         let target = LogTarget { path: folder.path().join("c/0.log"), max_bytes, max_files };
-        let log = Log::open(&target).unwrap();
-        (folder, log)
+        (folder, Log::new(&target))
     }
 
     fn now() -> Timestamp {
@@ -158,6 +166,16 @@ mod tests {
         let text = fs::read_to_string(&log.target.path).unwrap();
         let stamp = "2026-01-02T03:04:05.500000000Z stderr";
         assert_eq!(text, format!("{stamp} F one\n{stamp} F two\n{stamp} P rest\n"));
+    }
+
+    #[test]
+    fn who_says_nothing_has_no_file() {
+        let (folder, mut log) = log(1 << 20, 1);
+        let mut lines = Lines::new(Stream::Stdout);
+        lines.push(b"not a line yet", now(), &mut log).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        lines.finish(now(), &mut log).unwrap();
+        assert!(log.target.path.exists());
     }
 
     #[test]

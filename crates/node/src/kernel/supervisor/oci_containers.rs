@@ -33,7 +33,7 @@ impl Supervisor {
         plan: ContainerPlan,
         previous: Option<PreviousAttempt>,
     ) -> Result<Container, Failure> {
-        let log = Log::open(&plan.spec.log).map_err(failed("opening the log"))?;
+        let log = Log::new(&plan.spec.log);
         plan.cgroup.create().map_err(failed("making the container's control groups"))?;
         let oom_kills_before = plan.cgroup.oom_kills();
         let (uid, gid) = self.plan.ids.root_seen_by_setup();
