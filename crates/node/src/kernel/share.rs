@@ -156,6 +156,14 @@ fn detect_cgroups(config: &KernelConfig, privileged: bool) -> CgroupLayout {
 fn prepare_node_group(mut layout: CgroupLayout, config: &KernelConfig, privileged: bool) -> CgroupLayout {
     let limits =
         HardLimits { memory_bytes: machine_memory().map(|all| all.saturating_sub(RESERVED_MEMORY)), ..no_limits() };
+    // First: a group has the files of a controller only once the group above it passes the controller on.
+    if let Some(above) = layout.unified.as_deref().and_then(Path::parent)
+        && !layout.unified_controllers.is_empty()
+        && let Err(error) = pass_on(above, &layout.subtree_control(), privileged)
+    {
+        tracing::debug!(%error, group = %above.display(), "Controllers of the unified tree cannot be used");
+        layout.unified_controllers.clear();
+    }
     let plan = layout.plan("", limits);
     if let Err(error) = plan.create() {
         if privileged {
@@ -165,17 +173,56 @@ fn prepare_node_group(mut layout: CgroupLayout, config: &KernelConfig, privilege
     }
     if let Some(unified) = layout.unified.clone()
         && !layout.unified_controllers.is_empty()
+        && cgroup::write_control(&unified.join("cgroup.subtree_control"), &layout.subtree_control()).is_err()
     {
-        let control = layout.subtree_control();
-        let parent = unified.parent().map(|parent| parent.join("cgroup.subtree_control"));
-        let enabled = parent
-            .map_or(Ok(()), |file| cgroup::write_control(&file, &control))
-            .and_then(|()| cgroup::write_control(&unified.join("cgroup.subtree_control"), &control));
-        if enabled.is_err() {
-            layout.unified_controllers.clear();
-        }
+        layout.unified_controllers.clear();
     }
     layout
+}
+
+/// The group that an engine without privilege moves to, because a group that has processes cannot pass controllers on.
+const OWN_GROUP: &str = "agent-sandbox-engine";
+
+/// Times to try: helpers that are being started at the same moment are born in the group.
+const ROOM_TRIES: usize = 20;
+
+/// Lets the groups below one use controllers. In a delegated group that is this process's own, it makes room first.
+fn pass_on(group: &Path, controllers: &str, privileged: bool) -> std::io::Result<()> {
+    let file = group.join("cgroup.subtree_control");
+    let mut done = cgroup::write_control(&file, controllers);
+    for _ in 0..ROOM_TRIES {
+        if privileged || !done.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY)) {
+            break;
+        }
+        make_room(group)?;
+        done = cgroup::write_control(&file, controllers);
+        if done.is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    done
+}
+
+/// Moves this process and its children one group down. Others that are there are not ours to move.
+fn make_room(group: &Path) -> std::io::Result<()> {
+    let own = group.join(OWN_GROUP);
+    match fs::create_dir(&own) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let this = std::process::id().to_string();
+    let is_child = |pid: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.lines().any(|line| line.strip_prefix("PPid:").is_some_and(|parent| parent.trim() == this))
+    };
+    for pid in fs::read_to_string(group.join("cgroup.procs"))?.lines().filter(|pid| **pid == this || is_child(pid)) {
+        match cgroup::write_control(&own.join("cgroup.procs"), pid) {
+            // It has ended meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            done => done?,
+        }
+    }
+    Ok(())
 }
 
 fn machine_memory() -> Option<u64> {

@@ -12,7 +12,7 @@ async fn a_memory_bomb_is_killed_and_called_so() {
     let node = Node::start().await;
     let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };
     node.runtime.create_pod(PodSandboxSpec { limits, ..pod("p1") }).await.unwrap();
-    let mut spec = node.container("p1", "c", &["python3", "-c", "x=[]\nwhile True: x.append(bytearray(1<<20))"]).await;
+    let mut spec = node.container("p1", "c", &["tail", "/dev/zero"]).await;
     spec.limits = limits;
     let exit = node.run("p1", spec).await;
     assert_eq!((exit.code, exit.signal, exit.oom_killed), (137, Some(9), true));
@@ -30,12 +30,12 @@ async fn a_fork_bomb_stops_at_the_limit_of_processes_and_neighbours_go_on() {
     node.runtime.create_pod(pod("neighbour")).await.unwrap();
     let spec = node.container("neighbour", "c", &["sleep", "1000"]).await;
     node.runtime.start_container("neighbour", spec).await.unwrap();
-    let script = "import os,time\nn=0\ntry:\n while True:\n  if os.fork()==0:\n   time.sleep(1000)\n  n+=1\nexcept OSError as e: print(n, e.errno, flush=True)";
-    let exit = node.run("bomb", node.container("bomb", "c", &["python3", "-c", script]).await).await;
+    let script = "while :; do sleep 1000 & echo forked; done";
+    let exit = node.run("bomb", node.container("bomb", "c", &["sh", "-c", script]).await).await;
     let output = node.output("bomb", "c");
-    let mut words = output.split_whitespace();
-    let forked: u32 = words.next().unwrap().parse().unwrap();
-    assert!((30..40).contains(&forked) && words.next() == Some("11") && exit.code == 0, "{output}");
+    let forked = output.lines().filter(|line| *line == "forked").count();
+    assert!((30..40).contains(&forked) && output.contains("fork:") | output.contains("Cannot fork"), "{output}");
+    assert_eq!(exit.code, 2, "the shell ends when it cannot fork");
     assert_eq!(node.exec("neighbour", "c", &["echo", "fine"]).await.1, "fine\n");
     for uid in ["bomb", "neighbour"] {
         node.runtime.remove_pod(uid).await.unwrap();

@@ -5,6 +5,9 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed step of a test is a failed test")]
 
+#[path = "../pods/bench.rs"]
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod bench;
 mod crash;
 mod escape;
 mod fixture;
@@ -13,8 +16,10 @@ mod kept;
 mod leaks;
 mod lifecycle;
 mod limits;
+mod machine;
 mod network;
 #[path = "../plain_user/run.rs"]
 mod plain_user;
 mod rootless;
 mod sweep;
+mod vm;

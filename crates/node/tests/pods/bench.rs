@@ -189,7 +189,9 @@ pub(crate) fn plain() -> Value {
 
 async fn start(client: &kube::Client, data_dir: PathBuf) -> (NodeHandle, Arc<KernelRuntime>) {
     let mut config = KernelConfig::new(&data_dir);
-    config.helper = HelperProgram::Path(env!("CARGO_BIN_EXE_agent-sandbox-node-helper").into());
+    let helper = std::env::var_os("NODE_HELPER").map(PathBuf::from);
+    config.helper =
+        HelperProgram::Path(helper.unwrap_or_else(|| env!("CARGO_BIN_EXE_agent-sandbox-node-helper").into()));
     let runtime = KernelRuntime::open(config).await.unwrap();
     let test = std::env::current_exe().unwrap();
     let sandboxd = test.parent().and_then(|p| p.parent()).unwrap().join("examples/sandboxd-for-tests");

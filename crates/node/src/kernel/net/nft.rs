@@ -54,17 +54,30 @@ impl Channel {
 /// A list of changes applied together.
 pub(super) struct Batch {
     bytes: Vec<u8>,
+    /// Where the last change begins.
+    last: usize,
     table: String,
 }
 
 impl Batch {
     pub(super) fn new(table: &str) -> Self {
         let mut begin = message(libc::NFNL_MSG_BATCH_BEGIN as u16, 0, 0, SUBSYSTEM);
-        Self { bytes: begin.finish(0).to_vec(), table: table.to_owned() }
+        Self { bytes: begin.finish(0).to_vec(), last: 0, table: table.to_owned() }
     }
 
     fn push(&mut self, mut message: NetlinkMessage) {
+        self.last = self.bytes.len();
         self.bytes.extend_from_slice(message.finish(1));
+    }
+
+    /// The kernel answers for the last change once all are made. It could answer for the end of the batch, but only since 6.10.
+    fn ask_for_answer(&mut self) {
+        const FLAGS: usize = 6;
+        if let Some([low, high]) = self.bytes.get_mut(self.last + FLAGS..).and_then(|rest| rest.first_chunk_mut::<2>())
+        {
+            let flags = u16::from_ne_bytes([*low, *high]) | libc::NLM_F_ACK as u16;
+            [*low, *high] = flags.to_ne_bytes();
+        }
     }
 
     fn start(&self, kind: u16, flags: libc::c_int) -> NetlinkMessage {
@@ -178,7 +191,8 @@ impl Batch {
 
     /// Sends the batch and waits for the kernel's word on it.
     pub(super) fn commit(mut self, channel: &Channel) -> io::Result<()> {
-        let mut end = message(libc::NFNL_MSG_BATCH_END as u16, libc::NLM_F_ACK, 0, SUBSYSTEM);
+        self.ask_for_answer();
+        let mut end = message(libc::NFNL_MSG_BATCH_END as u16, 0, 0, SUBSYSTEM);
         self.bytes.extend_from_slice(end.finish(2));
         let socket = channel.socket.lock();
         let mut buffer = vec![0u8; 32 * 1024];
