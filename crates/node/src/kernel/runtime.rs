@@ -534,9 +534,12 @@ fn has_mounts(layers: &Path) -> bool {
 
 /// What holds all layers of an owner: measured as soon as one of them is.
 fn weakest_mechanism(layers: &Path) -> StorageMechanism {
-    let held = |path: PathBuf| storage::mechanism_of(&path) == StorageMechanism::LoopFile;
-    let mut folders = folders_in(layers).peekable();
-    if folders.peek().is_some() && folders.all(held) { StorageMechanism::LoopFile } else { StorageMechanism::Measured }
+    let mut found = folders_in(layers).map(|path| storage::mechanism_of(&path));
+    let Some(first) = found.next() else { return StorageMechanism::Measured };
+    found.fold(first, |weakest, other| match (weakest, other) {
+        (StorageMechanism::Measured, _) | (_, StorageMechanism::Measured) => StorageMechanism::Measured,
+        (same, _) => same,
+    })
 }
 
 impl KernelRuntime {

@@ -1,5 +1,6 @@
-//! Folders that hold at most so many bytes. As root such a folder is a file system of its own in a sparse file; where that
-//! cannot be made it is an ordinary folder, which somebody else has to measure. Every answer says which it is.
+//! Folders that hold at most so many bytes. As root a project quota holds such a folder where its file system has them; else it is a
+//! file system of its own in a sparse file; where neither can be had it is an ordinary folder, which somebody else has to measure.
+//! Every answer says which it is.
 
 use std::fs;
 use std::io;
@@ -11,6 +12,7 @@ use crate::runtime::StorageMechanism;
 
 mod disk;
 mod loops;
+mod quota;
 mod trash;
 
 pub(crate) use disk::DiskSpace;
@@ -23,6 +25,8 @@ const SMALLEST: u64 = 4 << 20;
 /// Makes and finds folders with limits.
 pub(crate) struct Storage {
     data_dir: PathBuf,
+    /// Whether the file system of our folder holds limits of projects.
+    projects: bool,
     /// Absent where file systems cannot be mounted.
     templates: Option<Templates>,
     trash: Trash,
@@ -33,12 +37,15 @@ impl Storage {
     pub(crate) fn new(data_dir: &Path, privileged: bool, hands: Hands) -> Self {
         let templates = privileged.then(|| Templates::new(&data_dir.join("templates"))).flatten();
         let trash = Trash::open(data_dir.join("trash"), hands.clone());
-        Self { data_dir: data_dir.to_owned(), templates, trash, hands }
+        let projects = privileged && quota::holds_limits(data_dir);
+        Self { data_dir: data_dir.to_owned(), projects, templates, trash, hands }
     }
 
     /// What a tree that sandboxes have written takes up.
     pub(crate) fn usage(&self, folder: &Path) -> u64 {
-        self.hands.usage(folder).bytes
+        let counted = quota::project_of(folder).filter(|_| self.projects);
+        let counted = counted.and_then(|project| quota::used_bytes(folder, project).ok());
+        counted.unwrap_or_else(|| self.hands.usage(folder).bytes)
     }
 
     /// Removes a part of a folder at once.
@@ -48,7 +55,7 @@ impl Storage {
 
     /// Whether limits can be held.
     pub(crate) fn holds_limits(&self) -> bool {
-        self.templates.is_some()
+        self.projects || self.templates.is_some()
     }
 
     /// Makes (or finds, and mounts again) a folder. One that exists keeps the mechanism and the size it was made with.
@@ -57,6 +64,18 @@ impl Storage {
         if !image.exists() {
             let fresh = !folder.exists();
             let limit = limit.filter(|_| fresh).map(|bytes| bytes.max(SMALLEST));
+            if self.projects {
+                fs::create_dir_all(folder)?;
+                match limit.map(|bytes| quota::limit(folder, bytes)) {
+                    // What was made before keeps what it has.
+                    None if !fresh => return Ok(mechanism_of(folder)),
+                    None => return Ok(StorageMechanism::Measured),
+                    Some(Ok(())) => return Ok(StorageMechanism::ProjectQuota),
+                    Some(Err(error)) => {
+                        tracing::warn!(%error, folder = %folder.display(), "A project quota cannot be set");
+                    }
+                }
+            }
             let Some((templates, bytes)) = self.templates.as_ref().zip(limit) else {
                 fs::create_dir_all(folder)?;
                 return Ok(StorageMechanism::Measured);
@@ -87,6 +106,9 @@ impl Storage {
         }
         if self.templates.is_some() {
             unmount_below(folder)?;
+        }
+        if self.projects {
+            release_projects(folder);
         }
         self.trash.put(folder)?;
         self.trash.put(&image_of(folder))
@@ -128,7 +150,23 @@ fn image_of(folder: &Path) -> PathBuf {
 
 /// Which mechanism holds a folder.
 pub(crate) fn mechanism_of(folder: &Path) -> StorageMechanism {
-    if image_of(folder).exists() { StorageMechanism::LoopFile } else { StorageMechanism::Measured }
+    if image_of(folder).exists() {
+        StorageMechanism::LoopFile
+    } else if quota::project_of(folder).is_some() {
+        StorageMechanism::ProjectQuota
+    } else {
+        StorageMechanism::Measured
+    }
+}
+
+/// Takes away the limits of a folder and of those in it: an owner's folder holds those of its layers.
+fn release_projects(folder: &Path) {
+    let inner = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    for path in inner.chain([folder.to_owned()]).filter(|path| path.is_dir() && !path.is_symlink()) {
+        if let Some(Err(error)) = quota::project_of(&path).map(|project| quota::release(&path, project)) {
+            tracing::debug!(%error, folder = %path.display(), "A limit of nothing stays behind");
+        }
+    }
 }
 
 fn is_mounted(folder: &Path) -> io::Result<bool> {

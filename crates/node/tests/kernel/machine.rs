@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use agent_sandbox_node::runtime::{Limits, PodRuntime, PodSandboxSpec, WeaknessKind};
+use agent_sandbox_node::runtime::{
+    Limits, Mount, MountSource, PodRuntime, PodSandboxSpec, StorageMechanism, VolumeKey, VolumeRequest, WeaknessKind,
+};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::bench::{Bench, plain, shell};
@@ -100,6 +102,92 @@ async fn a_memory_bomb_ends_in_a_delegated_group() {
     let exit = node.run("p1", spec).await;
     assert_eq!((exit.code, exit.signal, exit.oom_killed), (137, Some(9), true));
     node.runtime.remove_pod("p1").await.unwrap();
+}
+
+/// A file system with project quotas, mounted at a folder for as long as this lives.
+struct WithQuotas(tempfile::TempDir);
+
+impl WithQuotas {
+    fn mount(options: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, top) = (folder.path().join("image"), folder.path().join("top"));
+        std::fs::File::create(&image).unwrap().set_len(6 << 30).unwrap();
+        std::fs::create_dir(&top).unwrap();
+        let lean = "quotatype=prjquota,lazy_itable_init=1,lazy_journal_init=1,nodiscard";
+        run("mkfs.ext4", &["-q", "-F", "-O", "quota,project", "-E", lean, image.to_str().unwrap()]);
+        run("mount", &["-t", "ext4", "-o", options, image.to_str().unwrap(), top.to_str().unwrap()]);
+        Self(folder)
+    }
+
+    fn top(&self) -> std::path::PathBuf {
+        self.0.path().join("top")
+    }
+}
+
+impl Drop for WithQuotas {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.top()).status();
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    assert!(std::process::Command::new(program).args(arguments).status().unwrap().success(), "{program} {arguments:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn project_quotas_hold_layers_and_volumes() {
+    if !is_inside() {
+        return;
+    }
+    let disk = WithQuotas::mount("loop,prjquota");
+    let data = disk.top().join("data");
+    let node = Node::start_with(|config| config.data_dir.clone_from(&data)).await;
+    node.runtime.create_pod(pod("p1")).await.unwrap();
+    let request = |name: &str, limit_bytes| VolumeRequest {
+        key: VolumeKey::Persistent { name: name.into() },
+        limit_bytes,
+        group: None,
+    };
+    let held = node.runtime.ensure_volume(request("held", Some(8 << 20))).await.unwrap();
+    let free = node.runtime.ensure_volume(request("free", None)).await.unwrap();
+    assert_eq!(
+        (held.mechanism, free.mechanism),
+        (StorageMechanism::ProjectQuota, StorageMechanism::Measured),
+        "status says which mechanism holds"
+    );
+    let script = "for d in /held /home/user /free; do dd if=/dev/zero of=$d/big bs=1M count=20 2>/dev/null; echo $?; done; \
+        rm /held/big; n=0; while touch /held/f$n 2>/dev/null; do n=$((n+1)); done; test $n -gt 500 -a $n -lt 2000 && echo bounded";
+    let mut spec = node.container("p1", "c", &["sh", "-c", script]).await;
+    spec.limits.layer_bytes = Some(8 << 20);
+    let bind = |volume: &agent_sandbox_node::runtime::Volume, target: &str| Mount {
+        source: MountSource::Data { path: volume.path.clone(), sub_path: None },
+        target: target.into(),
+        read_only: false,
+    };
+    spec.mounts = vec![bind(&held, "/held"), bind(&free, "/free")];
+    node.run("p1", spec).await;
+    // The last is the control: the same program in a folder without a limit.
+    assert_eq!(node.output("p1", "c"), "1\n1\n0\nbounded");
+    let used = node.runtime.storage_usage("p1").await.unwrap();
+    assert_eq!(used.layer_mechanism, StorageMechanism::ProjectQuota);
+    assert!((4 << 20..=8 << 20).contains(&used.layers[0].1), "{used:?}");
+    node.runtime.remove_pod("p1").await.unwrap();
+    // What is removed gives its room and its number back.
+    node.runtime.remove_volume(&VolumeKey::Persistent { name: "held".into() }).await.unwrap();
+    let again = node.runtime.ensure_volume(request("held", Some(8 << 20))).await.unwrap();
+    assert_eq!(again.mechanism, StorageMechanism::ProjectQuota);
+    assert_eq!(std::fs::read_dir(&again.path).unwrap().count(), 0);
+    node.runtime.forget_owner("owner-of-p1").await.unwrap();
+    node.runtime.discard();
+    drop(node);
+    // Control: counted but not held by the file system, limits are held by other means.
+    drop(disk);
+    let disk = WithQuotas::mount("loop");
+    let data = disk.top().join("data");
+    let node = Node::start_with(|config| config.data_dir.clone_from(&data)).await;
+    let other = node.runtime.ensure_volume(request("held", Some(8 << 20))).await.unwrap();
+    assert_eq!(other.mechanism, StorageMechanism::LoopFile);
+    node.runtime.discard();
 }
 
 /// The clock as programs see it, in seconds; set by root of the machine.

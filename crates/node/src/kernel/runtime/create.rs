@@ -48,7 +48,7 @@ pub(super) fn weaknesses(layout: &CgroupLayout, ids: &IdSource, networked: bool,
         list.push(Weakness {
             kind: WeaknessKind::StorageMeasuredOnly,
             message:
-                "disk limits are measured, not held: that needs root, mkfs.ext4 (package e2fsprogs) and loop devices"
+                "disk limits are measured, not held: that needs root, and either a file system with project quotas or mkfs.ext4 (package e2fsprogs) and loop devices"
                     .to_owned(),
         });
     }
