@@ -44,4 +44,5 @@ pub use usage::PodUsage;
 pub(crate) fn take_over() {
     spawner::take_over();
     hands::take_over();
+    net::egress::take_over();
 }

@@ -100,6 +100,11 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// The address DNS listens on for Pods, when Pods have a network (the responder is the kubelet half's).
     fn dns_address(&self) -> Option<IpAddr>;
 
+    /// The address that Pods ask for names, when there is one.
+    fn resolver(&self) -> Option<IpAddr> {
+        self.dns_address()
+    }
+
     /// The addresses of this node's Pods as a block, when Pods have a network: what "everybody" in a policy leaves out.
     fn pod_network(&self) -> Option<(IpAddr, u8)> {
         None

@@ -7,13 +7,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use super::plan::VethPlan;
 use super::sys;
 
+pub(crate) mod egress;
 mod filter;
 mod netlink;
 mod nft;
 mod node;
 mod pool;
 
-pub(crate) use nft::tables;
+pub(crate) use nft::{open_socket as open_filter_socket, tables};
 pub(crate) use node::{NodeNetwork, delete_table, pod_network, table_name, word_of};
 pub(crate) use pool::{AddressPool, PodNetwork};
 

@@ -18,7 +18,7 @@ use super::config::KernelConfig;
 use super::ids::{IdBlocks, IdSource};
 use super::images::ImageStore;
 use super::layers;
-use super::net::AddressPool;
+use super::net::{AddressPool, egress};
 use super::oci;
 use super::plan::{IdMode, PodPlan};
 use super::share::HostShare;
@@ -39,6 +39,7 @@ mod pod;
 mod ready;
 mod recover;
 mod sessions;
+mod way_out;
 
 use pod::Pod;
 use ready::ReadyPool;
@@ -72,6 +73,9 @@ pub struct KernelRuntime {
     /// Whether Pods of an earlier node process have been looked for.
     recovered: AtomicBool,
     weaknesses: Vec<Weakness>,
+    /// The program that gives Pods a way out where we cannot.
+    pasta: Option<PathBuf>,
+    follows_addresses: AtomicBool,
 }
 
 /// All Pods by uid; shared with the tasks that listen to supervisors.
@@ -108,7 +112,9 @@ impl KernelRuntime {
             .map_err(|_| RuntimeError::Timeout("preparing images"))?
             .map_err(step("preparing the image store"))?;
         let storage = Arc::new(Storage::new(&config.data_dir, privileged, source.hands().clone()));
-        let weaknesses = create::weaknesses(&share.layout, &source, share.network.is_some(), &storage);
+        let pasta = egress::program().filter(|_| !privileged);
+        let networked = share.network.is_some() || pasta.is_some();
+        let weaknesses = create::weaknesses(&share.layout, &source, networked, &storage);
         let runtime = Arc::new_cyclic(|this| Self {
             privileged,
             addresses: Mutex::new(AddressPool::new(share.pod_network)),
@@ -128,6 +134,8 @@ impl KernelRuntime {
             events: broadcast::Sender::new(EVENT_BUFFER),
             recovered: AtomicBool::new(false),
             weaknesses,
+            pasta,
+            follows_addresses: AtomicBool::new(false),
             config,
         });
         if runtime.config.prepare_host {
@@ -414,6 +422,9 @@ impl PodRuntime for KernelRuntime {
     async fn set_rules(&self, pod: &str, rules: PodRules) -> Result<(), RuntimeError> {
         const STEP: &str = "writing network rules";
         let pod = self.pod(pod)?;
+        if let Some(pasta) = self.pasta.clone() {
+            return self.set_way_out(&pod, rules, pasta).await;
+        }
         // Loopback only: closed by nature.
         let (Some(network), Some(veth)) = (&self.share.network, &pod.plan.veth) else { return Ok(()) };
         if network.is_closed_already(veth, &rules) {
@@ -497,6 +508,11 @@ impl PodRuntime for KernelRuntime {
 
     fn dns_address(&self) -> Option<IpAddr> {
         self.share.network.as_ref().map(|network| network.gateway().into())
+    }
+
+    fn resolver(&self) -> Option<IpAddr> {
+        let forwarded = self.pasta.as_ref().map(|_| self.share.pod_network.gateway().into());
+        self.dns_address().or(forwarded)
     }
 
     fn pod_network(&self) -> Option<(IpAddr, u8)> {

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::launch::PodNamespaces;
+use super::net;
 use super::oci;
 use super::plan::{GroundPlan, PodPlan};
 use super::sys;
@@ -357,6 +358,9 @@ impl Supervisor {
                 self.attach(&container, stdin, stdout, stderr, descriptors).map(|input| (Answer::Done, input))
             }
             Call::Socket { ipv6 } => self.open_socket(ipv6).map(|socket| (Answer::Done, Some(socket))),
+            Call::PacketFilter => net::open_filter_socket()
+                .map(|socket| (Answer::Done, Some(socket)))
+                .map_err(|error| Failure::kernel("opening the packet filter inside the Pod", &error)),
             Call::State => Ok((self.state(), None)),
             Call::Shutdown => {
                 self.shut_down(connection, id);

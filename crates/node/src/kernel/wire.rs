@@ -65,6 +65,8 @@ pub(crate) enum Call {
     Socket {
         ipv6: bool,
     },
+    /// Answers with a socket to the packet filter of the Pod's network namespace. For Pods without privilege.
+    PacketFilter,
     State,
     /// Kills everything, cleans up and ends the supervisor after the answer.
     Shutdown,

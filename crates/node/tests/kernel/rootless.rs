@@ -7,16 +7,17 @@ use agent_sandbox_node::runtime::{
 };
 
 use crate::fixture::{Node, is_root, pod};
-use crate::plain_user::{self, Ids, USER, has_uidmap, is_plain_user};
+use crate::plain_user::{self, FAR_ADDRESS, Ids, MORE_ADDRESS, OWN_ADDRESS, USER, World, has_uidmap, is_plain_user};
 
 /// Ids that no user of a fresh machine has; those of one test are not another's, because all are one user's.
 const FEW: Ids = Ids::From(2_000_000_000, 65_536);
+const OTHERS: Ids = Ids::From(2_020_000_000, 65_536);
 const MANY: Ids = Ids::From(2_010_000_000, 1 << 20);
 
 #[test]
 fn pods_live_the_same_life_without_privilege() {
     if is_root() {
-        plain_user::run(Ids::None, &["lifecycle::", "escape::", "rootless::alone"], |_| {});
+        plain_user::run(Ids::None, &["lifecycle::", "escape::", "rootless::alone"], World::Hosts);
     }
 }
 
@@ -24,14 +25,131 @@ fn pods_live_the_same_life_without_privilege() {
 #[test]
 fn pods_live_the_same_life_with_few_subordinate_ids() {
     if is_root() && has_uidmap() {
-        plain_user::run(FEW, &["lifecycle::", "escape::", "rootless::blocks"], |_| {});
+        plain_user::run(FEW, &["lifecycle::", "escape::", "rootless::blocks"], World::Hosts);
     }
 }
 
 #[test]
 fn pods_have_whole_blocks_with_many_subordinate_ids() {
     if is_root() && has_uidmap() {
-        plain_user::run(MANY, &["rootless::blocks"], |_| {});
+        plain_user::run(MANY, &["rootless::blocks"], World::Hosts);
+    }
+}
+
+/// Through `pasta`, in a network of the test's own.
+#[test]
+fn policies_open_the_way_out_without_privilege() {
+    let pasta = std::path::Path::new("/usr/bin/pasta").exists();
+    assert!(pasta || std::env::var_os("CI").is_none(), "pasta (package passt) must be installed where CI is set");
+    if !pasta {
+        eprintln!("skipped: pasta (package passt) is not installed");
+    }
+    if is_root() && pasta {
+        plain_user::run(Ids::None, &["rootless::egress"], World::Own);
+    }
+    if is_root() && pasta && has_uidmap() {
+        plain_user::run(OTHERS, &["rootless::egress"], World::Own);
+    }
+}
+
+/// Run as an ordinary user in a network of the test's own.
+mod egress {
+    use super::*;
+    use agent_sandbox_node::runtime::{Allow, IpBlock, NetworkMode, PodRules, PortRange, Protocol};
+    use std::net::{IpAddr, Ipv4Addr};
+    use tokio::net::{TcpListener, TcpStream};
+
+    fn everything(except: &[([u8; 4], u8)], ports: &[u16]) -> PodRules {
+        let except = except.iter().map(|(address, prefix)| (IpAddr::from(*address), *prefix)).collect();
+        let ports = ports.iter().map(|port| PortRange { protocol: Protocol::Tcp, first: *port, last: *port });
+        let peers = vec![IpBlock { address: Ipv4Addr::UNSPECIFIED.into(), prefix: 0, except }];
+        PodRules { egress: vec![Allow { peers, ports: ports.collect() }], ingress: Vec::new() }
+    }
+
+    /// What a Pod hears from an address: a greeting, or nothing.
+    async fn hears(node: &Node, uid: &str, address: IpAddr, port: u16) -> bool {
+        let script = format!(
+            "import socket\ntry: print(socket.create_connection(('{address}', {port}), 0.7).recv(9).decode())\nexcept OSError as e: print('closed', e)"
+        );
+        let (_, out, err) = node.exec(uid, "c", &["/usr/bin/python3", "-c", &script]).await;
+        assert!(out.starts_with("hello") || out.starts_with("closed"), "{out}{err}");
+        out.starts_with("hello")
+    }
+
+    /// The host gets an address while a Pod that may reach everything runs: it is closed to the Pod a moment later.
+    async fn get_another_address(node: &Node, port: u16) {
+        let (address, file) = MORE_ADDRESS;
+        std::fs::write(std::env::var_os(file).unwrap(), "").unwrap();
+        let closed = async {
+            while TcpStream::connect((IpAddr::from(address), port)).await.is_err() {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            while hears(node, "open", address.into(), port).await {}
+        };
+        tokio::time::timeout(crate::fixture::DEADLINE, closed).await.expect("no rule opens a new address of the host");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn only_what_a_policy_allows_is_reached_and_never_the_host() {
+        if !is_plain_user() {
+            return;
+        }
+        let far = IpAddr::from(FAR_ADDRESS);
+        TcpStream::connect((far, 7777)).await.expect("control: the server behind the default route is there");
+        // The host's own: on every address, and on the one that others are told of.
+        let host = TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let port = host.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = host.accept().await {
+                let _ = stream.try_write(b"hello");
+            }
+        });
+        let node = Node::start().await;
+        let weak = node.runtime.weaknesses();
+        assert!(weak.iter().all(|weak| weak.kind != WeaknessKind::NoEgress), "{weak:?}");
+        for uid in ["open", "shut"] {
+            let spec = PodSandboxSpec { network: NetworkMode::Routed, ..pod(uid) };
+            node.runtime.create_pod(spec).await.unwrap();
+            node.runtime.start_container(uid, node.container(uid, "c", &["sleep", "1000"]).await).await.unwrap();
+            assert!(!hears(&node, uid, far, 7777).await, "closed until a policy opens it");
+        }
+        node.runtime.set_rules("open", everything(&[], &[])).await.unwrap();
+        assert!(hears(&node, "open", far, 7777).await);
+        assert!(!hears(&node, "shut", far, 7777).await, "another Pod has no way out");
+        let gateway = node.runtime.resolver().unwrap();
+        for address in [OWN_ADDRESS.into(), gateway, IpAddr::from(Ipv4Addr::LOCALHOST)] {
+            assert!(!hears(&node, "open", address, port).await, "no rule opens the host: {address}");
+        }
+        get_another_address(&node, port).await;
+        for (name, rules, reached) in [
+            ("another port", everything(&[], &[7778]), false),
+            ("this port", everything(&[], &[7777]), true),
+            ("an exception", everything(&[([203, 0, 113, 0], 24)], &[]), false),
+            ("no policy", PodRules::default(), false),
+            ("everything again", everything(&[], &[]), true),
+        ] {
+            node.runtime.set_rules("open", rules).await.unwrap();
+            assert_eq!(hears(&node, "open", far, 7777).await, reached, "{name}");
+        }
+        // A node that starts again finds the way open, and its Pod still closed to the host.
+        let node = node.restart().await;
+        node.runtime.list().await.unwrap();
+        assert!(hears(&node, "open", far, 7777).await);
+        node.runtime.set_rules("open", PodRules::default()).await.unwrap();
+        assert!(!hears(&node, "open", far, 7777).await);
+        for uid in ["open", "shut"] {
+            node.runtime.remove_pod(uid).await.unwrap();
+        }
+        let left = async {
+            while std::fs::read_dir("/proc").unwrap().flatten().any(|entry| {
+                let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+                let own = std::fs::metadata(entry.path()).is_ok_and(|found| found.uid() == USER);
+                own && (name.starts_with("pasta") || name.starts_with("asb-egress"))
+            }) {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(crate::fixture::DEADLINE, left).await.expect("the way goes with its Pod");
     }
 }
 

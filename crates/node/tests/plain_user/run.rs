@@ -11,6 +11,45 @@ pub(crate) const MARK: &str = "AGENT_SANDBOX_PLAIN_USER";
 /// An id that owns nothing.
 pub(crate) const USER: u32 = 54_321;
 
+/// The network the tests run in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum World {
+    Hosts,
+    /// One of their own: a host with the address [`OWN_ADDRESS`], and behind its default route a server that says hello on port 7777.
+    Own,
+}
+
+pub(crate) const OWN_ADDRESS: [u8; 4] = [203, 0, 113, 2];
+pub(crate) const FAR_ADDRESS: [u8; 4] = [203, 0, 113, 1];
+
+/// The far side is a namespace of a process that ends with its parent, and goes with it.
+const OWN_WORLD: &str = r#"
+ip link set lo up
+setpriv --pdeathsig KILL unshare --net python3 -c "
+import socket, subprocess, time
+while subprocess.run(['ip', 'link', 'set', 'far0', 'up'], stderr=subprocess.DEVNULL).returncode: time.sleep(0.01)
+subprocess.run(['ip', 'address', 'add', '203.0.113.1/24', 'dev', 'far0'], check=True)
+s = socket.create_server(('0.0.0.0', 7777))
+while True:
+    c, _ = s.accept(); c.sendall(b'hello'); c.close()
+" </dev/null >/dev/null 2>&1 &
+far=$!
+here=$(readlink /proc/self/ns/net)
+while [ "$(readlink /proc/$far/ns/net)" = "$here" ]; do sleep 0.01; done
+ip link add up0 type veth peer name far0 netns $far
+ip address add 203.0.113.2/24 dev up0
+ip link set up0 up
+ip route add default via 203.0.113.1
+export AGENT_SANDBOX_MORE_ADDRESS=$(mktemp -u)
+setpriv --pdeathsig KILL sh -c '
+while ! [ -e $AGENT_SANDBOX_MORE_ADDRESS ]; do sleep 0.05; done
+rm $AGENT_SANDBOX_MORE_ADDRESS
+ip address add 198.51.100.9/32 dev up0' </dev/null >/dev/null 2>&1 &
+"#;
+
+/// An address that the host gets when a test makes the file that this variable names.
+pub(crate) const MORE_ADDRESS: ([u8; 4], &str) = ([198, 51, 100, 9], "AGENT_SANDBOX_MORE_ADDRESS");
+
 /// What the user has been given.
 #[derive(Clone, Copy)]
 pub(crate) enum Ids {
@@ -27,7 +66,7 @@ const PROGRAMS: [(&str, &str); 2] = [
 ];
 
 /// Runs the tests whose names begin so, and fails unless at least one ran and all passed.
-pub(crate) fn run(ids: Ids, filters: &[&str], change: impl FnOnce(&mut Command)) {
+pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
     let folder = tempfile::tempdir().unwrap();
     // Cargo's folders may be closed to other users; a copy of the programs is not.
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -35,6 +74,13 @@ pub(crate) fn run(ids: Ids, filters: &[&str], change: impl FnOnce(&mut Command))
     std::fs::copy(std::env::current_exe().unwrap(), &tests).unwrap();
     let script = write_lists(folder.path(), ids);
     let mut command = Command::new("unshare");
+    let script = match world {
+        World::Hosts => script,
+        World::Own => {
+            command.arg("--net");
+            format!("{OWN_WORLD}\n{script}")
+        }
+    };
     command.args(["--mount", "--propagation", "private", "sh", "-eu", "-c", &script, "sh"]);
     command.arg(&tests).args(filters).args(["--test-threads", "2"]).env(MARK, "1").current_dir("/");
     for (variable, program) in PROGRAMS {
@@ -42,7 +88,6 @@ pub(crate) fn run(ids: Ids, filters: &[&str], change: impl FnOnce(&mut Command))
         std::fs::copy(program, &copy).unwrap();
         command.env(variable, copy);
     }
-    change(&mut command);
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));

@@ -45,6 +45,11 @@ impl Channel {
         Ok(Self { socket: Mutex::new(open_socket()?) })
     }
 
+    /// Over a socket of another network namespace.
+    pub(super) fn over(socket: OwnedFd) -> Self {
+        Self { socket: Mutex::new(socket) }
+    }
+
     /// Lends the descriptor, for somebody else to keep it open too.
     pub(crate) fn lend<T>(&self, work: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
         work(self.socket.lock().as_fd())
@@ -283,7 +288,8 @@ fn comment_of(data: &[u8]) -> Option<String> {
     }
 }
 
-fn open_socket() -> io::Result<OwnedFd> {
+/// A socket to the packet filter of the present network namespace.
+pub(crate) fn open_socket() -> io::Result<OwnedFd> {
     let protocol = Some(rustix::net::netlink::NETFILTER);
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let timeout = Some(std::time::Duration::from_secs(10));

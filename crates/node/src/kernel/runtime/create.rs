@@ -34,7 +34,7 @@ pub(super) fn weaknesses(layout: &CgroupLayout, ids: &IdSource, networked: bool,
     if !networked {
         list.push(Weakness {
             kind: WeaknessKind::NoEgress,
-            message: "sandboxes have no network besides what the node forwards; addresses need root and nftables"
+            message: "sandboxes have no network besides what the node forwards: install pasta (package passt), or run as root with nftables"
                 .to_owned(),
         });
     }

@@ -16,7 +16,7 @@ use super::super::plan::PodPlan;
 use super::super::sys;
 use super::super::wire::Call;
 use super::KernelRuntime;
-use crate::runtime::{ContainerState, Exit, PodSandbox, PodState, RuntimeError, RuntimeEvent};
+use crate::runtime::{ContainerState, Exit, PodRules, PodSandbox, PodState, RuntimeError, RuntimeEvent};
 
 /// Longest a supervisor takes to go after its last word.
 const EXIT_DEADLINE: Duration = Duration::from_secs(2);
@@ -33,6 +33,8 @@ pub(super) struct Pod {
     changed: watch::Sender<()>,
     /// One change of its network rules at a time, the last of which takes them away.
     pub(super) rules_turn: Mutex<()>,
+    /// What its policies last allowed, once it has a way out through another program.
+    way_out: Mutex<Option<PodRules>>,
 }
 
 #[derive(Default)]
@@ -62,6 +64,7 @@ impl Pod {
             books: Mutex::new(books),
             changed: watch::Sender::new(()),
             rules_turn: Mutex::new(()),
+            way_out: Mutex::new(None),
         }
     }
 
@@ -76,6 +79,19 @@ impl Pod {
             alive: !books.lost,
             containers,
         }
+    }
+
+    /// Whether rules were ever written, by this process or an earlier one.
+    pub(super) fn has_way_out(&self) -> bool {
+        self.way_out.lock().is_some() || self.plan.dir.join("egress.log").exists()
+    }
+
+    pub(super) fn note_rules(&self, rules: PodRules) {
+        *self.way_out.lock() = Some(rules);
+    }
+
+    pub(super) fn rules_of_way_out(&self) -> Option<PodRules> {
+        self.way_out.lock().clone()
     }
 
     pub(super) fn begin_removal(&self) {

@@ -49,7 +49,7 @@ pub(super) async fn create_sandbox(shared: &Shared, pod: &Pod, rules: PodRules) 
     };
     let handler = sandbox::handler(class, handler_of_class.as_deref(), &shared.settings.runtime_handlers);
     let naming = Naming {
-        dns: shared.runtime.dns_address(),
+        dns: shared.runtime.resolver(),
         cluster_domain: &shared.settings.cluster_domain,
         host_resolv_conf: &shared.settings.host_resolv_conf,
     };

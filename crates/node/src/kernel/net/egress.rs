@@ -1,0 +1,303 @@
+//! The way out of Pods of an ordinary user: `pasta` carries their packets over sockets of that user. The Pod's policies are rules in the
+//! Pod's own network namespace, which nobody inside may change; they are there before the way is.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+use tokio::io::unix::AsyncFd;
+
+use super::filter::{self, FilterRule, Match, Verdict, rule};
+use super::nft::{Batch, Channel};
+use super::pool::PodNetwork;
+use crate::kernel::config::HelperProgram;
+use crate::kernel::oci::find_program;
+use crate::kernel::sys::{self, Fork};
+use crate::runtime::PodRules;
+
+/// `argv[0]` of the helper that ends the way with its Pod.
+const HELPER_NAME: &str = "agent-sandbox-egress";
+
+/// The Pod's end, as of a cable.
+const INSIDE: &str = "eth0";
+
+/// Our table in the Pod's namespace, which has nobody else's.
+const TABLE: &str = "agent-sandbox";
+
+/// Longest the way may take to open.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Where `pasta` is, when it is installed.
+pub(crate) fn program() -> Option<PathBuf> {
+    find_program("pasta").filter(|_| Path::new("/dev/net/tun").exists())
+}
+
+/// One Pod and its place.
+pub(crate) struct Way<'a> {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) network: PodNetwork,
+    /// A process in the Pod's network namespace, in the user namespace above it.
+    pub(crate) supervisor: u32,
+    /// For what `pasta` says.
+    pub(crate) log: &'a Path,
+}
+
+/// Writes the Pod's rules through a socket of its own network namespace.
+pub(crate) fn set_rules(socket: OwnedFd, way: &Way<'_>, rules: &PodRules, host: &[Ipv4Addr]) -> io::Result<()> {
+    const INPUT: u32 = 1;
+    const OUTPUT: u32 = 3;
+    let mut batch = Batch::new(TABLE);
+    batch.add_table("");
+    let chains = [
+        ("input", INPUT, incoming()),
+        ("output", OUTPUT, outgoing(way.address, way.network, rules, host, resolvers())),
+    ];
+    for (chain, hook, list) in &chains {
+        batch.add_base_chain(chain, "filter", *hook, 0);
+        batch.flush_chain(chain);
+        list.iter().for_each(|rule| batch.add_rule(chain, rule));
+    }
+    batch.commit(&Channel::over(socket))
+}
+
+/// Answers, and what the Pod says to itself.
+fn incoming() -> Vec<FilterRule> {
+    vec![
+        rule(vec![Match::FromInterfaces("lo".to_owned())], Verdict::Accept),
+        rule(vec![Match::Established], Verdict::Accept),
+        rule(Vec::new(), Verdict::Drop),
+    ]
+}
+
+/// Never to the host or to other Pods, never as somebody else, and only where a policy allows it.
+fn outgoing(
+    own: Ipv4Addr,
+    network: PodNetwork,
+    rules: &PodRules,
+    host: &[Ipv4Addr],
+    resolvers: Vec<Ipv4Addr>,
+) -> Vec<FilterRule> {
+    let to = |address, prefix| Match::Destination { address, prefix, inverted: false };
+    let mut list = vec![
+        rule(vec![Match::ToInterfaces("lo".to_owned())], Verdict::Accept),
+        rule(vec![Match::NotIpv4], Verdict::Drop),
+        rule(vec![Match::Established], Verdict::Accept),
+    ];
+    if resolvers.into_iter().any(|resolver| crate::policy::may_resolve(rules, resolver.into())) {
+        for protocol in [libc::IPPROTO_UDP, libc::IPPROTO_TCP] {
+            let port = Match::Ports { first: 53, last: 53 };
+            let question = vec![to(network.gateway(), 32), Match::Protocol(protocol as u8), port];
+            list.push(rule(question, Verdict::Accept));
+        }
+    }
+    list.extend(host.iter().map(|address| rule(vec![to(*address, 32)], Verdict::Drop)));
+    list.push(rule(vec![to(network.base, network.prefix)], Verdict::Drop));
+    list.extend(filter::egress_rules(own, rules));
+    list
+}
+
+/// Resolvers of this machine.
+fn resolvers() -> Vec<Ipv4Addr> {
+    let text = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let servers = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+    servers.filter_map(|address| address.trim().parse().ok()).collect()
+}
+
+/// Every address of the host's own.
+pub(crate) fn host_addresses() -> Vec<Ipv4Addr> {
+    parse_local(&fs::read_to_string("/proc/net/fib_trie").unwrap_or_default())
+}
+
+/// Addresses that a routing table calls local: each stands on the line before the one that says so.
+fn parse_local(trie: &str) -> Vec<Ipv4Addr> {
+    let mut found = Vec::new();
+    let mut last = None;
+    for line in trie.lines() {
+        if let Some((_, address)) = line.split_once("|-- ") {
+            last = address.trim().parse::<Ipv4Addr>().ok();
+        } else if line.contains("/32 host LOCAL") {
+            found.extend(last);
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// A socket that tells when an address of this host comes or goes.
+pub(crate) fn address_changes() -> io::Result<AsyncFd<OwnedFd>> {
+    const ADDRESSES: u32 = 0x10;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, ADDRESSES))?;
+    sys::register(socket)
+}
+
+/// Waits for the next change.
+pub(crate) async fn next_change(changes: &AsyncFd<OwnedFd>) -> io::Result<()> {
+    let mut buffer = [0; 8192];
+    loop {
+        let mut ready = changes.readable().await?;
+        match ready.try_io(|socket| Ok(rustix::net::recv(socket.get_ref(), &mut buffer, RecvFlags::empty())?)) {
+            Ok(Ok(_)) => return Ok(()),
+            // More changes than fit: as good as one.
+            Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_would_block) => {}
+        }
+    }
+}
+
+impl Way<'_> {
+    /// Opens the way unless it is open. The rules are written before.
+    pub(crate) fn open(&self, pasta: &Path, helper: &HelperProgram) -> io::Result<()> {
+        if self.is_open() {
+            return Ok(());
+        }
+        let helper = match helper {
+            HelperProgram::CurrentExecutable => Path::new("/proc/self/exe"),
+            HelperProgram::Path(path) => path,
+        };
+        let mut watcher = Command::new(helper)
+            .arg0(HELPER_NAME)
+            .arg(self.supervisor.to_string())
+            .arg(pasta)
+            .args(self.arguments())
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(self.log)?)
+            .spawn()?;
+        let until = Instant::now() + DEADLINE;
+        while !self.is_open() {
+            if let Some(status) = watcher.try_wait()? {
+                let said = fs::read_to_string(self.log).unwrap_or_default();
+                let said = said.lines().rfind(|line| !line.contains("syslog")).unwrap_or_default().to_owned();
+                return Err(io::Error::other(format!("pasta ended with {status}: {said}")));
+            }
+            if Instant::now() > until {
+                watcher.kill()?;
+                watcher.wait()?;
+                return Err(io::Error::from(io::ErrorKind::TimedOut));
+            }
+            // Routes of another namespace come without an event.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // It outlives us, as the Pod does; this thread only keeps it from staying a zombie.
+        std::thread::Builder::new().name("egress-reaper".into()).spawn(move || watcher.wait()).map(drop)
+    }
+
+    /// Whether the Pod has a route out.
+    fn is_open(&self) -> bool {
+        let routes = fs::read_to_string(format!("/proc/{}/net/route", self.supervisor)).unwrap_or_default();
+        routes.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            words.next() == Some(INSIDE) && words.next() == Some("00000000")
+        })
+    }
+
+    /// Nothing of the host's is forwarded in either direction: no ports, no loopback behind the gateway.
+    fn arguments(&self) -> Vec<String> {
+        let gateway = self.network.gateway().to_string();
+        let mut words: Vec<String> =
+            "-f -q -4 --config-net --no-map-gw --no-dhcp --no-icmp".split(' ').map(Into::into).collect();
+        for option in ["-t", "-u", "-T", "-U"] {
+            words.extend([option.to_owned(), "none".to_owned()]);
+        }
+        words.extend(["-I".into(), INSIDE.into(), "-a".into(), self.address.to_string()]);
+        words.extend(["-n".into(), self.network.prefix.to_string(), "-g".into(), gateway.clone()]);
+        words.extend(["--dns-forward".into(), gateway]);
+        for kind in ["user", "net"] {
+            words.extend([format!("--{kind}ns"), format!("/proc/{}/ns/{kind}", self.supervisor)]);
+        }
+        words
+    }
+}
+
+/// Becomes the helper when this process was started as one.
+#[expect(clippy::exit, reason = "a helper must never return into the embedding program's main")]
+pub(crate) fn take_over() {
+    let mut arguments = std::env::args_os();
+    if arguments.next().is_some_and(|name| name == HELPER_NAME) {
+        let words: Vec<CString> = arguments.filter_map(|word| CString::new(word.as_bytes()).ok()).collect();
+        std::process::exit(watch(&words).unwrap_or(1));
+    }
+}
+
+/// Runs a program for as long as a process lives: its pid, then the program and its arguments.
+fn watch(words: &[CString]) -> io::Result<i32> {
+    let [pid, command @ ..] = words else { return Ok(2) };
+    let pid = pid.to_str().ok().and_then(|pid| pid.parse().ok()).and_then(rustix::process::Pid::from_raw);
+    let (Some(pid), Some(program)) = (pid, command.first()) else { return Ok(2) };
+    let supervisor = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    rustix::process::setsid()?;
+    let child = match sys::fork_with(0)? {
+        Fork::Child => {
+            // Some versions take a signal that is ignored already for a failure to ignore it.
+            sys::reset_signals();
+            let _ = sys::set_parent_death_signal(libc::SIGKILL);
+            let error = sys::exec(program, command, &[]);
+            eprintln!("{error}");
+            sys::exit_now(127)
+        }
+        Fork::Parent(pid) => pid,
+    };
+    let carrier = rustix::process::Pid::from_raw(child).ok_or(io::ErrorKind::InvalidData)?;
+    let carrier = rustix::process::pidfd_open(carrier, rustix::process::PidfdFlags::empty())?;
+    let _ = sys::set_process_name(c"asb-egress");
+    let mut ends = [
+        rustix::event::PollFd::new(&supervisor, rustix::event::PollFlags::IN),
+        rustix::event::PollFd::new(&carrier, rustix::event::PollFlags::IN),
+    ];
+    while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut ends, None) {}
+    let _ = sys::kill(child, libc::SIGKILL);
+    Ok(libc::WEXITSTATUS(sys::wait_for(child)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Allow, IpBlock};
+
+    #[test]
+    fn local_addresses_are_read() {
+        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\nLocal:\n           |-- 10.1.2.3\n              /32 host LOCAL\n           |-- 10.1.2.255\n              /32 link BROADCAST\n           |-- 127.0.0.0\n              /8 host LOCAL\n              |-- 127.0.0.1\n                 /32 host LOCAL\n";
+        assert_eq!(parse_local(trie), [Ipv4Addr::new(10, 1, 2, 3), Ipv4Addr::LOCALHOST]);
+    }
+
+    #[test]
+    fn the_host_and_other_pods_stay_closed_before_any_permission() {
+        let network = PodNetwork::parse("10.88.0.0/16").unwrap();
+        let everything = Allow {
+            peers: vec![IpBlock { address: [0, 0, 0, 0].into(), prefix: 0, except: Vec::new() }],
+            ports: Vec::new(),
+        };
+        let rules = PodRules { egress: vec![everything], ingress: Vec::new() };
+        let host = [Ipv4Addr::new(192, 0, 2, 1)];
+        let resolver = vec![Ipv4Addr::new(9, 9, 9, 9)];
+        let list = outgoing(Ipv4Addr::new(10, 88, 0, 2), network, &rules, &host, resolver.clone());
+        let at = |wanted: &dyn Fn(&FilterRule) -> bool| list.iter().position(wanted).unwrap();
+        let allowed = at(&|rule| rule.verdict == Verdict::Return);
+        for (address, prefix) in [(host[0], 32), (network.base, 16)] {
+            let closed = Match::Destination { address, prefix, inverted: false };
+            assert!(at(&|rule| rule.matches == [closed.clone()] && rule.verdict == Verdict::Drop) < allowed);
+        }
+        assert_eq!(list.last(), Some(&rule(Vec::new(), Verdict::Drop)));
+        let asks = |list: &[FilterRule]| {
+            list.iter().filter(|rule| rule.verdict == Verdict::Accept && rule.matches.len() == 3).count()
+        };
+        assert_eq!(asks(&list), 2, "names may be asked for");
+        let nothing = PodRules { egress: Vec::new(), ingress: Vec::new() };
+        assert_eq!(asks(&outgoing(Ipv4Addr::new(10, 88, 0, 2), network, &nothing, &host, resolver)), 0);
+    }
+}
