@@ -34,6 +34,7 @@ use crate::runtime::{
 };
 
 mod create;
+mod gate;
 mod images;
 mod pod;
 mod ready;
@@ -41,6 +42,7 @@ mod recover;
 mod sessions;
 mod way_out;
 
+use gate::Gate;
 use pod::Pod;
 use ready::ReadyPool;
 
@@ -62,6 +64,7 @@ pub struct KernelRuntime {
     source: IdSource,
     /// Somebody is about to write them through to the disk.
     ids_unsynced: AtomicBool,
+    gate: Gate,
     images: ImageStore,
     addresses: Mutex<AddressPool>,
     pods: Books,
@@ -127,6 +130,7 @@ impl KernelRuntime {
             ids: Mutex::new(ids),
             source,
             ids_unsynced: AtomicBool::new(false),
+            gate: Gate::new(),
             images,
             pods: Books::default(),
             holders: Mutex::new(HashMap::new()),
@@ -209,7 +213,7 @@ impl KernelRuntime {
                 storage::unmount_below(&layers)?;
             }
             storage.remove(&own_layers)?;
-            storage.remove(&dir)
+            storage.remove_records(&dir)
         };
         tokio::task::spawn_blocking(work)
             .await
@@ -330,13 +334,16 @@ impl PodRuntime for KernelRuntime {
                 return Ok(pod.sandbox.clone());
             }
             create::check_supported(&spec, this.privileged)?;
+            let _entry = this.gate.enter().await;
             this.make_pod(spec).await
         };
         tokio::spawn(work).await.map_err(|_| RuntimeError::Timeout(STEP))?
     }
 
     async fn start_container(&self, pod: &str, spec: ContainerSpec) -> Result<ContainerState, RuntimeError> {
-        self.make_container(&*self.pod(pod)?, spec).await
+        let pod = self.pod(pod)?;
+        let _entry = self.gate.enter().await;
+        self.make_container(&pod, spec).await
     }
 
     async fn signal_container(&self, pod: &str, container: &str, signal: i32) -> Result<(), RuntimeError> {

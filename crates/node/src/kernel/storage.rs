@@ -114,6 +114,25 @@ impl Storage {
         self.trash.put(&image_of(folder))
     }
 
+    /// Removes a folder that mostly holds a few small files. Those go at once: written a moment ago, they need never reach the disk.
+    /// With folders in it, which may be anything, it goes like any other.
+    pub(crate) fn remove_records(&self, folder: &Path) -> io::Result<()> {
+        let entries = match fs::read_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other?.collect::<io::Result<Vec<_>>>()?,
+        };
+        if entries.iter().any(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            return self.remove(folder);
+        }
+        for entry in entries {
+            match fs::remove_file(entry.path()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        fs::remove_dir(folder)
+    }
+
     /// Gives back at once what removed folders still take of the disk.
     pub(crate) fn empty_trash(&self) {
         self.trash.empty();
@@ -208,6 +227,25 @@ mod tests {
         let text = "1 0 8:1 / / rw - ext4 a rw\n2 1 7:0 / /data/volumes/a rw - ext4 b rw\n3 1 7:1 / /data/my\\040volume rw - ext4 c rw\n4 1 7:2 / /database rw - ext4 d rw\n";
         let found = mount_points_below(text, Path::new("/data"));
         assert_eq!(found, [Path::new("/data/volumes/a"), Path::new("/data/my volume")]);
+    }
+
+    #[test]
+    fn records_are_gone_at_once_and_whatever_else_lies_with_them_too() {
+        let data = tempfile::tempdir().unwrap();
+        let storage = Storage::new(data.path(), false, Hands::Own);
+        let folder = data.path().join("pod");
+        storage.remove_records(&folder).unwrap();
+        for with_volume in [false, true] {
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("plan.json"), "{}").unwrap();
+            std::os::unix::fs::symlink("/etc", folder.join("link")).unwrap();
+            if with_volume {
+                fs::create_dir_all(folder.join("volumes/v")).unwrap();
+            }
+            storage.remove_records(&folder).unwrap();
+            assert!(!folder.exists());
+            assert_eq!(data.path().join("trash").exists(), with_volume, "moved aside first");
+        }
     }
 
     #[test]
