@@ -36,6 +36,33 @@ fn pods_have_whole_blocks_with_many_subordinate_ids() {
     }
 }
 
+#[test]
+fn what_is_missing_is_said() {
+    if is_root() {
+        plain_user::run(FEW, &["rootless::bare"], World::Bare);
+    }
+}
+
+/// Run as an ordinary user who has subordinate ids, and none of the programs that would help.
+mod bare {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn programs_to_install_are_named() {
+        if !is_plain_user() {
+            return;
+        }
+        let node = Node::start().await;
+        let sandbox = node.runtime.create_pod(pod("p1")).await.unwrap();
+        assert_eq!((sandbox.first_host_id, sandbox.id_count), (USER, 1));
+        for (kind, package) in [(WeaknessKind::SharedUid, "uidmap"), (WeaknessKind::NoEgress, "passt")] {
+            let said = sandbox.weaknesses.iter().find(|weak| weak.kind == kind).expect("it is said");
+            assert!(said.message.contains(package), "{said:?}");
+        }
+        node.runtime.remove_pod("p1").await.unwrap();
+    }
+}
+
 /// Through `pasta`, in a network of the test's own.
 #[test]
 fn policies_open_the_way_out_without_privilege() {

@@ -11,16 +11,22 @@ pub(crate) const MARK: &str = "AGENT_SANDBOX_PLAIN_USER";
 /// An id that owns nothing.
 pub(crate) const USER: u32 = 54_321;
 
-/// The network the tests run in.
+/// The machine the tests run on: its network and programs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum World {
     Hosts,
+    /// The host's, without the programs that make up for a lack of privilege.
+    Bare,
     /// One of their own: a host with the address [`OWN_ADDRESS`], and behind its default route a server that says hello on port 7777.
     Own,
 }
 
 pub(crate) const OWN_ADDRESS: [u8; 4] = [203, 0, 113, 2];
 pub(crate) const FAR_ADDRESS: [u8; 4] = [203, 0, 113, 1];
+
+const HIDDEN_PROGRAMS: &str = "for program in pasta newuidmap newgidmap; do
+    if [ -e /usr/bin/$program ]; then mount --bind /dev/null /usr/bin/$program; fi
+done";
 
 /// The far side is a namespace of a process that ends with its parent, and goes with it.
 const OWN_WORLD: &str = r#"
@@ -76,6 +82,7 @@ pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
     let mut command = Command::new("unshare");
     let script = match world {
         World::Hosts => script,
+        World::Bare => format!("{HIDDEN_PROGRAMS}\n{script}"),
         World::Own => {
             command.arg("--net");
             format!("{OWN_WORLD}\n{script}")
@@ -87,6 +94,12 @@ pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
         let copy = folder.path().join(variable);
         std::fs::copy(program, &copy).unwrap();
         command.env(variable, copy);
+    }
+    // Where cargo has built it; tests that need none run without.
+    let own = std::env::current_exe().unwrap();
+    let built = own.parent().and_then(Path::parent).unwrap().join("examples/sandboxd-for-tests");
+    if std::fs::copy(&built, folder.path().join("daemon")).is_ok() {
+        command.env("NODE_SANDBOXD", folder.path().join("daemon"));
     }
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

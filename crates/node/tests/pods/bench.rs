@@ -46,11 +46,15 @@ pub(crate) struct Ran {
 
 impl Bench {
     pub(crate) async fn open() -> Self {
+        Self::open_with(|_| {}).await
+    }
+
+    pub(crate) async fn open_with(change: impl FnOnce(&mut KernelConfig)) -> Self {
         let _ = tracing_subscriber::fmt().with_env_filter("warn").with_test_writer().try_init();
         let api = ApiServer::open(Config::default()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let client = api.client();
-        let (node, runtime) = start(&client, folder.path().to_owned()).await;
+        let (node, runtime) = start(&client, folder.path().to_owned(), change).await;
         Self { client, node, runtime, folder, _api: api }
     }
 
@@ -62,7 +66,7 @@ impl Bench {
         // A process ends here; tasks that still hold the runtime must not give things back after the next one has taken them.
         runtime.close();
         drop(runtime);
-        let (node, runtime) = start(&client, folder.path().to_owned()).await;
+        let (node, runtime) = start(&client, folder.path().to_owned(), |_| {}).await;
         Self { client, node, runtime, folder, _api }
     }
 
@@ -187,14 +191,20 @@ pub(crate) fn plain() -> Value {
     json!({"annotations": {"runtime.agents.x-k8s.io/inject-sandboxd": "false"}})
 }
 
-async fn start(client: &kube::Client, data_dir: PathBuf) -> (NodeHandle, Arc<KernelRuntime>) {
+async fn start(
+    client: &kube::Client,
+    data_dir: PathBuf,
+    change: impl FnOnce(&mut KernelConfig),
+) -> (NodeHandle, Arc<KernelRuntime>) {
     let mut config = KernelConfig::new(&data_dir);
     let helper = std::env::var_os("NODE_HELPER").map(PathBuf::from);
     config.helper =
         HelperProgram::Path(helper.unwrap_or_else(|| env!("CARGO_BIN_EXE_agent-sandbox-node-helper").into()));
+    change(&mut config);
     let runtime = KernelRuntime::open(config).await.unwrap();
     let test = std::env::current_exe().unwrap();
-    let sandboxd = test.parent().and_then(|p| p.parent()).unwrap().join("examples/sandboxd-for-tests");
+    let built = test.parent().and_then(|p| p.parent()).unwrap().join("examples/sandboxd-for-tests");
+    let sandboxd = std::env::var_os("NODE_SANDBOXD").map_or(built, PathBuf::from);
     assert!(sandboxd.exists(), "build the examples first: {}", sandboxd.display());
     let options = NodeOptions { data_dir, sandboxd: Some(sandboxd), ..NodeOptions::default() };
     let node = Node::start(client.clone(), runtime.clone(), runtime.clone(), options).await.unwrap();

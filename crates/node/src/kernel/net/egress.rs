@@ -38,7 +38,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Where `pasta` is, when it is installed.
 pub(crate) fn program() -> Option<PathBuf> {
-    find_program("pasta").filter(|_| Path::new("/dev/net/tun").exists())
+    find_program("pasta").filter(|program| program.is_file() && Path::new("/dev/net/tun").exists())
 }
 
 /// One Pod and its place.
