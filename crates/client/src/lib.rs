@@ -20,6 +20,7 @@
 
 mod answers;
 mod call;
+mod carrier;
 mod claims;
 mod client;
 mod cluster;

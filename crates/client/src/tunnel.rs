@@ -1,7 +1,6 @@
 //! A byte stream to a port inside a sandbox, through the API's port-forward over a WebSocket.
 
-use crate::ClientError;
-use agent_sandbox_protocol::forward::Channel;
+use crate::{ClientError, carrier};
 use http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
@@ -28,5 +27,5 @@ pub(crate) async fn forward(
     let request = Request::get(uri).body(Vec::new()).map_err(|error| failed(error.to_string()))?;
     let connection = client.connect(request).await.map_err(|error| failed(error.to_string()))?;
     // Nothing was read from the WebSocket yet: what comes is all ours.
-    Ok(Channel::client(connection.into_stream().into_inner()))
+    Ok(carrier::channel(connection.into_stream().into_inner().into_inner()))
 }

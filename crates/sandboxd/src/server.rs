@@ -2,6 +2,7 @@
 
 pub mod body;
 pub mod download;
+pub mod form;
 mod listen;
 mod token;
 

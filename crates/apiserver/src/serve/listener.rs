@@ -34,8 +34,9 @@ const HEADER_LIMIT: Duration = Duration::from_secs(30);
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Same as Kubernetes' API server.
 const STREAMS_PER_CONNECTION: u32 = 250;
-/// TLS asks for 4 KiB at a time: a port-forward would spend its time on system calls.
-const READ_AHEAD: usize = 64 * 1024;
+/// TLS asks for 4 KiB at a time: a port-forward would spend its time on system calls. Reading more at once also wakes whoever sends less
+/// often. Memory is taken only for what is there to read.
+const READ_AHEAD: usize = 512 * 1024;
 /// After running out of descriptors, accepting again at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 

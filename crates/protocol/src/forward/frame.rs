@@ -98,6 +98,9 @@ fn invalid(what: &'static str) -> io::Error {
 
 /// Masks or unmasks, eight bytes at a time. `phase` is how many bytes of the frame came before.
 pub(super) fn apply(content: &mut [u8], mut mask: [u8; 4], phase: u64) {
+    if mask == [0; 4] {
+        return;
+    }
     mask.rotate_left((phase % 4) as usize);
     let wide = u64::from_ne_bytes([mask[0], mask[1], mask[2], mask[3], mask[0], mask[1], mask[2], mask[3]]);
     let (words, rest) = content.as_chunks_mut::<8>();

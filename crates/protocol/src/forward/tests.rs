@@ -17,16 +17,24 @@ use tokio_tungstenite::{
         },
     },
 };
-use tokio_util::either::Either;
 
 async fn pair() -> (Channel<DuplexStream>, WebSocketStream<DuplexStream>) {
+    pair_of(Channel::client).await
+}
+
+type Make = fn(DuplexStream) -> Channel<DuplexStream>;
+
+/// A client's two ways to mask.
+const CLIENTS: [Make; 2] = [Channel::client, Channel::client_in_tls];
+
+async fn pair_of(client: Make) -> (Channel<DuplexStream>, WebSocketStream<DuplexStream>) {
     // Odd, so that frames are cut at every place.
     let (near, far) = tokio::io::duplex(1021);
     let mut server = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
     for channel in [0, 1] {
         server.send(message(channel, &8080_u16.to_le_bytes())).await.unwrap();
     }
-    (Channel::client(near), server)
+    (client(near), server)
 }
 
 fn message(channel: u8, content: &[u8]) -> Message {
@@ -42,7 +50,12 @@ fn noise(length: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn everything_arrives_in_both_directions() {
-    let (channel, server) = pair().await;
+    for client in CLIENTS {
+        exchange(pair_of(client).await).await;
+    }
+}
+
+async fn exchange((channel, server): (Channel<DuplexStream>, WebSocketStream<DuplexStream>)) {
     let content = noise(300_001);
     let (mut from, mut to) = tokio::io::split(channel);
     let (mut sink, mut stream) = server.split();
@@ -136,8 +149,13 @@ async fn nonsense_is_an_error() {
 
 #[tokio::test]
 async fn the_two_ends_understand_each_other() {
-    let (near, far) = tokio::io::duplex(1021);
-    let (mut client, mut server) = (Channel::client(near), Channel::server(far, 8080));
+    for client in CLIENTS {
+        let (near, far) = tokio::io::duplex(1021);
+        converse(client(near), Channel::server(far, 8080)).await;
+    }
+}
+
+async fn converse(mut client: Channel<DuplexStream>, mut server: Channel<DuplexStream>) {
     let content = noise(200_003);
     let asking = async {
         client.write_all(&content).await.unwrap();
@@ -157,13 +175,31 @@ async fn the_two_ends_understand_each_other() {
     assert!(answer == content);
 }
 
+/// Every frame of a client carries a key; inside TLS one that leaves the content alone.
+#[tokio::test]
+async fn content_in_tls_is_masked_with_zeros() {
+    let (near, mut far) = tokio::io::duplex(1021);
+    let mut client = Channel::client_in_tls(near);
+    client.write_all(b"plain").await.unwrap();
+    client.flush().await.unwrap();
+    let mut sent = [0; 12];
+    far.read_exact(&mut sent).await.unwrap();
+    assert_eq!(sent, *b"\x82\x86\0\0\0\0\0plain");
+}
+
 /// Reading and writing may be the work of different tasks: neither takes the other's wake-up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn halves_in_tasks_of_their_own_get_on() {
-    let (near, far) = tokio::io::duplex(1021);
+    for client in CLIENTS {
+        let (near, far) = tokio::io::duplex(1021);
+        both_ways([client(near), Channel::server(far, 8080)]).await;
+    }
+}
+
+async fn both_ways(ends: [Channel<DuplexStream>; 2]) {
     let content = noise(2_000_003);
     let mut tasks = tokio::task::JoinSet::new();
-    for end in [Either::Left(Channel::client(near)), Either::Right(Channel::server(far, 8080))] {
+    for end in ends {
         let (mut from, mut to) = tokio::io::split(end);
         let (sent, expected) = (content.clone(), content.clone());
         tasks.spawn(async move {

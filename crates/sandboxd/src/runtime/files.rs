@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use agent_sandbox_protocol::runtime::{ExistsResponse, FileEntry, FileKind, ValidationProblem};
-use axum::extract::multipart::{Field, Multipart};
-use axum::extract::{DefaultBodyLimit, FromRequest};
 use http::{Request, Response, StatusCode};
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -18,27 +16,27 @@ use crate::files::{FileError, Follow, blocking};
 use crate::paths::{decode_once, unescape_form_name};
 use crate::server::body::{self, Body};
 use crate::server::download;
+use crate::server::form::Form;
 
 impl Runtime {
-    pub(super) async fn upload(self: Arc<Self>, mut request: Request<Body>) -> Response<Body> {
-        DefaultBodyLimit::disable().apply(&mut request);
-        let Ok(mut form) = Multipart::from_request(request, &()).await else { return missing_file() };
+    pub(super) async fn upload(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
+        let Some(mut form) = Form::of(request) else { return missing_file() };
         loop {
-            let field = match form.next_field().await {
-                Ok(Some(field)) => field,
+            let part = match form.next().await {
+                Ok(Some(part)) => part,
                 Ok(None) => return missing_file(),
                 Err(error) => return message(StatusCode::BAD_REQUEST, format!("File upload failed: {error}")),
             };
-            if field.name() != Some("file") {
+            if part.name.as_deref() != Some("file") {
                 continue;
             }
-            let Some(name) = field.file_name().map(unescape_form_name) else {
+            let Some(name) = part.file_name.as_deref().map(unescape_form_name) else {
                 return invalid(file_problem(
                     "value_error",
                     "Value error, Expected UploadFile, received: <class 'str'>",
                 ));
             };
-            return match self.clone().store(&name, field).await {
+            return match self.clone().store(&name, form).await {
                 Ok(()) => message(StatusCode::OK, format!("File '{name}' uploaded successfully.")),
                 Err(UploadError::File(FileError::Escapes | FileError::Refused(_))) => access_denied(),
                 Err(UploadError::File(error)) => {
@@ -54,7 +52,7 @@ impl Runtime {
         }
     }
 
-    async fn store(self: Arc<Self>, name: &str, mut field: Field<'_>) -> Result<(), UploadError> {
+    async fn store(self: Arc<Self>, name: &str, mut form: Form) -> Result<(), UploadError> {
         let given = name.as_bytes().to_vec();
         let runtime = Arc::clone(&self);
         let replacement = blocking(move || {
@@ -65,7 +63,7 @@ impl Runtime {
         .await?;
         let mut writer = BatchWriter::new(replacement.descriptor());
         let mut total = 0_u64;
-        while let Some(bytes) = field.chunk().await.map_err(|error| UploadError::Broken(error.to_string()))? {
+        while let Some(bytes) = form.chunk().await.map_err(|error| UploadError::Broken(error.to_string()))? {
             total += bytes.len() as u64;
             if total > self.max_body {
                 return Err(UploadError::TooLarge(self.max_body));

@@ -5,8 +5,6 @@ use std::sync::atomic::Ordering;
 
 use agent_sandbox_protocol::runtime::FileKind;
 use agent_sandbox_protocol::workspace::{Entry, ErrorBody, ErrorCode, Health, Listing};
-use axum::extract::multipart::Multipart;
-use axum::extract::{DefaultBodyLimit, FromRequest};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use rustix::io::Errno;
@@ -19,6 +17,7 @@ use crate::files::{FileError, Follow, Located, blocking};
 use crate::paths::decode_once;
 use crate::server::body::{self, Body};
 use crate::server::download;
+use crate::server::form::Form;
 
 /// An error answer of the dialect.
 #[derive(Debug)]
@@ -204,15 +203,14 @@ fn broken(error: impl std::fmt::Display) -> Refusal {
     Refusal::new(ErrorCode::InvalidArgument, format!("malformed multipart body: {error}"))
 }
 
-async fn store_part(mut request: Request<Body>, writer: &mut BatchWriter, limit: u64) -> Result<(), Refusal> {
-    DefaultBodyLimit::disable().apply(&mut request);
-    let mut form = Multipart::from_request(request, &()).await.map_err(broken)?;
-    while let Some(mut field) = form.next_field().await.map_err(broken)? {
-        if field.name() != Some("file") {
+async fn store_part(request: Request<Body>, writer: &mut BatchWriter, limit: u64) -> Result<(), Refusal> {
+    let mut form = Form::of(request).ok_or_else(|| broken("the content type names no boundary"))?;
+    while let Some(part) = form.next().await.map_err(broken)? {
+        if part.name.as_deref() != Some("file") {
             continue;
         }
         let mut total = 0_u64;
-        while let Some(bytes) = field.chunk().await.map_err(broken)? {
+        while let Some(bytes) = form.chunk().await.map_err(broken)? {
             total += bytes.len() as u64;
             check_limit(total, limit)?;
             writer.push(bytes).await?;
