@@ -141,7 +141,8 @@ def interactive(binary, client, plan):
             router = json.loads(pathlib.Path(folder, "up.json").read_text())["router"]
             if mode == "warm":
                 kubectl = ["kubectl", "--kubeconfig", kubeconfig]
-                size = count if concurrency > 1 else 10
+                # Larger than the burst by half: a pool refills at once when it runs low, and then sandboxes are made, not claimed.
+                size = count * 3 // 2 if concurrency > 1 else 10
                 subprocess.run([*kubectl, "apply", "-f", "-"], input=POOL.format(size=size), text=True, check=True, stdout=subprocess.DEVNULL)
                 wait_warm(kubectl, size)
             done = subprocess.run([client, kubeconfig, router, mode, str(concurrency), str(count)], capture_output=True, text=True, timeout=240)

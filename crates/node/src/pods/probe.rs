@@ -26,6 +26,9 @@ impl ProbeKind {
 /// Pause between tries until the first success. Refused connections cost microseconds, so a container is seen ready
 /// milliseconds after its port opens.
 pub const EAGER_PAUSE: Duration = Duration::from_millis(3);
+/// The same in the first moments, in which a small program opens its port.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(1);
+pub const FIRST_FOR: Duration = Duration::from_millis(8);
 /// A try by command costs a process, so it is repeated less eagerly.
 pub const EAGER_EXEC_PAUSE: Duration = Duration::from_millis(50);
 /// Eager tries slow down after this long: a container that takes seconds does not need milliseconds.

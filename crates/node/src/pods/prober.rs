@@ -7,7 +7,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::check::{Check, Target};
-use super::probe::{Change, EAGER_EXEC_PAUSE, EAGER_FOR, EAGER_PAUSE, Outcome, ProbeKind, Standing, Timing};
+use super::probe::{
+    Change, EAGER_EXEC_PAUSE, EAGER_FOR, EAGER_PAUSE, FIRST_FOR, FIRST_PAUSE, Outcome, ProbeKind, Standing, Timing,
+};
 
 /// Something changed.
 #[derive(Debug)]
@@ -91,6 +93,7 @@ impl Prober {
         }
         let eager = match check {
             Check::Exec { .. } => EAGER_EXEC_PAUSE,
+            _ if refused && born.elapsed() < FIRST_FOR => FIRST_PAUSE,
             _ if refused => EAGER_PAUSE,
             _ => EAGER_PAUSE * 8,
         };
