@@ -1,7 +1,7 @@
 //! A few HTTP/1.1 connections for requests that somebody waits for.
 //!
 //! A request that has a connection to itself is answered sooner than one on a shared one: there are no frames to take apart and no queues
-//! to pass, on either side (measured: a millisecond of the ten that a claim takes). Who finds none free goes the shared way, and one more
+//! to pass, on either side (measured: about half a millisecond of the ten that a claim takes). Who finds none free goes the shared way, and one more
 //! is opened beside it, so that no request waits for a handshake and a burst opens no more than a few.
 
 use std::{
