@@ -100,6 +100,11 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// The address DNS listens on for Pods, when Pods have a network (the responder is the kubelet half's).
     fn dns_address(&self) -> Option<IpAddr>;
 
+    /// Whether this machine reaches Pods at their addresses; otherwise connections are made from inside.
+    fn reaches_addresses(&self) -> bool {
+        true
+    }
+
     /// The address that Pods ask for names, when there is one.
     fn resolver(&self) -> Option<IpAddr> {
         self.dns_address()

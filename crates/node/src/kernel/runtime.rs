@@ -517,6 +517,10 @@ impl PodRuntime for KernelRuntime {
         self.share.network.as_ref().map(|network| network.gateway().into())
     }
 
+    fn reaches_addresses(&self) -> bool {
+        self.share.network.is_some()
+    }
+
     fn resolver(&self) -> Option<IpAddr> {
         let forwarded = self.pasta.as_ref().map(|_| self.share.pod_network.gateway().into());
         self.dns_address().or(forwarded)

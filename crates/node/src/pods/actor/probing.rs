@@ -14,6 +14,7 @@ use crate::pods::sandboxd;
 impl Actor {
     pub(super) fn target(&self, container: &str) -> Target {
         let ip = self.state.sandbox.info().and_then(|i| i.pod_ips.first()).and_then(|ip| ip.parse().ok());
+        let ip = ip.filter(|_| self.shared.runtime.reaches_addresses());
         Target { runtime: self.shared.runtime.clone(), pod: self.uid.clone(), container: container.to_owned(), ip }
     }
 

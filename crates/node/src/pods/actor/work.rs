@@ -257,6 +257,7 @@ impl Start {
     async fn post_start(&self, uid: &str, container: &Container) -> Result<(), StartFailure> {
         let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
         let ip = self.pod_ips.first().and_then(|ip| ip.parse().ok());
+        let ip = ip.filter(|_| self.shared.runtime.reaches_addresses());
         let target =
             Target { runtime: self.shared.runtime.clone(), pod: uid.to_owned(), container: container.name.clone(), ip };
         let result = match Check::of_hook(hook, container) {
