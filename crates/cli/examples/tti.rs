@@ -141,7 +141,7 @@ impl Bench {
             .header("X-Sandbox-ID", &found.sandbox)
             .header("X-Sandbox-Namespace", "default");
         if let Some(address) = &found.address {
-            // As every SDK does: the router need not have heard of the adoption yet.
+            // As the published SDKs do: the router need not have heard of the adoption yet.
             request = request.header("X-Sandbox-Pod-IP", address);
         }
         let request = request.body(Full::new(Bytes::from_static(br#"{"argv":["/bin/true"]}"#)))?;
