@@ -19,8 +19,7 @@ use super::ids::{IdBlocks, IdSource};
 use super::images::ImageStore;
 use super::layers;
 use super::net::{AddressPool, egress};
-use super::oci;
-use super::plan::{IdMode, PodPlan};
+use super::plan::IdMode;
 use super::share::HostShare;
 use super::spawner::Spawner;
 use super::storage::{self, Storage};
@@ -29,16 +28,18 @@ use super::usage::PodUsage;
 use super::wire::Call;
 use crate::runtime::{
     AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, PodRules, PodRuntime, PodSandbox,
-    PodSandboxSpec, PodState, RuntimeError, RuntimeEvent, RuntimeHandler, StorageMechanism, StorageUsage, Volume,
-    VolumeKey, VolumeRequest, Weakness,
+    PodSandboxSpec, PodState, RuntimeError, RuntimeEvent, StorageMechanism, StorageUsage, Volume, VolumeKey,
+    VolumeRequest, Weakness,
 };
 
+mod close;
 mod create;
 mod gate;
 mod images;
 mod pod;
 mod ready;
 mod recover;
+mod remove;
 mod sessions;
 mod way_out;
 
@@ -164,128 +165,6 @@ impl KernelRuntime {
 
     fn turn(&self, uid: &str) -> Arc<tokio::sync::Mutex<()>> {
         Arc::clone(self.turns.lock().entry(uid.to_owned()).or_default())
-    }
-
-    fn release_network(&self, plan: &PodPlan) {
-        if let (Some(network), Some(veth)) = (&self.share.network, &plan.veth)
-            && let Err(error) = network.release(veth)
-        {
-            tracing::warn!(pod = plan.spec.uid, %error, "Network rules of a removed Pod stay behind");
-        }
-        self.addresses.lock().give_back(plan.address);
-    }
-
-    /// As [`Self::release_network`], for a Pod that is being removed: after whoever is still writing its rules.
-    async fn end_network(&self, pod: Option<Arc<Pod>>, plan: PodPlan) {
-        let network = self.share.network.as_ref();
-        let waits = network.zip(plan.veth.as_ref()).is_some_and(|(network, veth)| network.may_have_rules(veth));
-        let Some(this) = self.this.upgrade().filter(|_| waits) else {
-            let _turn = pod.as_ref().map(|pod| pod.rules_turn.lock());
-            return self.release_network(&plan);
-        };
-        let work = move || {
-            let _turn = pod.as_ref().map(|pod| pod.rules_turn.lock());
-            this.release_network(&plan);
-        };
-        if tokio::task::spawn_blocking(work).await.is_err() {
-            tracing::warn!("Network rules of a removed Pod stay behind");
-        }
-    }
-
-    /// Removes what a Pod's supervisor cannot remove itself: it sits in the Pod's own group.
-    async fn remove_remains(&self, uid: &str, pod: Option<&Pod>) -> Result<(), RuntimeError> {
-        let dir = self.pod_dir(uid);
-        let cgroup = match pod {
-            Some(pod) => pod.plan.cgroup.clone(),
-            // A Pod without a plan has not got as far as having groups.
-            None => create::SavedPlan::read(&dir).map(|saved| saved.plan.ground.cgroup).unwrap_or_default(),
-        };
-        let own_layers = self.layers_dir().join(uid);
-        let kept_layers = pod.map(|pod| self.layers_dir().join(&pod.keeper));
-        let storage = Arc::clone(&self.storage);
-        let foreign = pod.is_none_or(|pod| matches!(pod.plan.spec.handler, RuntimeHandler::Oci { .. }));
-        let work = move || -> io::Result<()> {
-            create::remove_group(&cgroup)?;
-            if foreign {
-                oci::remove_stray_groups(&cgroup);
-            }
-            if let Some(layers) = kept_layers.filter(|layers| has_mounts(layers)) {
-                storage::unmount_below(&layers)?;
-            }
-            storage.remove(&own_layers)?;
-            storage.remove_records(&dir)
-        };
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|_| RuntimeError::Timeout("removing the Pod's folders"))?
-            .map_err(|source| RuntimeError::Kernel { step: "removing the Pod's folders".to_owned(), source })
-    }
-}
-
-impl KernelRuntime {
-    /// Gives the host back what is not any Pod's: the group above all Pods and the node's network. While a Pod is left they stay,
-    /// because it needs them. Called when dropped; a program that is about to exit calls it, because tasks may hold on to the runtime.
-    pub fn close(&self) {
-        if self.share.is_closed() {
-            return;
-        }
-        self.close_ready();
-        self.unmounts.close();
-        if self.source.has_blocks()
-            && let Err(error) = self.ids.lock().release()
-        {
-            tracing::warn!(%error, "Unused blocks of user ids stay ours until the machine restarts");
-        }
-        // Pods of an earlier process may not have been looked for yet, and some may be in the making.
-        let unknown_pods = !self.recovered.load(Ordering::Relaxed) && !self.pod_folders().is_empty();
-        if unknown_pods || !self.pods.lock().is_empty() || self.is_making_pods() {
-            return;
-        }
-        if self.config.pods_end_with_node && !self.privileged {
-            self.throw_away();
-        }
-        self.storage.close();
-        self.share.close();
-    }
-
-    /// Removes what whoever throws the folder away could not: without privilege files of sandboxes belong to others, or are closed.
-    fn throw_away(&self) {
-        for name in ["layers", "volumes", "pods"] {
-            let folder = self.config.data_dir.join(name);
-            if let Err(error) = self.storage.remove(&folder) {
-                tracing::warn!(%error, folder = %folder.display(), "Files of sandboxes stay behind");
-            }
-        }
-    }
-
-    fn is_making_pods(&self) -> bool {
-        self.turns.lock().values().any(|turn| turn.try_lock().is_err())
-    }
-
-    /// Ends every Pod at once and gives everything back, whatever state it is in: for folders that are thrown away.
-    pub fn discard(&self) {
-        self.close_ready();
-        let all = self.share.group();
-        let _ = all.kill();
-        if let Err(error) = create::remove_group(&all) {
-            tracing::warn!(%error, "Control groups of discarded Pods stay behind");
-        }
-        let pods = std::mem::take(&mut *self.pods.lock());
-        for pod in pods.values() {
-            pod.begin_removal();
-            self.release_network(&pod.plan);
-        }
-        self.recovered.store(true, Ordering::Relaxed);
-        if !self.privileged {
-            self.throw_away();
-        }
-        self.close();
-    }
-}
-
-impl Drop for KernelRuntime {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 
