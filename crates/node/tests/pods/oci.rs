@@ -195,8 +195,10 @@ async fn terminals_work(program: &str) {
         }
     };
     tokio::time::timeout(LIMIT, shown).await.expect("its own terminal, by the console socket");
+    // runc passes the size on a moment after it has started the command.
+    let command = "while [ \"$(stty size)\" = '0 0' ]; do sleep 0.02; done; stty size; exit 4";
     let request = ExecRequest {
-        command: vec!["sh".into(), "-c".into(), "stty size; exit 4".into()],
+        command: vec!["sh".into(), "-c".into(), command.into()],
         stdin: true,
         stdout: true,
         tty: true,
