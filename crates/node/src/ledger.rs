@@ -26,25 +26,27 @@ impl Ledger {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             other => other?,
         };
-        let mut entries = replay(&text);
-        let earlier = read_folder(folder)?;
-        let fresh = text.is_empty() && earlier.is_none();
-        if let Some(earlier) = &earlier {
-            entries.extend(earlier.iter().map(|(key, value)| (key.clone(), value.clone())));
-        }
-        let file = if fresh { append_to(&path)? } else { write_anew(&path, &entries)? };
-        if earlier.is_some() {
+        let lines = text.split_inclusive(|byte| *byte == b'\n').count();
+        let mut ledger =
+            Self { file: append_to(&path)?, path, length: text.len() as u64, lines, entries: replay(&text) };
+        if let Some(earlier) = read_folder(folder)? {
+            ledger.entries.extend(earlier);
+            ledger.write_anew()?;
             fs::remove_dir_all(folder)?;
+        } else if text.last().is_some_and(|byte| *byte != b'\n') {
+            // Half a line would spoil the next one.
+            ledger.write_anew()?;
+        } else {
+            ledger.shorten()?;
         }
-        let length = file.metadata()?.len();
-        Ok(Self { path, file, length, lines: entries.len(), entries })
+        Ok(ledger)
     }
 
     pub(crate) fn entries(&self) -> &BTreeMap<String, String> {
         &self.entries
     }
 
-    /// Sets an entry. Written when this returns; safe from a loss of power after [`sync`](Self::syncer).
+    /// Sets an entry. Written when this returns; safe from a loss of power once the [`syncer`](Self::syncer) was synced.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> io::Result<()> {
         let fits = |text: &str| !text.contains(['\n', '\t', '\0']);
         if key.is_empty() || !fits(key) || !fits(value) {
@@ -81,11 +83,19 @@ impl Ledger {
     }
 
     fn shorten(&mut self) -> io::Result<()> {
-        if self.lines > HISTORY + 4 * self.entries.len() {
-            self.file = write_anew(&self.path, &self.entries)?;
-            self.length = self.file.metadata()?.len();
-            self.lines = self.entries.len();
-        }
+        if self.lines > HISTORY + 4 * self.entries.len() { self.write_anew() } else { Ok(()) }
+    }
+
+    /// Whole or not at all, whatever happens to the machine.
+    fn write_anew(&mut self) -> io::Result<()> {
+        let temporary = self.path.with_extension("tmp");
+        let text: String = self.entries.iter().map(|(key, value)| format!("+{key}\t{value}\n")).collect();
+        let mut file = File::create(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, &self.path)?;
+        self.file = append_to(&self.path)?;
+        (self.length, self.lines) = (text.len() as u64, self.entries.len());
         Ok(())
     }
 }
@@ -123,17 +133,6 @@ fn read_folder(folder: &Path) -> io::Result<Option<BTreeMap<String, String>>> {
 
 fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
-}
-
-/// Whole or not at all, whatever happens to the machine.
-fn write_anew(path: &Path, entries: &BTreeMap<String, String>) -> io::Result<File> {
-    let temporary = path.with_extension("tmp");
-    let text: String = entries.iter().map(|(key, value)| format!("+{key}\t{value}\n")).collect();
-    let mut file = File::create(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    append_to(path)
 }
 
 #[cfg(test)]

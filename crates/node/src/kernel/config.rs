@@ -1,6 +1,6 @@
 //! What an operator can choose about the kernel half, with the reasons for the defaults.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::images::BUILT_IN_ALIAS;
 use super::plan::Walls;
@@ -55,6 +55,15 @@ pub enum HelperProgram {
     CurrentExecutable,
     /// Another program that does, for test harnesses whose `main` is not ours.
     Path(PathBuf),
+}
+
+impl HelperProgram {
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::CurrentExecutable => Path::new("/proc/self/exe"),
+            Self::Path(path) => path,
+        }
+    }
 }
 
 impl KernelConfig {

@@ -80,11 +80,7 @@ impl Hands {
 
     fn send(&self, work: Work) -> io::Result<(u64, u64)> {
         let Self::Mapped { helper, subordinates } = self else { return Ok((0, 0)) };
-        let program = match helper {
-            HelperProgram::CurrentExecutable => Path::new("/proc/self/exe"),
-            HelperProgram::Path(path) => path,
-        };
-        let mut child = Command::new(program)
+        let mut child = Command::new(helper.path())
             .arg0(HELPER_NAME)
             .env_clear()
             .current_dir("/")

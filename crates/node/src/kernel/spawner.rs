@@ -37,10 +37,7 @@ impl Spawner {
     /// mount, else a sealed copy. Helpers enter sandboxes, where their program can be found through `/proc`.
     pub(crate) fn start(helper: &HelperProgram) -> io::Result<Self> {
         let (socket, theirs) = socket_pair()?;
-        let mut source = match helper {
-            HelperProgram::CurrentExecutable => fs::File::open("/proc/self/exe")?,
-            HelperProgram::Path(path) => fs::File::open(path)?,
-        };
+        let mut source = fs::File::open(helper.path())?;
         let program = match sys::read_only_view(source.as_fd()) {
             Ok(view) => view,
             Err(_) => sys::sealed_copy(&mut source, c"agent-sandbox")?,

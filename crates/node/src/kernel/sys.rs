@@ -45,6 +45,10 @@ pub(crate) fn fork_into(flags: libc::c_int, group: BorrowedFd<'_>) -> io::Result
     Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
 }
 
+pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
+}
+
 /// Ends a forked child without running the parent's exit handlers.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit never returns and touches nothing.

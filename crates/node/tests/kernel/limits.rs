@@ -9,7 +9,11 @@ async fn a_memory_bomb_is_killed_and_called_so() {
     if !is_root() {
         return;
     }
-    let node = Node::start().await;
+    kill_a_memory_bomb(&Node::start().await).await;
+}
+
+/// The limit holds, and the exit says why.
+pub(crate) async fn kill_a_memory_bomb(node: &Node) {
     let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };
     node.runtime.create_pod(PodSandboxSpec { limits, ..pod("p1") }).await.unwrap();
     let mut spec = node.container("p1", "c", &["tail", "/dev/zero"]).await;

@@ -95,13 +95,7 @@ async fn a_memory_bomb_ends_in_a_delegated_group() {
     let node = Node::start().await;
     let weak = node.runtime.weaknesses();
     assert!(weak.iter().all(|weak| weak.kind != WeaknessKind::LimitNotEnforced), "said: {weak:?}");
-    let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };
-    node.runtime.create_pod(PodSandboxSpec { limits, ..pod("p1") }).await.unwrap();
-    let mut spec = node.container("p1", "c", &["tail", "/dev/zero"]).await;
-    spec.limits = limits;
-    let exit = node.run("p1", spec).await;
-    assert_eq!((exit.code, exit.signal, exit.oom_killed), (137, Some(9), true));
-    node.runtime.remove_pod("p1").await.unwrap();
+    crate::limits::kill_a_memory_bomb(&node).await;
 }
 
 /// A file system with project quotas, mounted at a folder for as long as this lives.

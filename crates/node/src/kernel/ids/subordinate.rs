@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -80,8 +79,8 @@ pub(crate) fn enter(uids: &[(u32, u32)], gids: &[(u32, u32)]) -> io::Result<()> 
     let own = std::process::id();
     let uid_map = arguments(rustix::process::getuid().as_raw(), uids);
     let gid_map = arguments(rustix::process::getgid().as_raw(), gids);
-    let (begin_read, begin_write) = pipe()?;
-    let (said_read, said_write) = pipe()?;
+    let (begin_read, begin_write) = sys::pipe()?;
+    let (said_read, said_write) = sys::pipe()?;
     // The two programs lose their privilege inside, so a child that stays outside calls them.
     let child = match sys::fork_with(0)? {
         Fork::Child => {
@@ -106,10 +105,6 @@ pub(crate) fn enter(uids: &[(u32, u32)], gids: &[(u32, u32)]) -> io::Result<()> 
     sys::wait_for(child)?;
     entered?;
     if said.is_empty() { Ok(()) } else { Err(io::Error::other(said)) }
-}
-
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
 
 /// `inside outside count` for the caller and every range.

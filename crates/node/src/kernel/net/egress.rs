@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -108,8 +108,11 @@ fn outgoing(
 /// Resolvers of this machine.
 fn resolvers() -> Vec<Ipv4Addr> {
     let text = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    let servers = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
-    servers.filter_map(|address| address.trim().parse().ok()).collect()
+    let ipv4 = |upstream: SocketAddr| match upstream.ip() {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    };
+    crate::dns::server::upstreams(&text).into_iter().filter_map(ipv4).collect()
 }
 
 /// Every address of the host's own.
@@ -163,11 +166,7 @@ impl Way<'_> {
         if self.is_open() {
             return Ok(());
         }
-        let helper = match helper {
-            HelperProgram::CurrentExecutable => Path::new("/proc/self/exe"),
-            HelperProgram::Path(path) => path,
-        };
-        let mut watcher = Command::new(helper)
+        let mut watcher = Command::new(helper.path())
             .arg0(HELPER_NAME)
             .arg(self.supervisor.to_string())
             .arg(pasta)

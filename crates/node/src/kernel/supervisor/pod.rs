@@ -164,8 +164,8 @@ fn shared_namespaces(plan: &GroundPlan) -> Step<PodNamespaces> {
     if plan.walls.network_namespace {
         flags |= libc::CLONE_NEWNET;
     }
-    let (made_read, made_write) = pipe().step("making a pipe")?;
-    let (hold_read, hold_write) = pipe().step("making a pipe")?;
+    let (made_read, made_write) = sys::pipe().step("making a pipe")?;
+    let (hold_read, hold_write) = sys::pipe().step("making a pipe")?;
     let pid = match sys::fork_with(0).step("forking")? {
         Fork::Child => {
             drop((made_read, hold_write));
@@ -239,8 +239,4 @@ fn memory_volumes(plan: &PodPlan) -> Step<()> {
         rustix::mount::move_mount(&mount, "", rustix::fs::CWD, &path, flags).step("attaching a memory volume")?;
     }
     Ok(())
-}
-
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
