@@ -152,6 +152,12 @@ fn collect_processes(folder: &Path, pids: &mut Vec<i32>) {
 
 /// Removes a group's folder and those below it (control files vanish with their folder).
 pub(crate) fn remove_tree(folder: &Path) -> io::Result<()> {
+    // Most have none below them, and listing a group's control files takes longer than removing it.
+    match fs::remove_dir(folder) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(_) => {}
+    }
     match fs::read_dir(folder) {
         Ok(entries) => {
             for entry in entries.flatten() {

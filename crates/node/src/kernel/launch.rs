@@ -174,7 +174,8 @@ fn begin(pod: &PodPlan) -> Step<()> {
     if pod.ids.is_privileged() {
         sys::set_dumpable(false).step("closing the process to tracing")?;
     }
-    sys::reset_signals();
+    // What the supervisor ignores, and what it blocks; the spawner has seen to all others.
+    sys::default_signals(&[libc::SIGPIPE]);
     sys::set_parent_death_signal(libc::SIGKILL).step("tying the process to its supervisor")?;
     rustix::process::setsid().step("making a session")?;
     Ok(())

@@ -14,7 +14,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 use super::supervisor::SOCKET;
-use super::wire::{self, Answer, Call, Failure, MAX_PACKET, Message, Request};
+use super::wire::{self, Answer, Call, Failure, Message, Request};
 use crate::runtime::{Exit, RuntimeError};
 
 /// Longest a call may take. Starting a container is the slowest, and bounded by the supervisor itself.
@@ -94,7 +94,7 @@ impl Link {
     async fn read(&self, notice: &impl Fn(Notice)) {
         loop {
             let Ok(mut ready) = self.socket.readable().await else { return };
-            match ready.try_io(|socket| wire::receive::<Message>(socket.get_ref(), &mut vec![0; MAX_PACKET])) {
+            match ready.try_io(|socket| wire::receive::<Message>(socket.get_ref())) {
                 Ok(Ok(Some((message, descriptors)))) => self.dispatch(message, descriptors, notice),
                 // A reset is told before what was said last: why a Pod could not be made, for one.
                 Ok(Err(error))

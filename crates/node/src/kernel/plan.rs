@@ -25,6 +25,9 @@ pub(crate) struct GroundPlan {
     pub(crate) group: String,
     /// Its folders, without any limit.
     pub(crate) cgroup: CgroupPlan,
+    /// The supervisor's own folder in the unified tree.
+    #[serde(default)]
+    pub(crate) supervisor_group: Option<PathBuf>,
     /// The Pod ends when nobody is connected to its supervisor any more, and leaves nothing behind.
     pub(crate) ends_with_node: bool,
     pub(crate) walls: Walls,

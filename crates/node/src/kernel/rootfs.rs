@@ -3,6 +3,7 @@
 //!
 //! Targets are always resolved beneath the new root, so no link in an image leads a mount elsewhere.
 
+use std::cell::OnceCell;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -36,7 +37,7 @@ pub(crate) struct Owner<'a> {
 pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> Step<()> {
     sys::make_private_recursive(c"/").step("making mounts private")?;
     let (root, stage) = mount_root(plan, owner, scratch)?;
-    let builder = Builder { root: root.as_fd(), owner, stage: stage.as_ref().map(AsFd::as_fd) };
+    let builder = Builder::new(root.as_fd(), owner, stage.as_ref().map(AsFd::as_fd));
     for step in &plan.steps {
         builder.apply(step).map_err(|(name, error)| {
             (name, io::Error::new(error.kind(), WithPath { path: step.target().to_owned(), source: error }))
@@ -71,12 +72,11 @@ impl WithPath {
 /// is an empty folder, and is one again afterwards.
 pub(crate) fn mount_tree(plan: &RootPlan, owner: Owner<'_>, scratch: &Path, at: &Path, working_dir: &str) -> Step<()> {
     let (root, _) = mount_root(plan, owner, scratch)?;
-    let built =
-        Builder { root: root.as_fd(), owner, stage: None }.ensure(working_dir, FileKind::Folder).and_then(|_| {
-            // A copy, because the stage around the original can be entered by the host's root only.
-            let copy = clone_tree(&root, Path::new(""), false).step("copying the root")?;
-            attach_at_path(&copy, at).step("attaching the root")
-        });
+    let built = Builder::new(root.as_fd(), owner, None).ensure(working_dir, FileKind::Folder).and_then(|_| {
+        // A copy, because the stage around the original can be entered by the host's root only.
+        let copy = clone_tree(&root, Path::new(""), false).step("copying the root")?;
+        attach_at_path(&copy, at).step("attaching the root")
+    });
     unmount(scratch, UnmountFlags::DETACH).step("leaving the stage")?;
     built
 }
@@ -168,9 +168,15 @@ struct Builder<'a> {
     root: BorrowedFd<'a>,
     owner: Owner<'a>,
     stage: Option<BorrowedFd<'a>>,
+    /// The root's `/dev/null`, once it has been needed.
+    null: OnceCell<OwnedFd>,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    fn new(root: BorrowedFd<'a>, owner: Owner<'a>, stage: Option<BorrowedFd<'a>>) -> Self {
+        Self { root, owner, stage, null: OnceCell::new() }
+    }
+
     fn apply(&self, step: &MountStep) -> Step<()> {
         match step {
             MountStep::Proc { target } => {
@@ -282,10 +288,7 @@ impl Builder<'_> {
         let Some(at) = self.resolve_existing(target)? else { return Ok(()) };
         let change = MountChange { set: ATTR_RDONLY | ATTR_NOEXEC, ..MountChange::default() };
         let cover = match kind {
-            FileKind::File => {
-                let null = self.resolve("/dev/null", OFlags::PATH).step("opening /dev/null")?;
-                clone_tree(&null, Path::new(""), false).step("hiding a file")?
-            }
+            FileKind::File => clone_tree(self.null()?, Path::new(""), false).step("hiding a file")?,
             // One empty folder for all: a file system each would be most of the work of a start.
             FileKind::Folder => match self.stage {
                 Some(stage) => clone_tree(stage, Path::new(EMPTY), false).step("hiding a folder")?,
@@ -295,6 +298,16 @@ impl Builder<'_> {
         };
         sys::mount_setattr(cover.as_fd(), change).step("hiding a path")?;
         attach(&cover, at.as_fd()).step("hiding a path")
+    }
+
+    fn null(&self) -> Step<&OwnedFd> {
+        match self.null.get() {
+            Some(null) => Ok(null),
+            None => {
+                let null = self.resolve("/dev/null", OFlags::PATH).step("opening /dev/null")?;
+                Ok(self.null.get_or_init(|| null))
+            }
+        }
     }
 
     fn make_read_only(&self, target: &str) -> Step<()> {

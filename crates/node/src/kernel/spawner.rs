@@ -95,13 +95,15 @@ fn spawner_main() -> i32 {
     if sys::dup_onto(null.as_fd(), 0).is_err() || sys::set_process_name(c"asb-spawner").is_err() {
         return 2;
     }
+    // For all that are forked from here on.
+    sys::reset_signals();
     sys::ignore_children();
-    let mut buffer = vec![0; 4096];
     // Worked out once; supervisors share its pages.
     let filter = super::seccomp::program();
+    let _ = supervisor::records::boot_id();
     let mut held = Vec::new();
     loop {
-        match wire::receive::<Ask>(&socket, &mut buffer) {
+        match wire::receive::<Ask>(&socket) {
             Ok(Some((Ask::Hold, descriptors))) => held.extend(descriptors),
             Ok(Some((Ask::Spawn, descriptors))) => {
                 let Ok([control]) = <[OwnedFd; 1]>::try_from(descriptors) else { continue };
@@ -117,7 +119,7 @@ fn spawner_main() -> i32 {
 }
 
 fn supervisor_main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
-    sys::reset_signals();
+    sys::default_signals(&[libc::SIGCHLD]);
     if rustix::process::setsid().is_err() || sys::set_process_name(c"asb-supervisor").is_err() {
         return 2;
     }

@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::hands::Hands;
 use crate::runtime::StorageMechanism;
@@ -29,6 +30,9 @@ pub(crate) struct Storage {
     projects: bool,
     /// Absent where file systems cannot be mounted.
     templates: Option<Templates>,
+    /// Whether anything may be mounted below our folder. Most nodes never mount anything there, and the table of all mounts of
+    /// the machine is long.
+    mounts: AtomicBool,
     trash: Trash,
     hands: Hands,
 }
@@ -38,7 +42,9 @@ impl Storage {
         let templates = privileged.then(|| Templates::new(&data_dir.join("templates"))).flatten();
         let trash = Trash::open(data_dir.join("trash"), hands.clone());
         let projects = privileged && quota::holds_limits(data_dir);
-        Self { data_dir: data_dir.to_owned(), projects, templates, trash, hands }
+        let mounts = fs::read_to_string("/proc/self/mountinfo");
+        let mounts = AtomicBool::new(mounts.map_or(true, |table| !mount_points_below(&table, data_dir).is_empty()));
+        Self { data_dir: data_dir.to_owned(), projects, templates, mounts, trash, hands }
     }
 
     /// What a tree that sandboxes have written takes up.
@@ -91,6 +97,7 @@ impl Storage {
         }
         fs::create_dir_all(folder)?;
         if !is_mounted(folder)? {
+            self.mounts.store(true, Ordering::Release);
             loops::mount(&image, folder)?;
             // The first mount finds what mkfs made.
             let _ = fs::remove_dir(folder.join("lost+found"));
@@ -104,7 +111,7 @@ impl Storage {
         if !folder.exists() {
             return Ok(());
         }
-        if self.templates.is_some() {
+        if self.templates.is_some() && self.mounts.load(Ordering::Acquire) {
             unmount_below(folder)?;
         }
         if self.projects {
@@ -130,7 +137,11 @@ impl Storage {
                 _ => {}
             }
         }
-        fs::remove_dir(folder)
+        match fs::remove_dir(folder) {
+            // A removal that was given up half-way may still have been at it.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Gives back at once what removed folders still take of the disk.

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::launch::PodNamespaces;
@@ -61,9 +61,14 @@ struct Supervisor {
     execs: Vec<RunningExec>,
     /// Set by a shutdown: answer this request once everything is gone, then end.
     ending: Option<(u64, u64)>,
+    /// Whether memory is kept that a waiting supervisor has no use for.
+    untidy: bool,
     /// For what containers write. Packets are read into memory that is given back: a supervisor waits far longer than it works.
     buffer: Vec<u8>,
 }
+
+/// How long nothing happens before memory is given back. A Pod that ends soon never pays for that, and for having it again.
+const TIDY_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Most that is read of a container's output at a time.
 const OUTPUT_BUFFER: usize = 16 * 1024;
@@ -76,7 +81,6 @@ pub(crate) fn main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
             // A node that died meanwhile finds us by the socket in the Pod's folder.
             let _ = wire::send(&control, &Message::Answer { id: 0, answer: ready }, &[]);
             supervisor.add_connection(control);
-            sys::trim_heap();
             supervisor.serve()
         }
         // Kept ready, and never needed.
@@ -137,9 +141,8 @@ fn settle(
 
 /// One message of the beginning with its memory file; `None` when nobody is there any more.
 fn receive_begin(control: &OwnedFd) -> Step<Option<(Begin, OwnedFd)>> {
-    let mut buffer = [0; 256];
     loop {
-        match wire::receive::<Begin>(control, &mut buffer) {
+        match wire::receive::<Begin>(control) {
             Ok(Some((begin, descriptors))) => {
                 let file = descriptors.into_iter().next();
                 let file = file.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADMSG)).step("reading the plan")?;
@@ -187,6 +190,7 @@ fn start(plan: PodPlan, mut ground: Ground, signals: OwnedFd, filter: Vec<libc::
         containers: Vec::new(),
         execs: Vec::new(),
         ending: None,
+        untidy: true,
         buffer: vec![0; OUTPUT_BUFFER],
     })
 }
@@ -236,7 +240,11 @@ impl Supervisor {
                 self.answer(connection, request, Answer::Done, &[]);
                 return 0;
             }
-            for (source, ready) in self.wait() {
+            let ready = self.wait();
+            if ready.is_empty() && std::mem::take(&mut self.untidy) {
+                sys::trim_heap();
+            }
+            for (source, ready) in ready {
                 self.handle(source, ready);
             }
             self.connections.retain(|connection| connection.open);
@@ -260,7 +268,7 @@ impl Supervisor {
                 set.push(PollFd::new(&attached.fd, attached.interest()));
             }
         }
-        match poll(&mut set, None) {
+        match poll(&mut set, self.untidy.then_some(&TIDY_AFTER)) {
             Ok(_) => {
                 let ready = set.iter().map(PollFd::revents).collect::<Vec<_>>();
                 sources.into_iter().zip(ready).filter(|(_, flags)| !flags.is_empty()).collect()
@@ -317,7 +325,7 @@ impl Supervisor {
 
     fn handle_connection(&mut self, id: u64) {
         let Some(connection) = self.connections.iter().find(|connection| connection.id == id) else { return };
-        match wire::receive::<Request>(&connection.socket, &mut vec![0; MAX_PACKET]) {
+        match wire::receive::<Request>(&connection.socket) {
             Ok(Some((request, descriptors))) => self.call(id, request, descriptors),
             Ok(None) => self.close_connection(id),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
@@ -374,7 +382,7 @@ impl Supervisor {
             }
             Err(failure) => self.answer(connection, id, Answer::Failed(failure), &[]),
         }
-        sys::trim_heap();
+        self.untidy = true;
     }
 
     fn answer(&mut self, connection: u64, id: u64, answer: Answer, descriptors: &[std::os::fd::BorrowedFd<'_>]) {

@@ -7,6 +7,8 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+pub(crate) mod twin;
+
 /// Turns a `-1` answer into the error of this thread.
 fn check(answer: libc::c_long) -> io::Result<libc::c_long> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
@@ -275,9 +277,14 @@ pub(crate) fn take_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Restores default actions and an empty mask, as a new program expects them.
 pub(crate) fn reset_signals() {
-    for signal in 1..=64 {
+    default_signals(&std::array::from_fn::<_, 64, _>(|index| index as libc::c_int + 1));
+}
+
+/// Gives these signals their first meaning back, and blocks none.
+pub(crate) fn default_signals(signals: &[libc::c_int]) {
+    for signal in signals {
         // SAFETY: SIG_DFL is always a valid action; numbers the kernel refuses (KILL, STOP, libc's own) are ignored.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        unsafe { libc::signal(*signal, libc::SIG_DFL) };
     }
     let mut empty = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set before sigprocmask reads it.

@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How long mounts wait for others to come.
-const LINGER: Duration = Duration::from_millis(250);
+/// How long mounts wait for others to come. Longer would save some writes, and keep those waiting longer that come behind them.
+const LINGER: Duration = Duration::from_millis(30);
 
 /// Most that are let go of in the same moment; each has a thread for as long as the disk takes.
-const AT_ONCE: usize = 64;
+const AT_ONCE: usize = 8;
 
 /// Mounts that wait, by the layer they hold.
 pub(crate) struct Unmounts {

@@ -163,14 +163,14 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, document: &T, descriptors: &
 }
 
 /// Receives one packet; `None` when the other side is gone.
-pub(crate) fn receive<T: DeserializeOwned>(
-    socket: impl AsFd,
-    buffer: &mut [u8],
-) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    // Most packets are a few hundred bytes: room for the largest would have to be cleared for each of them.
+    let (_, length) = rustix::net::recv(&socket, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::TRUNC)?;
+    let mut buffer = vec![0; length.min(MAX_PACKET)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received =
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
     let mut descriptors = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

@@ -104,10 +104,28 @@ impl CgroupLayout {
         plan
     }
 
+    /// Where a Pod's supervisor lives in the unified tree: beside its containers' groups, because a group whose children use
+    /// controllers may not hold processes; where nobody uses any there, in the Pod's own.
+    pub(crate) fn supervisor_group(&self, pod: &CgroupPlan) -> Option<PathBuf> {
+        let pod = pod.unified.as_ref()?;
+        Some(if self.unified_controllers.is_empty() { pod.clone() } else { pod.join("supervisor") })
+    }
+
     /// A container's group below its Pod's. Where controllers are bound to v1 the container has a group of its own only when
-    /// its limits are not the Pod's: its process is in the Pod's already, and moving it waits for the whole machine.
-    pub(crate) fn plan_below(&self, pod: &CgroupPlan, path: &str, own: HardLimits, of_pod: HardLimits) -> CgroupPlan {
+    /// its limits are not the Pod's: its process is in the Pod's already, and moving it waits for the whole machine. In the
+    /// unified tree it needs one for controllers, or to be killed by when it has not got all its processes in a namespace.
+    pub(crate) fn plan_below(
+        &self,
+        pod: &CgroupPlan,
+        path: &str,
+        own: HardLimits,
+        of_pod: HardLimits,
+        own_processes: bool,
+    ) -> CgroupPlan {
         let mut plan = self.plan(path, own);
+        if self.unified_controllers.is_empty() && own_processes {
+            plan.unified = None;
+        }
         let covered = |own: Option<u64>, pod: Option<u64>| own.is_none() || own == pod;
         if covered(own.memory_bytes, of_pod.memory_bytes)
             && covered(own.cpu_millis, of_pod.cpu_millis)
@@ -263,7 +281,7 @@ mod tests {
     fn a_container_has_v1_groups_of_its_own_only_for_limits_of_its_own() {
         let layout = CgroupLayout::detect(HYBRID, "", "node", false, |_| "hugetlb".to_owned());
         let pod = layout.plan("pod", LIMITS);
-        let below = |own| layout.plan_below(&pod, "pod/c", own, LIMITS);
+        let below = |own| layout.plan_below(&pod, "pod/c", own, LIMITS, false);
         let none = HardLimits { memory_bytes: None, cpu_millis: None, cpu_request_millis: None, pids: None };
         for same in [none, LIMITS, HardLimits { pids: None, ..LIMITS }] {
             let plan = below(same);

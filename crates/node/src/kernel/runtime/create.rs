@@ -192,6 +192,7 @@ impl KernelRuntime {
         }
         Ok(GroundPlan {
             ids,
+            supervisor_group: self.share.layout.supervisor_group(&cgroup),
             address: self.take_address()?,
             veth: self.share.network.as_ref().filter(|_| routed).map(NodeNetwork::cable),
             group,
@@ -362,7 +363,12 @@ impl KernelRuntime {
         let cgroup = match convention {
             // A runtime that makes groups makes them in every tree, and counts there.
             Some(convention) if !convention.own_groups => self.share.layout.plan(&group, own),
-            _ => self.share.layout.plan_below(&pod.plan.cgroup, &group, own, of_pod),
+            _ => {
+                // Other runtimes have processes on the host, too.
+                let own_processes =
+                    convention.is_none() && self.config.walls.pid_namespace && !pod.plan.spec.share_processes;
+                self.share.layout.plan_below(&pod.plan.cgroup, &group, own, of_pod, own_processes)
+            }
         };
         let plan = ContainerPlan {
             id: uuid::Uuid::new_v4().simple().to_string(),

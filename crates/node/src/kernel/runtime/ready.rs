@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::super::plan::{GroundPlan, IdMode};
+use super::super::sys;
 use super::super::wire::{self, Answer, Begin, Message};
-use super::super::{sys, wire::MAX_PACKET};
 use super::KernelRuntime;
 use crate::runtime::{NetworkMode, PodSandboxSpec, RuntimeError};
 
@@ -120,10 +120,9 @@ impl KernelRuntime {
         rustix::io::ioctl_fionbio(&control, true)?;
         let control = sys::register(control)?;
         let answer = async {
-            let mut buffer = vec![0; MAX_PACKET];
             loop {
                 let mut readable = control.readable().await?;
-                match readable.try_io(|socket| wire::receive::<Message>(socket.get_ref(), &mut buffer)) {
+                match readable.try_io(|socket| wire::receive::<Message>(socket.get_ref())) {
                     Ok(Ok(Some((Message::Answer { answer: Answer::Done, .. }, _)))) => return Ok(()),
                     Ok(Ok(Some((Message::Answer { answer, .. }, _)))) => {
                         return Err(io::Error::other(format!("{answer:?}")));

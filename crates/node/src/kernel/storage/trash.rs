@@ -86,8 +86,12 @@ impl Trash {
             let started = std::thread::Builder::new().name("trash".to_owned()).spawn(move || heap.attend(&hands));
             state.attended = started.is_ok();
         }
+        let full = state.waiting.len() >= MOST;
         drop(state);
-        self.heap.changed.notify_all();
+        if full {
+            // Otherwise whoever sees to it looks when the time comes, and finds that there is more.
+            self.heap.changed.notify_all();
+        }
     }
 
     /// Deletes everything, and returns when it is gone.

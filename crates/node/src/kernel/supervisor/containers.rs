@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::super::launch::{self, ContainerNamespaces, Report, Streams};
+use super::super::launch::{self, Report, Streams};
 use super::super::oci;
 use super::super::plan::ContainerPlan;
 use super::super::sys::{self, Fork};
@@ -27,7 +27,6 @@ pub(super) struct Container {
     pub(super) state: ContainerState,
     /// While it runs.
     pub(super) pid: Option<i32>,
-    pub(super) namespaces: Option<ContainerNamespaces>,
     /// The way into its mounts, which stay as long as it is open.
     pub(super) mounts: Option<OwnedFd>,
     pub(super) outputs: Vec<Output>,
@@ -184,8 +183,6 @@ impl Supervisor {
             let copy = terminal.try_clone().map_err(failed("copying the terminal"))?;
             ends = OwnEnds { input: Some(copy), outputs: vec![(terminal, Stream::Stdout)] };
         }
-        // It may have ended already; commands cannot be run in it then, which is all these are for.
-        let namespaces = ContainerNamespaces::of(pid).ok();
         let mounts = mounts.or_else(|| sys::open_namespace(pid, "mnt").ok());
         let outputs =
             ends.outputs.into_iter().map(|(fd, stream)| Output::new(fd, stream)).collect::<io::Result<Vec<_>>>();
@@ -201,7 +198,6 @@ impl Supervisor {
         Ok(Container {
             state,
             pid: Some(pid),
-            namespaces,
             mounts,
             outputs: outputs.map_err(failed("preparing output"))?,
             sinks: Vec::new(),
@@ -289,7 +285,6 @@ impl Supervisor {
         };
         container.drain(buffer);
         container.pid = None;
-        container.namespaces = None;
         let mounts = container.mounts.take();
         container.outputs.clear();
         container.sinks.clear();
@@ -352,7 +347,7 @@ pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd) -> Result<Option<OwnedFd
             Err(error) => break Failure::kernel("waiting for exec", &error.into()),
             Ok(_) => {}
         }
-        match wire::receive::<Report>(report, &mut vec![0; wire::MAX_PACKET]) {
+        match wire::receive::<Report>(report) {
             Ok(None) => return Ok(terminal),
             Ok(Some((Report::Terminal, descriptors))) => terminal = descriptors.into_iter().next(),
             Ok(Some((Report::Failed(failure), _))) => break failure,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use super::super::cgroup::CgroupPlan;
-use super::super::launch::{self, Program, Streams};
+use super::super::launch::{self, ContainerNamespaces, Program, Streams};
 use super::super::sys::{self, Fork};
 use super::super::wire::{ExecCall, Failure, Message};
 use super::Supervisor;
@@ -48,7 +48,9 @@ impl Supervisor {
             .iter()
             .find(|container| container.state.name == call.container && container.pid.is_some())
             .ok_or_else(missing)?;
-        let (namespaces, mounts) = container.namespaces.as_ref().zip(container.mounts.as_ref()).ok_or_else(missing)?;
+        // Its number is its own until we have reaped it; one that has ended has no namespaces any more.
+        let namespaces = container.pid.and_then(|pid| ContainerNamespaces::of(pid).ok()).ok_or_else(missing)?;
+        let mounts = container.mounts.as_ref().ok_or_else(missing)?;
         let spec = &container.plan.spec;
         let env: Vec<_> = spec.env.iter().chain(&call.env).cloned().collect();
         let program = Program {
@@ -62,7 +64,7 @@ impl Supervisor {
         };
         let run = |streams: Streams, report: &OwnedFd, placed: bool| -> ! {
             let (plan, pod, filter) = (&container.plan, &self.namespaces, &self.filter);
-            launch::exec_main(&self.plan, plan, pod, namespaces, mounts, &program, streams, report, filter, placed)
+            launch::exec_main(&self.plan, plan, pod, &namespaces, mounts, &program, streams, report, filter, placed)
         };
         let forked = self.fork_into(namespaces.pid.as_fd(), &container.plan.cgroup);
         let pid = match forked.map_err(failed("forking into the process namespace"))? {

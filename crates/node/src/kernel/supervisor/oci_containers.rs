@@ -62,7 +62,6 @@ impl Supervisor {
         Ok(Container {
             state,
             pid: Some(pid),
-            namespaces: None,
             mounts: None,
             outputs: outputs.map_err(failed("preparing output"))?,
             sinks: Vec::new(),

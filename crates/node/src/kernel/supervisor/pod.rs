@@ -83,13 +83,11 @@ pub(super) fn leave(plan: &GroundPlan) {
     }
 }
 
-/// The supervisor lives beside the containers' groups in the unified tree, not in the node's, so that ending the node's
-/// leaves it alone. In v1 trees it is in the Pod's own group: what it forks is there from the first moment, and nothing has
-/// to be moved while somebody waits.
+/// The supervisor lives in a group of the Pod's, not in the node's, so that ending the node's leaves it alone. In v1 trees it
+/// is in the Pod's own group: what it forks is there from the first moment, and nothing has to be moved while somebody waits.
 fn enter_own_groups(plan: &GroundPlan) -> io::Result<()> {
-    if let Some(unified) = &plan.cgroup.unified {
-        let own = unified.join("supervisor");
-        match fs::create_dir(&own) {
+    if let Some(own) = &plan.supervisor_group {
+        match fs::create_dir(own) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
@@ -164,27 +162,8 @@ fn shared_namespaces(plan: &GroundPlan) -> Step<PodNamespaces> {
     if plan.walls.network_namespace {
         flags |= libc::CLONE_NEWNET;
     }
-    let (made_read, made_write) = sys::pipe().step("making a pipe")?;
-    let (hold_read, hold_write) = sys::pipe().step("making a pipe")?;
-    let pid = match sys::fork_with(0).step("forking")? {
-        Fork::Child => {
-            drop((made_read, hold_write));
-            let outcome = sys::unshare(flags).and_then(|()| configure_inside(plan));
-            let errno = outcome.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
-            let _ = rustix::io::write(&made_write, &errno.to_ne_bytes());
-            let _ = rustix::io::read(&hold_read, &mut [0u8; 1]);
-            sys::exit_now(0)
-        }
-        Fork::Parent(pid) => pid,
-    };
-    drop((made_write, hold_read));
-    let mut answer = [0u8; 4];
-    let length = rustix::io::read(&made_read, &mut answer).step("waiting for the namespaces")?;
-    let errno = if length == 4 { i32::from_ne_bytes(answer) } else { libc::EIO };
-    let opened = if errno == 0 { open_all(plan, pid, own_user) } else { Err(io::Error::from_raw_os_error(errno)) };
-    drop(hold_write);
-    sys::wait_for(pid).step("waiting for a helper")?;
-    opened.step("making the Pod's namespaces")
+    sys::twin::in_namespaces(flags, &|| configure_inside(plan), |pid| open_all(plan, pid, own_user))
+        .step("making the Pod's namespaces")
 }
 
 fn open_all(plan: &GroundPlan, pid: i32, own_user: bool) -> io::Result<PodNamespaces> {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,7 @@ impl ProcessRecord {
     /// This very process.
     pub(crate) fn own() -> io::Result<Self> {
         let pid = std::process::id();
-        Ok(Self { boot_id: boot_id()?, pid, start_time: start_time(pid)? })
+        Ok(Self { boot_id: boot_id()?.to_owned(), pid, start_time: start_time(pid)? })
     }
 }
 
@@ -103,8 +104,14 @@ pub(crate) fn is_running(record: &ProcessRecord) -> bool {
         && start_time(record.pid).is_ok_and(|start| start == record.start_time)
 }
 
-fn boot_id() -> io::Result<String> {
-    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+/// Stays the same for as long as any process lives; what is forked from us knows what we know.
+pub(crate) fn boot_id() -> io::Result<&'static str> {
+    static KNOWN: OnceLock<String> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(known);
+    }
+    let read = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(KNOWN.get_or_init(|| read.trim().to_owned()))
 }
 
 fn start_time(pid: u32) -> io::Result<u64> {

@@ -34,6 +34,7 @@ fn pod(ids: IdMode) -> PodPlan {
             veth: None,
             group: "pod".into(),
             cgroup: CgroupPlan::default(),
+            supervisor_group: None,
             ends_with_node: false,
             walls: Walls::ALL,
         },
