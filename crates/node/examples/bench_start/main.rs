@@ -1,8 +1,8 @@
 //! How long a sandbox takes from nothing to its command's exit, and what an idle one costs, beside other tools on the same
 //! machine in the same run.
 //!
-//! `bench_start [rounds] [idle sandboxes]`, as root; `bench_start node AT_ONCE ROUNDS` for a node that runs alone, to look into. Two rows are ours: a node that runs, making a whole Pod each time (a
-//! fresh supervisor, every namespace, control groups, overlay, seccomp, Landlock), and one fresh process each time that
+//! `bench_start [rounds]`, as root; `bench_start node AT_ONCE ROUNDS` for a node that runs alone, to look into; `bench_start idle
+//! SANDBOXES`. Two rows are ours: a node that runs, making a whole Pod each time (a fresh supervisor, every namespace, control groups, overlay, seccomp, Landlock), and one fresh process each time that
 //! opens a node, runs one Pod and removes everything, as `run` does. Peers run `/bin/true` over the host's `/usr` with the
 //! same namespaces and the same limit of processes, one fresh process per start.
 
@@ -41,16 +41,11 @@ fn dispatch(words: &[&str]) -> Outcome<()> {
         ["idle", count] => return on_runtime(idle::measure(count.parse()?)),
         _ => {}
     }
-    let number = |index: usize, otherwise: usize| words.get(index).map_or(Ok(otherwise), |word| word.parse());
-    let (rounds, idle) = (number(0, 200)?, number(1, 0)?);
+    let rounds = words.first().map_or(Ok(200), |word| word.parse())?;
     println!("| what | at once | p50 ms | p99 ms | per second |\n|---|---|---|---|---|");
     on_runtime(ours::measure(&[1, 8], rounds))?;
     ours::measure_fresh(rounds.min(200))?;
-    peers::measure(rounds.min(100))?;
-    if idle > 0 {
-        on_runtime(idle::measure(idle))?;
-    }
-    Ok(())
+    peers::measure(rounds)
 }
 
 fn on_runtime(work: impl Future<Output = Outcome<()>>) -> Outcome<()> {
