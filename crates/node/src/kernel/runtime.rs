@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
@@ -34,6 +34,7 @@ use crate::runtime::{
 
 mod close;
 mod create;
+mod durable;
 mod gate;
 mod images;
 mod pod;
@@ -43,6 +44,7 @@ mod remove;
 mod sessions;
 mod way_out;
 
+use durable::Unsynced;
 use gate::Gate;
 use pod::Pod;
 use ready::ReadyPool;
@@ -63,8 +65,7 @@ pub struct KernelRuntime {
     this: Weak<Self>,
     ids: Mutex<IdBlocks>,
     source: IdSource,
-    /// Somebody is about to write them through to the disk.
-    ids_unsynced: AtomicBool,
+    unsynced: Mutex<Unsynced>,
     gate: Gate,
     images: ImageStore,
     addresses: Mutex<AddressPool>,
@@ -130,7 +131,7 @@ impl KernelRuntime {
             this: this.clone(),
             ids: Mutex::new(ids),
             source,
-            ids_unsynced: AtomicBool::new(false),
+            unsynced: Mutex::default(),
             gate: Gate::new(),
             images,
             pods: Books::default(),

@@ -22,9 +22,6 @@ use crate::runtime::{Limits, NetworkMode, RuntimeHandler, WeaknessKind};
 /// How long a dying process may keep its group busy.
 const GROUP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long after it was written a record is written through to the disk.
-const SYNC_AFTER: Duration = Duration::from_millis(500);
-
 /// What is weaker on this host than on a fully equipped one.
 pub(super) fn weaknesses(layout: &CgroupLayout, ids: &IdSource, networked: bool, storage: &Storage) -> Vec<Weakness> {
     let mut list = Vec::new();
@@ -141,22 +138,6 @@ impl KernelRuntime {
     pub(super) fn is_older_than_blocks(&self, keeper: &str) -> bool {
         let subordinate = matches!(self.source, IdSource::Subordinate { .. });
         subordinate && !self.ids.lock().has(keeper) && self.layers_dir().join(keeper).exists()
-    }
-
-    /// Writes blocks through to the disk, those of all Pods made within a moment at once.
-    fn sync_ids(&self) {
-        let Some(this) = self.this.upgrade() else { return };
-        if self.ids_unsynced.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        tokio::spawn(async move {
-            tokio::time::sleep(SYNC_AFTER).await;
-            this.ids_unsynced.store(false, Ordering::Release);
-            let synced = tokio::task::spawn_blocking(move || this.ids.lock().syncer()?.sync_data());
-            if let Ok(Err(error)) = synced.await {
-                tracing::warn!(%error, "Blocks of user ids may not survive a loss of power");
-            }
-        });
     }
 
     fn hard_limits(&self, limits: &Limits, of_pod: bool) -> HardLimits {
@@ -357,7 +338,7 @@ impl KernelRuntime {
         self.unmounts.settle(&layers::key(&pod.keeper, &spec.name)).await;
         let layer =
             layers::ensure(&self.layers_dir(), wanted, &self.storage).map_err(step("making the writable layer"))?;
-        sync_later(layer.join(layers::MARK));
+        self.sync_mark(layer.join(layers::MARK));
         let group = format!("{}/{}", pod.plan.group, spec.name);
         let (own, of_pod) = (self.hard_limits(&spec.limits, false), self.hard_limits(&pod.plan.spec.limits, true));
         let cgroup = match convention {
@@ -412,25 +393,6 @@ pub(super) fn no_ids_left() -> RuntimeError {
     RuntimeError::Exhausted {
         what: "block of user ids",
         advice: "delete sandboxes that are no longer needed, or widen the range".to_owned(),
-    }
-}
-
-/// Writes a record through to the disk without keeping the Pod waiting: what it says is needed after a loss of power only,
-/// and then together with files of the Pod that take longer to get there.
-fn sync_later(file: std::path::PathBuf) {
-    tokio::spawn(async move {
-        // Short lives never cost the disk anything.
-        tokio::time::sleep(SYNC_AFTER).await;
-        let written = tokio::task::spawn_blocking(move || sync_now(&file));
-        drop(written.await);
-    });
-}
-
-fn sync_now(file: &Path) {
-    if let Err(error) = records::sync(file)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!(%error, file = %file.display(), "A record may not survive a loss of power");
     }
 }
 
