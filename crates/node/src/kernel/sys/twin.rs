@@ -15,10 +15,9 @@ const STACK_BYTES: usize = 512 * 1024;
 /// What the child is told, in memory that both see.
 struct Orders<'a> {
     prepare: &'a dyn Fn() -> io::Result<()>,
-    /// The child's ends, and ours, of which it has copies.
+    /// The child's ends of two pipes.
     says: RawFd,
     waits: RawFd,
-    not_its: [RawFd; 2],
 }
 
 /// Has `prepare` run by a child in the namespaces of `flags`, and then, while the child is still there, `look` by us with its pid.
@@ -30,12 +29,7 @@ pub(crate) fn in_namespaces<T>(
 ) -> io::Result<T> {
     let (hears, says) = super::pipe()?;
     let (waits, holds) = super::pipe()?;
-    let orders = Orders {
-        prepare,
-        says: says.as_raw_fd(),
-        waits: waits.as_raw_fd(),
-        not_its: [hears.as_raw_fd(), holds.as_raw_fd()],
-    };
+    let orders = Orders { prepare, says: says.as_raw_fd(), waits: waits.as_raw_fd() };
     let stack = Stack::new()?;
     // SAFETY: the stack and the orders live until the child has been waited for below, on every path. The child has copies of
     // our descriptors, and runs only while we wait for it in a system call.
@@ -72,9 +66,13 @@ fn hear(from: &OwnedFd) -> io::Result<()> {
 extern "C" fn child(orders: *mut libc::c_void) -> libc::c_int {
     // SAFETY: whoever made this process keeps the orders until it has waited for us.
     let orders = unsafe { &*orders.cast_const().cast::<Orders<'_>>() };
-    for descriptor in orders.not_its {
-        // SAFETY: a copy in a table of our own, which nobody else uses.
-        unsafe { libc::close(descriptor) };
+    // Our ends above all, and whatever else it has copies of: somebody may wait for one of them to be closed by all who have it.
+    let (first, last) = (orders.says.min(orders.waits).unsigned_abs(), orders.says.max(orders.waits).unsigned_abs());
+    for (from, to) in [(3, first.saturating_sub(1)), (first + 1, last.saturating_sub(1)), (last + 1, u32::MAX)] {
+        if from <= to {
+            // SAFETY: copies in a table of the child's own, which nobody else uses.
+            unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
+        }
     }
     let outcome = (orders.prepare)();
     let word = outcome.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)).to_ne_bytes();
@@ -130,11 +128,13 @@ mod tests {
         let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWUTS;
         let inside = in_namespaces(flags, &prepare, |pid| std::fs::read_link(format!("/proc/{pid}/ns/uts")));
         match inside {
-            Ok(inside) => assert_ne!(inside, own),
+            Ok(inside) => {
+                assert_ne!(inside, own);
+                assert_eq!(seen.load(Ordering::SeqCst), 7);
+            }
             // A host that lets nobody make user namespaces.
             Err(error) => assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSPC)), "{error}"),
         }
-        assert_eq!(seen.load(Ordering::SeqCst), 7);
     }
 
     #[test]
