@@ -18,6 +18,9 @@ async fn kubectl_runs_reads_enters_forwards_and_deletes_a_pod() {
         .ok(&["run", "p", "--image=host", "--overrides", &bench.pinned(), "--command", "--", "sh", "-c", script])
         .await;
     bench.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"]).await;
+    // Ready is said as soon as the program runs; what it says first may come a moment later.
+    let said = async { while !bench.ok(&["logs", "p"]).await.contains("hello") {} };
+    tokio::time::timeout(LIMIT, said).await.expect("the Pod's first words are logged");
     assert_eq!(bench.ok(&["logs", "p"]).await.lines().last(), Some("hello from the node"));
     assert_eq!(bench.ok(&["logs", "p", "--tail=1", "--follow=false"]).await, "hello from the node\n");
     let ran = bench.kubectl(&["exec", "p", "--", "sh", "-c", "echo out; echo err >&2; exit 3"], None).await;

@@ -297,6 +297,20 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_the_unified_tree_are_made_for_controllers_or_to_kill_by() {
+        let none = HardLimits { memory_bytes: None, cpu_millis: None, cpu_request_millis: None, pids: None };
+        for (controllers, is_used) in [("hugetlb", false), ("memory pids", true)] {
+            let layout = CgroupLayout::detect(HYBRID, "", "node", false, |_| controllers.to_owned());
+            let pod = layout.plan("pod", LIMITS);
+            let group = |own_processes| layout.plan_below(&pod, "pod/c", none, LIMITS, own_processes).unified;
+            assert_eq!(group(true).is_some(), is_used, "{controllers}");
+            assert!(group(false).is_some(), "{controllers}");
+            let beside = layout.supervisor_group(&pod) != pod.unified;
+            assert_eq!(beside, is_used, "{controllers}");
+        }
+    }
+
+    #[test]
     fn pure_v2_host_uses_one_tree_for_everything() {
         let mounts = "25 20 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
         let layout = CgroupLayout::detect(mounts, "", "node", false, |_| "cpuset cpu io memory pids".to_owned());

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use rustix::pipe::PipeFlags;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::unix::pipe;
@@ -16,6 +15,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use super::super::link::{Link, borrowed};
 use super::super::oci::Convention;
+use super::super::sys;
 use super::super::wire::{Call, ExecCall};
 use super::Pod;
 use crate::runtime::{AttachRequest, ExecRequest, ExecSession, RuntimeError, TerminalSize};
@@ -86,8 +86,7 @@ fn stream(wanted: bool, input: bool) -> Result<((OwnedFd, Option<OwnedFd>), (Own
     if !wanted {
         return Ok(((null()?, None), (null()?, None)));
     }
-    let (read, write) =
-        rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed("making a pipe")(error.into()))?;
+    let (read, write) = sys::pipe().map_err(failed("making a pipe"))?;
     Ok(if input { ((read, None), (null()?, Some(write))) } else { ((null()?, Some(read)), (write, None)) })
 }
 

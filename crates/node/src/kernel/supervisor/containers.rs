@@ -365,15 +365,14 @@ pub(super) fn open_streams(plan: &ContainerPlan) -> io::Result<(Streams, OwnEnds
         let none = OwnEnds { input: None, outputs: Vec::new() };
         return Ok((Streams::Terminal { rows: 24, columns: 80 }, none));
     }
-    let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
     let (stdin, input) = if plan.spec.stdin {
-        let (read, write) = pipe()?;
+        let (read, write) = sys::pipe()?;
         (read, Some(write))
     } else {
         (std::fs::File::open("/dev/null")?.into(), None)
     };
-    let (out_read, stdout) = pipe()?;
-    let (err_read, stderr) = pipe()?;
+    let (out_read, stdout) = sys::pipe()?;
+    let (err_read, stderr) = sys::pipe()?;
     let outputs = vec![(out_read, Stream::Stdout), (err_read, Stream::Stderr)];
     Ok((Streams::Pipes { stdin, stdout, stderr }, OwnEnds { input, outputs }))
 }

@@ -131,8 +131,8 @@ fn fork_there_and_back(theirs: BorrowedFd<'_>, own: BorrowedFd<'_>, group: &Cgro
 /// Without privilege there is no way back into our own process namespace, so a child goes instead of us. It ends at once,
 /// and what it forked becomes ours, because we are a sub-reaper.
 fn fork_through_another(theirs: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let (gate, gate_keeper) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let (read, write) = sys::pipe()?;
+    let (gate, gate_keeper) = sys::pipe()?;
     let between = match sys::fork_with(0)? {
         Fork::Parent(pid) => pid,
         Fork::Child => {

@@ -13,7 +13,7 @@ use super::super::walls::{self, Identity, Named, Step};
 
 /// Starts it; gives its namespace and its pid.
 pub(super) fn start(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<(OwnedFd, i32)> {
-    let (ready, made) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("making a pipe")?;
+    let (ready, made) = sys::pipe().step("making a pipe")?;
     let pid = match sys::fork_with(libc::CLONE_NEWPID | libc::CLONE_NEWNS).step("forking")? {
         Fork::Child => {
             drop(ready);
