@@ -33,8 +33,7 @@ def test_example(cluster, page, tmp_path):
             if not snippet.marked:
                 run(snippet, session)
     except (SnippetFailed, ValueError) as error:
-        pods = cluster.kubectl("get", "pods,events", "--all-namespaces", "-o", "wide").stdout
-        pytest.fail(f"{relative(page)}: {error}\n{pods[-3000:]}", pytrace=False)
+        pytest.fail(f"{relative(page)}: {error}\n{cluster.story()}", pytrace=False)
     finally:
         session.close()
         # The next example begins where this one did.

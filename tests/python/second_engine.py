@@ -119,7 +119,16 @@ class SecondEngine:
         self.volumes += 1
         self.must("apply", "-f", "-", input=json.dumps(volume(f"by-hand-{self.volumes}")))
         self.must("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": READY_MADE}))
-        self.must("wait", "--for=jsonpath={.status.readyReplicas}=1", f"swp/{SOURCE}", "-n", "default", f"--timeout={READY}s")
+        ready = "--for=jsonpath={.status.readyReplicas}=1"
+        done = self.kubectl("wait", ready, f"swp/{SOURCE}", "-n", "default", f"--timeout={READY}s")
+        assert done.returncode == 0, f"{done.stderr}\n{self.story()}"
+
+    def story(self):
+        """What somebody who looks for the cause would ask for first."""
+        objects = self.kubectl("get", "sandboxes,pods,events", "--all-namespaces", "-o", "wide").stdout[-3000:]
+        nodes = self.kubectl("get", "nodes", "-o", "jsonpath={.items[*].spec.taints}{.items[*].status.conditions}").stdout
+        logs = [f"== {log.stem}\n{log.read_text(errors='replace')[-2000:]}" for log in sorted(self.folder.glob("*.log"))]
+        return "\n".join([objects, nodes, *logs, f"{shutil.disk_usage(self.folder).free >> 20} MiB of disk are free"])
 
 
 @contextlib.contextmanager

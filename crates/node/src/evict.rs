@@ -20,9 +20,11 @@ pub struct StoragePolicy {
     pub sweep_every: Duration,
     /// What a Pod may write where it asked for no limit.
     pub default_limit: u64,
-    /// Below either of the two, the machine is short of space.
+    /// Share of the disk, in hundredths, below which the machine is short of space.
     pub min_free_percent: u64,
+    /// However small or large that share is, at least and at most so many bytes.
     pub min_free_bytes: u64,
+    pub max_free_bytes: u64,
 }
 
 impl Default for StoragePolicy {
@@ -34,7 +36,18 @@ impl Default for StoragePolicy {
             default_limit: 10 << 30,
             min_free_percent: 5,
             min_free_bytes: 2 << 30,
+            max_free_bytes: 4 << 30,
         }
+    }
+}
+
+impl StoragePolicy {
+    /// Bytes of a disk of this size that stay free.
+    pub fn reserve(&self, total: u64) -> u64 {
+        let share = total / 100 * self.min_free_percent;
+        // A small disk has no 2 GiB to spare: there the share alone decides.
+        let least = if total < self.min_free_bytes.saturating_mul(4) { 0 } else { self.min_free_bytes };
+        share.min(self.max_free_bytes).max(least)
     }
 }
 
@@ -53,10 +66,7 @@ impl Space {
 
 /// Why the machine is short of space, if it is.
 pub fn shortage(space: Space, policy: &StoragePolicy) -> Option<String> {
-    let by_percent = space.total / 100 * policy.min_free_percent;
-    // A small disk has no 2 GiB to spare: there the percentage alone decides.
-    let by_bytes = if space.total < policy.min_free_bytes.saturating_mul(4) { 0 } else { policy.min_free_bytes };
-    let wanted = by_percent.max(by_bytes);
+    let wanted = policy.reserve(space.total);
     (space.free < wanted).then(|| format!("{} bytes are free, {wanted} must be", space.free))
 }
 
@@ -227,8 +237,10 @@ mod tests {
     fn a_machine_is_short_below_either_bound() {
         let policy = StoragePolicy::default();
         let space = |free_gib: u64, total_gib: u64| Space { free: free_gib << 30, total: total_gib << 30 };
-        assert_eq!(shortage(space(6, 100), &policy), None);
-        assert!(shortage(space(4, 100), &policy).is_some(), "less than 5 %");
+        assert_eq!(shortage(space(4, 70), &policy), None);
+        assert!(shortage(space(3, 70), &policy).is_some(), "less than 5 %");
+        assert_eq!(shortage(space(4, 4000), &policy), None, "of a large disk a share would be wasted");
+        assert!(shortage(space(3, 4000), &policy).is_some(), "less than 4 GiB");
         assert!(shortage(space(1, 20), &policy).is_some(), "less than 2 GiB");
         assert_eq!(shortage(space(3, 20), &policy), None);
         assert_eq!(shortage(space(1, 4), &policy), None, "a small disk is judged by its own size");

@@ -4,10 +4,10 @@
 use std::io;
 use std::path::Path;
 
-/// Share of the disk, in hundredths, that stays free.
-const RESERVE_PERCENT: u64 = 5;
-/// However small or large the disk is, at least and at most so many bytes of it.
-const RESERVE_BYTES: std::ops::RangeInclusive<u64> = 2 << 30..=4 << 30;
+use crate::evict::StoragePolicy;
+
+/// Share of the inodes, in hundredths, that stays free.
+const RESERVE_INODES: u64 = 5;
 
 /// How full a file system is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,13 +31,14 @@ impl DiskSpace {
 
     /// What is short, for people; `None` when there is room.
     pub(crate) fn shortage(self) -> Option<String> {
-        let reserve = (self.total / 100 * RESERVE_PERCENT).clamp(*RESERVE_BYTES.start(), *RESERVE_BYTES.end());
+        // The bound below which the Node says `DiskPressure`: with two of them Pods would come that cannot start.
+        let reserve = StoragePolicy::default().reserve(self.total);
         if self.free < reserve {
             let mib = |bytes: u64| bytes >> 20;
             return Some(format!("{} MiB are free, {} MiB must stay so", mib(self.free), mib(reserve)));
         }
         // Some file systems count no inodes.
-        let reserve = self.inodes / 100 * RESERVE_PERCENT;
+        let reserve = self.inodes / 100 * RESERVE_INODES;
         (self.free_inodes < reserve).then(|| format!("{} inodes are free, {reserve} must stay so", self.free_inodes))
     }
 }
