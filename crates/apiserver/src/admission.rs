@@ -13,8 +13,16 @@ use crate::{
     schema::Schema,
     status::{ApiError, FieldError},
     store::ObjectKey,
-    verbs::Context,
+    verbs::{Context, set_scheduled},
 };
+
+/// Completes new objects in-process, as a mutating webhook would: what a controller or the scheduler would write into every one of
+/// them a moment later is then part of the first write, and everybody who watches hears of it once.
+pub trait Completer: Send + Sync {
+    /// May add to a new object of this kind, in the version that the request speaks. A Pod that it gives a node to counts as scheduled.
+    /// With a `generateName` the name may still change.
+    fn complete(&self, group: &str, plural: &str, object: &mut Value);
+}
 
 /// Prepares a new object (in the request's version).
 /// In its `managedFields`, numbers stand for the texts returned.
@@ -47,6 +55,9 @@ pub(crate) fn create(
             set_generation(&mut object, 1);
         }
     }
+    if !options.dry_run {
+        complete(context, &mut object);
+    }
     errors.extend(builtin::metadata::validate(&object));
     errors.extend(check_finalizers(context, None, &object));
     validate(&endpoint, &object, None, &mut errors);
@@ -54,6 +65,18 @@ pub(crate) fn create(
     check_account(context, &object)?;
     context.core.front.check_escalation(context.user, &resource, None, &object)?;
     Ok((object, texts))
+}
+
+fn complete(context: &Context<'_>, object: &mut Value) {
+    let Some(completer) = &context.core.completer else { return };
+    let resource = &context.endpoint.resource;
+    let pod = &*resource.storage == "/pods";
+    let placed = |object: &Value| object["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
+    let was_placed = pod && placed(object);
+    completer.complete(&resource.group, &resource.plural, object);
+    if pod && !was_placed && placed(object) {
+        set_scheduled(object);
+    }
 }
 
 /// Records who made an object. What the server adds afterwards is nobody's; a status of its own is not written here.

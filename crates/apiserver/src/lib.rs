@@ -32,6 +32,7 @@ pub mod table;
 pub mod verbs;
 pub mod watch;
 
+pub use admission::Completer;
 pub use convert::Converter;
 pub use identity::UserInfo;
 pub use node::NodeBackend;

@@ -13,6 +13,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use crate::{
+    admission::Completer,
     controllers::Controllers,
     convert::{Conversions, Converter},
     front::{self, Door, Front},
@@ -38,6 +39,8 @@ pub struct Config {
     pub no_fsync: bool,
     /// Converts between versions of custom resources in this process.
     pub converter: Option<Arc<dyn Converter>>,
+    /// Completes new objects in this process.
+    pub completer: Option<Arc<dyn Completer>>,
 }
 
 /// Why a server did not open.
@@ -58,6 +61,7 @@ pub(crate) struct Core {
     pub(crate) store: Arc<Store>,
     pub(crate) registry: Registry,
     pub(crate) conversions: Conversions,
+    pub(crate) completer: Option<Arc<dyn Completer>>,
     pub(crate) front: Front,
     pub(crate) controllers: Arc<Controllers>,
 }
@@ -146,6 +150,7 @@ impl ApiServer {
             store: store.clone(),
             registry,
             conversions: Conversions::new(config.converter),
+            completer: config.completer,
             front: Front::new(credentials, &store),
             controllers: Arc::default(),
         });

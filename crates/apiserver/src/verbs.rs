@@ -31,6 +31,7 @@ pub use body::MAX_BODY;
 pub(crate) use body::decode as decode_body;
 pub(crate) use delete::{Outcome, delete_checked, delete_object};
 pub(crate) use metadata::{finalizers, now};
+pub(crate) use subresources::set_scheduled;
 
 /// The answer to a request, before it is rendered.
 pub struct Reply {

@@ -352,3 +352,38 @@ async fn objects_of_an_older_schema_are_read_by_the_present_one() {
     let patched = api.patch(&format!("{THINGS}/old"), MERGE, &json!({"spec": {"size": 2}})).await.ok();
     assert_eq!(patched["spec"], json!({"size": 2, "replicas": 1, "colour": "blue"}));
 }
+
+/// Gives every Pod a node, and writes a name into ConfigMaps.
+struct Completes;
+
+impl agent_sandbox_apiserver::Completer for Completes {
+    fn complete(&self, group: &str, plural: &str, object: &mut serde_json::Value) {
+        match (group, plural) {
+            ("", "pods") => object["spec"]["nodeName"] = "n1".into(),
+            ("", "configmaps") => object["data"]["name"] = object["metadata"]["name"].clone(),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_completer_adds_is_part_of_the_first_write() {
+    let options = agent_sandbox_apiserver::Config {
+        completer: Some(std::sync::Arc::new(Completes)),
+        ..agent_sandbox_apiserver::Config::default()
+    };
+    let api = Api { server: agent_sandbox_apiserver::ApiServer::open(options).await.unwrap() };
+    let tried = api.post(&format!("{PODS}?dryRun=All"), &pod("p")).await.ok();
+    assert_eq!(tried["spec"].get("nodeName"), None, "a dry run shows what was asked for");
+    let posted = api.post(PODS, &pod("p")).await.ok();
+    let applied = api.patch(&format!("{PODS}/q?fieldManager=m"), APPLY, &pod("q")).await.ok();
+    for made in [posted, applied] {
+        assert_eq!(made["spec"]["nodeName"], "n1");
+        let scheduled = &made["status"]["conditions"][0];
+        assert_eq!((&scheduled["type"], &scheduled["status"]), (&json!("PodScheduled"), &json!("True")));
+        assert!(!made["metadata"]["managedFields"].to_string().contains("f:nodeName"), "nobody's field");
+    }
+    let binding = json!({"target": {"name": "n2"}});
+    api.post(&format!("{PODS}/p/binding"), &binding).await.failed(409, "Conflict");
+    assert_eq!(api.post(CONFIGS, &config("c")).await.ok()["data"]["name"], "c");
+}

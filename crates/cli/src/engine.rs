@@ -1,6 +1,7 @@
 //! The engine in one process: API, controller, node and router, started in that order and stopped in the opposite one.
 
 mod backend;
+mod completion;
 mod control;
 mod definitions;
 mod gateway;
@@ -21,6 +22,7 @@ use agent_sandbox_node::{
     runtime::{ExecRequest, ExecSession},
 };
 use anyhow::{Context as _, Result};
+use completion::Completion;
 use gateway::Gateway;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
@@ -37,6 +39,8 @@ pub(crate) use requests::{EngineReply, EngineRequest, Login, Parts, perform};
 const CONTEXT: &str = "agent-sandbox";
 /// Everything that the controller asks for is in this process: more than this is a fault.
 const CONTROLLER_START: Duration = Duration::from_secs(60);
+/// Most Pods run within milliseconds here: a Sandbox's first status waits so long for them, and then says it all in one write.
+const FIRST_WORD: Duration = Duration::from_millis(500);
 /// Requests under way get this long when the engine stops.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -97,7 +101,12 @@ impl Engine {
             Persistence::Throwaway(folder) => (None, folder.clone()),
         };
         let whole = api_folder.is_some();
-        let api_config = ApiConfig { data_dir: api_folder, no_fsync: !whole, converter: Some(Arc::new(OwnKinds)) };
+        let api_config = ApiConfig {
+            data_dir: api_folder,
+            no_fsync: !whole,
+            converter: Some(Arc::new(OwnKinds)),
+            completer: Some(Arc::new(Completion::default())),
+        };
         let open_api = async { ApiServer::open(api_config).await.context("cannot open the API's storage") };
         let (api, (kernel, options)) = tokio::try_join!(open_api, config.hosting.open(&node_folder))?;
         let client = api.client();
@@ -134,7 +143,9 @@ impl Engine {
     /// The parts that only a lasting engine has: controller, listeners, and objects that clients look for.
     async fn open_doors(&mut self, config: EngineConfig) -> Result<()> {
         let (client, doors) = (self.client(), config.doors);
-        let controller = Controller::start(client.clone(), ControllerConfig::default(), self.stop.child_token());
+        let mut settings = ControllerConfig::default();
+        settings.sandbox.first_word = FIRST_WORD;
+        let controller = Controller::start(client.clone(), settings, self.stop.child_token());
         let controller_metrics = controller.metrics.clone();
         self.controller = Some(controller);
         if let (Some(address), Persistence::Folder(data)) = (doors.api, &config.persistence) {

@@ -227,6 +227,7 @@ impl Flags {
             sandbox: sandbox::Settings {
                 cluster_domain: self.cluster_domain.clone(),
                 write_behind: self.sandbox_write_behind_window,
+                ..sandbox::Settings::default()
             },
             claim: ClaimSettings {
                 label_domains,

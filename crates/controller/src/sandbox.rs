@@ -64,6 +64,8 @@ pub struct SandboxReconciler {
     pub tracing: Tracing,
     /// When each postponed Pod patch was first found due. Losing it merely restarts the window.
     postponed: Mutex<HashMap<Key, Timestamp>>,
+    /// Since when each Sandbox without a status could have had one.
+    silent: Mutex<HashMap<Key, Timestamp>>,
 }
 
 impl SandboxReconciler {
@@ -75,12 +77,23 @@ impl SandboxReconciler {
         settings: Settings,
         tracing: Tracing,
     ) -> Self {
-        Self { store, ports, clock, events, settings, tracing, postponed: Mutex::default() }
+        Self { store, ports, clock, events, settings, tracing, postponed: Mutex::default(), silent: Mutex::default() }
+    }
+
+    /// Nothing is left to be done for this Sandbox at a later time.
+    fn forget(&self, key: &Key) {
+        self.postponed.lock().remove(key);
+        self.silent.lock().remove(key);
     }
 
     /// How many Pod patches are postponed at present.
     pub fn postponed(&self) -> usize {
         self.postponed.lock().len()
+    }
+
+    /// How many Sandboxes have yet to say their first word.
+    pub fn silent(&self) -> usize {
+        self.silent.lock().len()
     }
 
     async fn attempt(
@@ -94,13 +107,13 @@ impl SandboxReconciler {
         let due_since = self.postponed.lock().get(key).copied();
         let observed = observe(&self.store.read(), key, live, due_since, now);
         let Some(observed) = observed else {
-            self.postponed.lock().remove(key);
+            self.forget(key);
             return Ok(Ok(Next::Idle));
         };
         let sandbox = observed.sandbox.clone();
         match plan(&observed, &self.settings) {
             Plan::Leave => {
-                self.postponed.lock().remove(key);
+                self.forget(key);
                 Ok(Ok(Next::Idle))
             }
             Plan::Confirm => Err(Interrupted::Stale { kind: Kind::Sandbox, key: key.clone() }),
@@ -160,9 +173,11 @@ impl SandboxReconciler {
             return self.mark_expired(writer, &stored).await;
         }
         let status = status_after(&stored, &facts, &self.settings, now);
-        if let Some(rest) = first_word_can_wait(&stored, &status, now) {
-            return Ok(Ok(Next::After(rest)));
+        let since = *self.silent.lock().entry(key.clone()).or_insert(now);
+        if let Some(rest) = first_word_can_wait(&stored, &status, (since, self.settings.first_word), now) {
+            return Ok(Ok(Next::After(until_shutdown(&stored, now).unwrap_or(rest).min(rest))));
         }
+        self.silent.lock().remove(&key);
         self.announce(&stored, &facts);
         let published = publish(writer, &stored, &status).await?;
         let deadline = until_shutdown(&stored, now);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
 
 /// What to do with a Pod that has no node.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -41,6 +42,16 @@ pub fn decide(pod: &Pod, labels: &BTreeMap<String, String>) -> Decision {
     Decision::Unschedulable(message)
 }
 
+/// Whether a new Pod, as JSON, is one to bind; the same decision without reading all of it.
+pub fn is_to_bind(pod: &Value, labels: &BTreeMap<String, String>) -> bool {
+    let spec = &pod["spec"];
+    let text = |field: &str| spec[field].as_str().unwrap_or_default();
+    let gated = spec["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty());
+    let selector = spec["nodeSelector"].as_object();
+    let fits = selector.into_iter().flatten().all(|(key, value)| labels.get(key).map(String::as_str) == value.as_str());
+    text("nodeName").is_empty() && matches!(text("schedulerName"), "" | "default-scheduler") && !gated && fits
+}
+
 /// The binding of a Pod to this node; the uid keeps it from a Pod of the same name made since.
 pub fn binding(pod: &Pod, node_name: &str) -> Binding {
     Binding {
@@ -62,17 +73,21 @@ pub fn binding(pod: &Pod, node_name: &str) -> Binding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn decided(spec: Value) -> Decision {
-        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap();
-        decide(&pod, &BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())]))
+        let pod = json!({"metadata": {"name": "p"}, "spec": spec});
+        let labels = BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())]);
+        let decision = decide(&serde_json::from_value(pod.clone()).unwrap(), &labels);
+        assert_eq!(is_to_bind(&pod, &labels), decision == Decision::Bind, "{pod}");
+        decision
     }
 
     #[test]
     fn pods_that_fit_are_bound_and_the_others_left_or_explained() {
         assert_eq!(decided(json!({"containers": []})), Decision::Bind);
         assert_eq!(decided(json!({"containers": [], "nodeSelector": {"kubernetes.io/os": "linux"}})), Decision::Bind);
+        assert_eq!(decided(json!({"containers": [], "schedulerName": "default-scheduler"})), Decision::Bind);
         assert_eq!(decided(json!({"containers": [], "nodeName": "n"})), Decision::Leave);
         assert_eq!(decided(json!({"containers": [], "schedulingGates": [{"name": "g"}]})), Decision::Leave);
         assert_eq!(decided(json!({"containers": [], "schedulerName": "mine"})), Decision::Leave);

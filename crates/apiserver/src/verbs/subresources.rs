@@ -186,7 +186,8 @@ pub(super) async fn bind(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply,
     })
 }
 
-fn set_scheduled(pod: &mut Value) {
+/// Notes in a Pod that it has a node.
+pub(crate) fn set_scheduled(pod: &mut Value) {
     let condition =
         json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": now(), "lastProbeTime": null });
     let status = &mut pod["status"];

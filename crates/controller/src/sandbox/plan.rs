@@ -67,11 +67,14 @@ pub struct Settings {
     pub cluster_domain: String,
     /// How long a Pod metadata patch may be postponed; zero: not at all.
     pub write_behind: Duration,
+    /// How long a new Sandbox may stay without a status that would only say that its Pod has just been made; zero: not at all. For
+    /// where Pods run at once, so that mostly one write says it all.
+    pub first_word: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { cluster_domain: "cluster.local".to_owned(), write_behind: Duration::ZERO }
+        Self { cluster_domain: "cluster.local".to_owned(), write_behind: Duration::ZERO, first_word: Duration::ZERO }
     }
 }
 

@@ -151,24 +151,34 @@ pub fn status_patch(sandbox: &Sandbox, new: &SandboxStatus) -> Option<Value> {
     Some(Value::Object(changed.chain(removed).collect()))
 }
 
-/// How long a new member of a pool may stay without a status that would only say that its Pod has just been made. Mostly the Pod is
-/// Ready before that, and one write says it all; nobody waits for a single member.
-pub fn first_word_can_wait(sandbox: &Sandbox, new: &SandboxStatus, now: Timestamp) -> Option<Duration> {
+/// How long a new Sandbox may stay without a status that would only say that its Pod has just been made. Mostly the Pod is Ready
+/// before that, and one write says it all. Nobody waits for a single member of a pool; others may wait for `patience` from the
+/// moment this was first asked.
+pub fn first_word_can_wait(
+    sandbox: &Sandbox,
+    new: &SandboxStatus,
+    (since, patience): (Timestamp, Duration),
+    now: Timestamp,
+) -> Option<Duration> {
     let ready = new.conditions.as_deref().and_then(|conditions| conditions::find(conditions, ConditionType::Ready))?;
     let scheduled = new.conditions.as_deref().and_then(|all| conditions::find(all, ConditionType::PodScheduled));
     let says_little = ready.reason == Reason::DependenciesNotReady.as_str()
         && new.pod_ips.is_none()
         && scheduled.is_none_or(|scheduled| scheduled.status != Truth::False.as_str());
-    if !says_little || !sandbox.conditions().is_empty() || owners::owning_pool(&sandbox.metadata).is_none() {
+    if !says_little || !sandbox.conditions().is_empty() {
         return None;
     }
+    let (since, patience) = match owners::owning_pool(&sandbox.metadata) {
+        Some(_) => (sandbox.metadata.creation_timestamp.as_ref()?.0, PATIENCE_OF_POOLS),
+        None => (since, patience),
+    };
     // A clock that runs behind the API server's must not make this wait longer.
-    let age = Duration::try_from(now.duration_since(sandbox.metadata.creation_timestamp.as_ref()?.0)).ok()?;
-    FIRST_WORD.checked_sub(age).filter(|rest| !rest.is_zero())
+    let age = Duration::try_from(now.duration_since(since)).ok()?;
+    patience.checked_sub(age).filter(|rest| !rest.is_zero())
 }
 
 /// Times of creation are whole seconds, so that this is between one and two.
-const FIRST_WORD: Duration = Duration::from_secs(2);
+const PATIENCE_OF_POOLS: Duration = Duration::from_secs(2);
 
 /// Empty and absent collections are the same to a reader.
 fn normalised(status: &SandboxStatus) -> SandboxStatus {

@@ -62,13 +62,15 @@ pub(crate) fn connect(veth: &VethPlan, address: Ipv4Addr, namespace: BorrowedFd<
     });
     host.call(&mut message)?;
     let host_index = host.link_index(&veth.host_name)?;
-    set_up_without_ipv6(&mut host, host_index)?;
+    without_ipv6(&mut host, host_index)?;
+    host.set_up(host_index)?;
     // The gateway's address is on the host's loopback; connections of the node's own come from it.
     host.add_route(Some((address, 32)), None, Some(veth.gateway), host_index)?;
     inside(namespace, || {
         let mut pod = Netlink::open()?;
         let index = pod.link_index(INSIDE)?;
         pod.add_address(index, address, 32)?;
+        without_ipv6(&mut pod, index)?;
         pod.set_up(index)?;
         pod.add_route(Some((veth.gateway, 32)), None, None, index)?;
         pod.add_route(None, Some(veth.gateway), None, index)
@@ -82,19 +84,19 @@ pub(crate) fn no_ipv6() {
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
 }
 
-/// Brings the host's end up, without an IPv6 address: making one, and asking around whether it is taken, is half the work of a
-/// cable. The switch in `/proc` would be turned off for good, but whoever turns it spins while others change interfaces.
-fn set_up_without_ipv6(host: &mut Netlink, index: i32) -> io::Result<()> {
+/// An end of a cable that is not up yet gets no IPv6 address: making one, and asking around whether it is taken, is half the work of a
+/// cable. The switch in `/proc` would be turned off for good, but whoever turns it spins while others change interfaces, and finding it
+/// takes the longer the more namespaces there are.
+fn without_ipv6(socket: &mut Netlink, index: i32) -> io::Result<()> {
     const INET6_ADDRESS_MODE: u16 = 8;
     const NO_ADDRESS: u8 = 1;
-    let up = libc::IFF_UP as u32;
-    let mut message = link_message(libc::RTM_NEWLINK, 0, index, up, up);
+    let mut message = link_message(libc::RTM_NEWLINK, 0, index, 0, 0);
     message.nested(libc::IFLA_AF_SPEC, |families| {
         families.nested(libc::AF_INET6 as u16, |family| family.attribute(INET6_ADDRESS_MODE, &[NO_ADDRESS]));
     });
-    match host.call(&mut message) {
+    match socket.call(&mut message) {
         // A kernel without IPv6.
-        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => host.set_up(index),
+        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(()),
         other => other,
     }
 }

@@ -19,6 +19,7 @@ use super::{NodeError, NodeOptions, Pods, stopped};
 use crate::dns::SharedNames;
 use crate::pods::actor::{self, Birth, Handle, Message};
 use crate::pods::model::PodState;
+use crate::pods::recorder::Severity;
 use crate::pods::recover::recover;
 use crate::pods::shared::Shared;
 use crate::policy::{Member, World};
@@ -196,6 +197,9 @@ impl Manager {
         let rules = self.world.rules(&member);
         self.rules.insert(key.clone(), rules.clone());
         let found = self.found.remove(&key);
+        if self.embedded && found.is_none() && pod.status.as_ref().is_none_or(|status| status.start_time.is_none()) {
+            self.announce(&pod);
+        }
         let (state, lost) = if self.stopped.remove(&key) {
             (resumed(&pod), false)
         } else {
@@ -213,6 +217,13 @@ impl Manager {
         self.by_name.insert(name, handle.ended.clone());
         self.registry.write().insert(key, Arc::new(handle));
         self.actors.spawn(run);
+    }
+
+    /// What a scheduler would say of a Pod that it gave this node.
+    fn announce(&self, pod: &Pod) {
+        let [namespace, name] = [&pod.metadata.namespace, &pod.metadata.name].map(|t| t.as_deref().unwrap_or_default());
+        let message = format!("Successfully assigned {namespace}/{name} to {}", self.shared.settings.node_name);
+        self.shared.recorder.pod(pod, Severity::Normal, "Scheduled", message);
     }
 
     async fn pods_listed(&mut self) {

@@ -1,4 +1,5 @@
-//! Events about Pods: queued, folded when they repeat, written in the background so that no Pod waits for one.
+//! Events about Pods: queued, folded when they repeat, written in the background so that no Pod waits for one. In a rush they
+//! wait for a pause: who starts a hundred Pods wants these first, and their events a moment later.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,10 +10,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
 use tracing::{debug, warn};
 
 /// Events waiting to be written; more are dropped, with a line in the log.
 const QUEUE: usize = 1024;
+/// Events are written once none has come for this long,
+const PAUSE: Duration = Duration::from_millis(50);
+/// or the oldest has waited for this long, or so many wait.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PILE: usize = QUEUE / 2;
 /// A repeated event is written again at most this often.
 const REPEAT_EVERY: Duration = Duration::from_secs(10);
 /// Repetitions are remembered for this many distinct events.
@@ -31,6 +38,7 @@ struct Record {
     severity: Severity,
     reason: String,
     message: String,
+    at: Timestamp,
 }
 
 /// Where events go. Cheap to clone.
@@ -62,7 +70,8 @@ impl Recorder {
 
     /// Queues an event about anything.
     pub fn about(&self, about: ObjectReference, severity: Severity, reason: &str, message: impl Into<String>) {
-        let record = Record { about, severity, reason: reason.to_owned(), message: message.into() };
+        let (reason, message) = (reason.to_owned(), message.into());
+        let record = Record { about, severity, reason, message, at: Timestamp::now() };
         if let Err(error) = self.queue.try_send(record) {
             warn!(%error, "Dropped an event");
         }
@@ -81,26 +90,45 @@ type Key = (Option<String>, String, String);
 
 async fn write_all(client: kube::Client, node_name: String, mut waiting: mpsc::Receiver<Record>) {
     let mut written: HashMap<Key, Written> = HashMap::new();
-    while let Some(record) = waiting.recv().await {
-        let now = Timestamp::now();
-        let key = (record.about.uid.clone(), record.reason.clone(), record.message.clone());
-        let namespace = record.about.namespace.clone().unwrap_or_else(|| "default".to_owned());
-        let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-        if written.len() > REMEMBERED {
-            written.clear();
+    let mut pile = Vec::new();
+    while gather(&mut waiting, &mut pile).await {
+        for record in pile.drain(..) {
+            write(&client, &node_name, &mut written, record).await;
         }
-        match written.get_mut(&key) {
-            Some(before) => repeat(&api, before, now).await,
-            None => {
-                let event = event(&record, &node_name, &namespace, now);
-                let name = event.metadata.name.clone().unwrap_or_default();
-                if let Err(error) = api.create(&PostParams::default(), &event).await {
-                    debug!(%error, reason = record.reason, "Could not write an event");
-                    continue;
-                }
-                written.insert(key, Written { name, count: 1, last: now, pending: 0 });
-            }
-        }
+    }
+}
+
+/// Fills the pile until there is a pause or no time to wait for one; false at the end. Bad news are somebody's answer already:
+/// they end the waiting.
+async fn gather(waiting: &mut mpsc::Receiver<Record>, pile: &mut Vec<Record>) -> bool {
+    let Some(first) = waiting.recv().await else { return false };
+    let latest = Instant::now() + PATIENCE;
+    let mut urgent = first.severity == Severity::Warning;
+    pile.push(first);
+    while !urgent && pile.len() < PILE {
+        let pause = latest.min(Instant::now() + PAUSE);
+        let Ok(Some(next)) = timeout_at(pause, waiting.recv()).await else { break };
+        urgent = next.severity == Severity::Warning;
+        pile.push(next);
+    }
+    true
+}
+
+async fn write(client: &kube::Client, node_name: &str, written: &mut HashMap<Key, Written>, record: Record) {
+    let key = (record.about.uid.clone(), record.reason.clone(), record.message.clone());
+    let namespace = record.about.namespace.clone().unwrap_or_else(|| "default".to_owned());
+    let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+    if written.len() > REMEMBERED {
+        written.clear();
+    }
+    if let Some(before) = written.get_mut(&key) {
+        return repeat(&api, before, record.at).await;
+    }
+    let event = event(&record, node_name, &namespace);
+    let name = event.metadata.name.clone().unwrap_or_default();
+    match api.create(&PostParams::default(), &event).await {
+        Ok(_) => drop(written.insert(key, Written { name, count: 1, last: record.at, pending: 0 })),
+        Err(error) => debug!(%error, reason = record.reason, "Could not write an event"),
     }
 }
 
@@ -117,7 +145,7 @@ async fn repeat(api: &Api<Event>, before: &mut Written, now: Timestamp) {
     }
 }
 
-fn event(record: &Record, node_name: &str, namespace: &str, now: Timestamp) -> Event {
+fn event(record: &Record, node_name: &str, namespace: &str) -> Event {
     let subject = record.about.name.as_deref().unwrap_or("unknown");
     let name = format!("{subject}.{:016x}", rand::random::<u64>());
     Event {
@@ -127,8 +155,8 @@ fn event(record: &Record, node_name: &str, namespace: &str, now: Timestamp) -> E
         message: Some(record.message.chars().take(1024).collect()),
         type_: Some(if record.severity == Severity::Normal { "Normal" } else { "Warning" }.to_owned()),
         count: Some(1),
-        first_timestamp: Some(Time(now)),
-        last_timestamp: Some(Time(now)),
+        first_timestamp: Some(Time(record.at)),
+        last_timestamp: Some(Time(record.at)),
         source: Some(EventSource { component: Some("kubelet".to_owned()), host: Some(node_name.to_owned()) }),
         reporting_component: Some("kubelet".to_owned()),
         reporting_instance: Some(node_name.to_owned()),

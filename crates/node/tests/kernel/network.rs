@@ -61,6 +61,8 @@ async fn the_host_reaches_a_pod_and_a_pod_never_reaches_the_host() {
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
     assert_eq!(text, "hello");
+    let (_, addresses, _) = node.exec("net-1", "c", &["cat", "/proc/net/if_inet6"]).await;
+    assert!(addresses.lines().all(|line| line.ends_with(" lo")), "a way around our table: {addresses}");
     let gateway = node.runtime.dns_address().unwrap();
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -252,6 +252,41 @@ async fn a_pool_members_first_word_is_mostly_ready() {
     assert_eq!(bench.ready().1, "DependenciesNotReady");
 }
 
+/// Where Pods run at once, a user's Sandbox has its first status when its Pod runs, in one write; if that takes long, it says so after
+/// all. Bad news do not wait.
+#[tokio::test]
+async fn where_pods_run_at_once_the_first_word_waits_for_them() {
+    let settings = || Settings { first_word: Duration::from_millis(500), ..Settings::default() };
+    let statuses = |bench: &Bench| bench.model.take_writes().iter().filter(|request| is_status(request)).count();
+    for fast in [true, false] {
+        let mut bench = Bench::with(settings(), Tracing::default());
+        bench.create(minimal());
+        assert_eq!(bench.pass().await.expect("passes"), Next::After(Duration::from_millis(500)));
+        bench.clock.advance(Duration::from_millis(300));
+        assert_eq!(bench.pass().await.expect("passes"), Next::After(Duration::from_millis(200)), "not armed anew");
+        assert_eq!(statuses(&bench), 0);
+        if fast {
+            bench.pod_runs(NAME);
+        } else {
+            bench.clock.advance(Duration::from_millis(200));
+        }
+        assert_eq!(bench.pass().await.expect("passes"), Next::Idle);
+        assert_eq!((statuses(&bench), bench.ready().0.as_str()), (1, if fast { "True" } else { "False" }));
+        assert_eq!(bench.reconciler.silent(), 0);
+    }
+    let mut bench = Bench::with(settings(), Tracing::default());
+    bench.create(minimal());
+    bench.model.fail(is_create(Kind::Pod), broken());
+    bench.pass().await.expect_err("will be tried again");
+    assert_eq!(bench.ready().1, "ReconcilerError");
+    let soon = bench.clock.now() + Duration::from_millis(1100);
+    let mut bench = Bench::with(settings(), Tracing::default());
+    bench.create(with(json!({ "spec": { "shutdownTime": soon.to_string() } })));
+    bench.clock.advance(Duration::from_millis(700));
+    let Next::After(rest) = bench.pass().await.expect("passes") else { panic!("its end is near") };
+    assert!(rest <= Duration::from_millis(400), "{rest:?}");
+}
+
 /// That the scheduler cannot place a member's Pod is never held back.
 #[tokio::test]
 async fn bad_news_of_a_pool_member_do_not_wait() {

@@ -188,9 +188,9 @@ fn configure_inside(plan: &GroundPlan) -> io::Result<()> {
     if !plan.walls.network_namespace {
         return Ok(());
     }
-    net::no_ipv6();
     net::loopback_up()?;
     if plan.veth.is_none() {
+        net::no_ipv6();
         // Without a cable the address still exists inside: programs may bind it, and the node dials from within.
         net::loopback_address(plan.address, true)?;
     }

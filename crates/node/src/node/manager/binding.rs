@@ -23,8 +23,6 @@ pub(super) async fn bind(shared: Arc<Shared>, mut pod: Pod) -> Done {
         api.create_subresource("binding", &name, &PostParams::default(), &binding).await;
     match bound {
         Ok(_) => {
-            let message = format!("Successfully assigned {namespace}/{name} to {node_name}");
-            shared.recorder.pod(&pod, Severity::Normal, "Scheduled", message);
             if let Some(spec) = &mut pod.spec {
                 spec.node_name = Some(node_name);
             }
