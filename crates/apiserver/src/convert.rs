@@ -48,6 +48,14 @@ impl View {
         }
     }
 
+    /// Appends the JSON text of the object with less of its `managedFields`, where that is no work.
+    pub fn write_lean(&self, out: &mut bytes::BytesMut) {
+        match self {
+            Self::Stored(object) => object.write_lean(out),
+            Self::Value(_) => self.write_json(out),
+        }
+    }
+
     /// Appends the JSON text of the object without its type.
     pub fn write_untyped_json(&self, out: &mut bytes::BytesMut) {
         match self {

@@ -59,8 +59,10 @@ pub fn reply_response(endpoint: &Endpoint, reply: Reply, form: Form, include: In
     let mut response = match (form, reply.payload) {
         (_, Payload::Value(value)) => value_response(reply.code, &value),
         (Form::Json, Payload::Object(view)) => json_response(reply.code, view.to_json()),
-        (Form::Json, Payload::List(list)) => list_response(reply.code, endpoint, list),
-        (Form::Json, Payload::Watch(events)) => watch_response(events, |event| event_line(&event)),
+        (Form::Lean, Payload::Object(view)) => json_response(reply.code, lean_json(&view)),
+        (Form::Json | Form::Lean, Payload::List(list)) => list_response(reply.code, endpoint, list),
+        (Form::Json, Payload::Watch(events)) => watch_response(events, |event| event_line(&event, View::write_json)),
+        (Form::Lean, Payload::Watch(events)) => watch_response(events, |event| event_line(&event, View::write_lean)),
         (Form::Yaml, payload) => yaml::respond(endpoint, reply.code, payload),
         (Form::Table, payload) => tables::respond(endpoint, reply.code, payload, include),
         (Form::Metadata, payload) => tables::respond_metadata(reply.code, payload),
@@ -160,13 +162,19 @@ impl ListPieces {
     }
 }
 
+fn lean_json(view: &View) -> Bytes {
+    let mut out = BytesMut::with_capacity(view.json_len());
+    view.write_lean(&mut out);
+    out.freeze()
+}
+
 /// One line of a JSON watch.
-pub fn event_line(event: &WatchEvent) -> Bytes {
+pub fn event_line(event: &WatchEvent, write: impl Fn(&View, &mut BytesMut)) -> Bytes {
     let mut out = BytesMut::with_capacity(event.object.json_len() + 32);
     out.put_slice(b"{\"type\":\"");
     out.put_slice(event.kind.as_bytes());
     out.put_slice(b"\",\"object\":");
-    event.object.write_json(&mut out);
+    write(&event.object, &mut out);
     out.put_slice(b"}\n");
     out.freeze()
 }

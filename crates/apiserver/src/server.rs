@@ -187,7 +187,14 @@ impl ApiServer {
     }
 
     pub fn client_as(&self, user: UserInfo) -> kube::Client {
-        kube::Client::new(InProcess { server: self.clone(), user: Arc::new(user) }, "default")
+        kube::Client::new(InProcess { server: self.clone(), user: Arc::new(user), lean: false }, "default")
+    }
+
+    /// Like [`client`](Self::client), for parts of this program that watch a lot and never look at `managedFields`: the longer records
+    /// are left empty. Who puts an object back that it got so would lose them.
+    pub fn lean_client(&self) -> kube::Client {
+        let user = Arc::new(UserInfo::administrator());
+        kube::Client::new(InProcess { server: self.clone(), user, lean: true }, "default")
     }
 
     /// Hands the Pods' logs, commands and ports to whoever runs the Pods.
@@ -243,7 +250,10 @@ impl ApiServer {
         if let Some(kind) = Front::stream_kind(&wanted) {
             return front.stream(&self.core.store, kind, &wanted, &mut parts).await;
         }
-        let form = Form::negotiate(&parts.headers);
+        let form = Form::negotiate(&parts.headers).map(|form| match form {
+            Form::Json if parts.extensions.get::<Lean>().is_some() => Form::Lean,
+            other => other,
+        });
         let include = IncludeObject::read(query_value(&parts.uri, "includeObject").as_deref())?;
         let body = protobuf::to_json(&mut parts, collect(body).await?)?;
         let endpoint = self
@@ -303,10 +313,15 @@ where
     }
 }
 
+/// Marks requests of a lean client.
+#[derive(Clone, Copy)]
+struct Lean;
+
 /// The server as the service behind a `kube::Client`.
 struct InProcess {
     server: ApiServer,
     user: Arc<UserInfo>,
+    lean: bool,
 }
 
 impl tower::Service<Request<kube::client::Body>> for InProcess {
@@ -318,11 +333,14 @@ impl tower::Service<Request<kube::client::Body>> for InProcess {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<kube::client::Body>) -> Self::Future {
         let server = self.server.clone();
         let user = self.user.clone();
         if request.headers().contains_key(http::header::UPGRADE) {
             return Box::pin(async move { Ok(front::upgrade(server, user, request).await) });
+        }
+        if self.lean {
+            request.extensions_mut().insert(Lean);
         }
         Box::pin(async move { Ok(server.handle(&user, request).await) })
     }

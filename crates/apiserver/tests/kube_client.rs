@@ -295,3 +295,30 @@ async fn shutdown_ends_watches_and_refuses_new_connections() {
     timeout(SOON, ended).await.expect("the watch ends");
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }
+
+#[tokio::test]
+async fn a_lean_client_sees_the_same_objects_with_empty_records() {
+    let server = ApiServer::open(agent_sandbox_apiserver::Config::default()).await.unwrap();
+    let [full, lean]: [Api<Pod>; 2] = [server.client(), server.lean_client()].map(Api::default_namespaced);
+    let mut changes = lean.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+    let pod: Pod = serde_json::from_value(running_pod("p", &["main", "side"])).unwrap();
+    let answered = lean.create(&PostParams::default(), &pod).await.unwrap();
+    let watched = loop {
+        if let WatchEvent::Added(pod) = timeout(SOON, changes.try_next()).await.unwrap().unwrap().unwrap() {
+            break pod;
+        }
+    };
+    let stored = full.get("p").await.unwrap();
+    let records = |pod: &Pod| -> Vec<_> {
+        pod.managed_fields().iter().map(|entry| (entry.manager.clone(), entry.fields_v1.clone().unwrap().0)).collect()
+    };
+    assert!(records(&stored).iter().all(|(_, fields)| fields.get("f:spec").is_some()));
+    for seen in [answered, watched] {
+        assert_eq!(records(&seen), records(&stored).into_iter().map(|(name, _)| (name, json!({}))).collect::<Vec<_>>());
+        let [seen, stored] = [seen, stored.clone()].map(|mut pod| {
+            pod.metadata.managed_fields = None;
+            pod
+        });
+        assert_eq!(seen, stored);
+    }
+}

@@ -109,7 +109,7 @@ impl Engine {
         };
         let open_api = async { ApiServer::open(api_config).await.context("cannot open the API's storage") };
         let (api, (kernel, options)) = tokio::try_join!(open_api, config.hosting.open(&node_folder))?;
-        let client = api.client();
+        let client = api.lean_client();
         let start_node = async { Ok(Node::start(client.clone(), kernel.clone(), kernel.clone(), options).await?) };
         let install = async {
             match whole {
@@ -142,7 +142,7 @@ impl Engine {
 
     /// The parts that only a lasting engine has: controller, listeners, and objects that clients look for.
     async fn open_doors(&mut self, config: EngineConfig) -> Result<()> {
-        let (client, doors) = (self.client(), config.doors);
+        let (client, doors) = (self.api.lean_client(), config.doors);
         let mut settings = ControllerConfig::default();
         settings.sandbox.first_word = FIRST_WORD;
         let controller = Controller::start(client.clone(), settings, self.stop.child_token());

@@ -316,7 +316,7 @@ fn start_workers(
 ) -> JoinSet<()> {
     let mut workers = JoinSet::new();
     let (events, queue) = Events::channel();
-    workers.spawn(events::deliver(store.clone(), ports.clone(), queue, config.instance.clone()));
+    workers.spawn(events::deliver(ports.clone(), queue, config.instance.clone()));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let mut start = |reconciler: Arc<dyn Reconciler>, concurrency: usize| {
         let queue = store.queues.of(reconciler.target()).clone();

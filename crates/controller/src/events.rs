@@ -1,9 +1,8 @@
 //! Kubernetes Events (`events.k8s.io/v1`), sent beside the work: a pass never waits for one.
 //!
-//! The queue is bounded. When the API cannot keep up, events are dropped and counted: they are news, not state. Good news give way to
-//! claims that are being served.
+//! The queue is bounded. When the API cannot keep up, events are dropped and counted: they are news, not state.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use agent_sandbox_api::groups;
 use jiff::Timestamp;
@@ -15,14 +14,10 @@ use crate::{
     object::{Cached, Key, Kind},
     ports::{Lane, Ports},
     request::Request,
-    store::Store,
 };
 
 /// Enough for a burst of several hundred claims.
 const CAPACITY: usize = 1024;
-/// How often an event that gives way looks whether it still has to, and for how long it does.
-const LOOK: Duration = Duration::from_millis(20);
-const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
@@ -41,14 +36,13 @@ pub struct Event {
     pub controller: &'static str,
 }
 
-/// The object an event is about, and when it was seen so.
+/// The object an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regarding {
     kind: Kind,
     key: Key,
     uid: String,
     resource_version: String,
-    at: Timestamp,
 }
 
 impl Event {
@@ -58,16 +52,11 @@ impl Event {
             key: object.key(),
             uid: object.uid().to_owned(),
             resource_version: object.resource_version().to_owned(),
-            at: Timestamp::now(),
         }
     }
 
-    fn age(&self) -> Duration {
-        Duration::try_from(Timestamp::now().duration_since(self.regarding.at)).unwrap_or(PATIENCE)
-    }
-
-    fn request(&self, instance: &str) -> Request {
-        let Regarding { kind, key, uid, resource_version, at } = &self.regarding;
+    fn request(&self, instance: &str, at: Timestamp) -> Request {
+        let Regarding { kind, key, uid, resource_version } = &self.regarding;
         let name = format!("{}.{:x}", key.name, at.as_nanosecond());
         let body: Value = json!({
             "metadata": { "name": name, "namespace": &*key.namespace },
@@ -117,12 +106,9 @@ impl Events {
 }
 
 /// Sends queued events until every [`Events`] handle is gone.
-pub async fn deliver(store: Arc<Store>, ports: Arc<dyn Ports>, mut queue: mpsc::Receiver<Event>, instance: String) {
+pub async fn deliver(ports: Arc<dyn Ports>, mut queue: mpsc::Receiver<Event>, instance: String) {
     while let Some(event) = queue.recv().await {
-        while event.severity == Severity::Normal && store.claims_under_way() > 0 && event.age() < PATIENCE {
-            tokio::time::sleep(LOOK).await;
-        }
-        let request = event.request(&instance);
+        let request = event.request(&instance, Timestamp::now());
         if let Err(error) = ports.send(Lane::Core, &request).await {
             warn!(%error, reason = event.reason, group = groups::CORE, "Could not send an event");
         }

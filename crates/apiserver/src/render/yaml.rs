@@ -4,7 +4,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::Value;
 
 use super::{Body, event_line, full, list_head, watch_response};
-use crate::{registry::Endpoint, status::ApiError, verbs::Payload};
+use crate::{convert::View, registry::Endpoint, status::ApiError, verbs::Payload};
 
 pub(super) fn respond(endpoint: &Endpoint, code: StatusCode, payload: Payload) -> Response<Body> {
     match payload {
@@ -17,7 +17,7 @@ pub(super) fn respond(endpoint: &Endpoint, code: StatusCode, payload: Payload) -
             response(code, &body)
         }
         // A stream of documents has no end marker in YAML that clients agree on.
-        Payload::Watch(events) => watch_response(events, |event| event_line(&event)),
+        Payload::Watch(events) => watch_response(events, |event| event_line(&event, View::write_json)),
         Payload::Value(value) => response(code, &value),
     }
 }

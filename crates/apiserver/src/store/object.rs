@@ -1,7 +1,7 @@
 //! One stored object: a single serialised buffer plus the few facts that lists, watches and the collector need without
 //! parsing it.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{borrow::Cow, cell::RefCell, sync::Arc};
 
 use bytes::{BufMut, Bytes};
 use serde_json::{Map, Value};
@@ -87,22 +87,33 @@ impl Stored {
 
     /// Appends the JSON text.
     pub fn write_json(&self, out: &mut impl BufMut) {
-        self.write_from(0, out);
+        self.write_from(0, out, whole);
+    }
+
+    /// Appends the JSON text with an empty record in the place of each shared text, which is most of `managedFields`.
+    pub fn write_lean(&self, out: &mut impl BufMut) {
+        self.write_from(0, out, |_, _| Cow::Borrowed(b"{}"));
     }
 
     /// Appends the JSON text without `apiVersion` and `kind`, as lists of built-in kinds show their items.
     pub fn write_untyped_json(&self, out: &mut impl BufMut) {
         out.put_u8(b'{');
-        self.write_from(self.version_at as usize - BEFORE_VERSION.len(), out);
+        self.write_from(self.version_at as usize - BEFORE_VERSION.len(), out, whole);
     }
 
-    fn write_from(&self, start: usize, out: &mut impl BufMut) {
+    /// Appends the text from `start` on; `stand_in` is what stands for each shared text.
+    fn write_from<'a>(
+        &'a self,
+        start: usize,
+        out: &mut impl BufMut,
+        stand_in: impl Fn(usize, &'a Piece) -> Cow<'a, [u8]>,
+    ) {
         let behind = (self.version_at + self.version_len) as usize;
         let mut done = start;
-        for piece in &self.shared {
+        for (number, piece) in self.shared.iter().enumerate() {
             let at = behind + piece.at as usize;
             out.put_slice(&self.bytes[done..at]);
-            out.put_slice(&piece.text);
+            out.put_slice(&stand_in(number, piece));
             done = at;
         }
         out.put_slice(&self.bytes[done..]);
@@ -135,17 +146,9 @@ impl Stored {
         if self.shared.is_empty() {
             return (self.parse(), Vec::new());
         }
-        let behind = (self.version_at + self.version_len) as usize;
         let value = SCRATCH.with_borrow_mut(|scratch| {
             scratch.clear();
-            let mut done = 0;
-            for (number, piece) in self.shared.iter().enumerate() {
-                let at = behind + piece.at as usize;
-                scratch.extend_from_slice(&self.bytes[done..at]);
-                scratch.extend_from_slice(number.to_string().as_bytes());
-                done = at;
-            }
-            scratch.extend_from_slice(&self.bytes[done..]);
+            self.write_from(0, scratch, |number, _| Cow::Owned(number.to_string().into_bytes()));
             serde_json::from_slice(scratch).expect("stored objects are JSON this store wrote")
         });
         (value, self.shared.iter().map(|p| p.text.clone()).collect())
@@ -210,6 +213,10 @@ impl Stored {
             Draft { key, facts, buffer: with_room(&[&data[..version_at], &rest]), version_at, shared: shared.into() };
         Ok(draft.seal(row, version))
     }
+}
+
+fn whole(_: usize, piece: &Piece) -> Cow<'_, [u8]> {
+    Cow::Borrowed(&piece.text)
 }
 
 /// An object ready to be stored: serialised except for its version.

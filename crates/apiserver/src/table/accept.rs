@@ -9,6 +9,8 @@ use crate::status::ApiError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Json,
+    /// JSON in which the longer records of `managedFields` are left empty; for parts of this program, which do not read them.
+    Lean,
     Yaml,
     Table,
     /// Only the objects' metadata.
