@@ -76,6 +76,10 @@ pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
     let folder = tempfile::tempdir().unwrap();
     // Cargo's folders may be closed to other users; a copy of the programs is not.
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    // What the tests leave behind belongs to ids that the user cannot act as; it goes with our folder.
+    let temporary = folder.path().join("t");
+    std::fs::create_dir(&temporary).unwrap();
+    std::os::unix::fs::chown(&temporary, Some(USER), Some(USER)).unwrap();
     let tests = folder.path().join("tests");
     std::fs::copy(std::env::current_exe().unwrap(), &tests).unwrap();
     let script = write_lists(folder.path(), ids);
@@ -89,7 +93,13 @@ pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
         }
     };
     command.args(["--mount", "--propagation", "private", "sh", "-eu", "-c", &script, "sh"]);
-    command.arg(&tests).args(filters).args(["--test-threads", "2"]).env(MARK, "1").current_dir("/");
+    command
+        .arg(&tests)
+        .args(filters)
+        .args(["--test-threads", "2"])
+        .env(MARK, "1")
+        .env("TMPDIR", &temporary)
+        .current_dir("/");
     for (variable, program) in PROGRAMS {
         let copy = folder.path().join(variable);
         std::fs::copy(program, &copy).unwrap();
