@@ -40,7 +40,7 @@ const CONTEXT: &str = "agent-sandbox";
 /// Everything that the controller asks for is in this process: more than this is a fault.
 const CONTROLLER_START: Duration = Duration::from_secs(60);
 /// Most Pods run within milliseconds here: a Sandbox's first status waits so long for them, and then says it all in one write.
-const FIRST_WORD: Duration = Duration::from_millis(500);
+const FIRST_WORD: Duration = Duration::from_secs(1);
 /// Requests under way get this long when the engine stops.
 const GRACE: Duration = Duration::from_secs(2);
 

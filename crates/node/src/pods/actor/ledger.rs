@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::pods::status::condition;
 
 /// How long progress may stay unwritten.
-const SETTLE: SignedDuration = SignedDuration::from_millis(150);
+const SETTLE: SignedDuration = SignedDuration::from_millis(500);
 /// Pause after a failed write.
 const RETRY: SignedDuration = SignedDuration::from_millis(500);
 
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn progress_settles_and_readiness_does_not_wait() {
         let mut ledger = Ledger::new(None);
-        assert_eq!(ledger.offer(status("Pending", false), at(0)), Due::At(at(150)));
+        assert_eq!(ledger.offer(status("Pending", false), at(0)), Due::At(at(500)));
         assert!(matches!(ledger.offer(status("Running", true), at(5)), Due::Now(_)));
         assert_eq!(ledger.offer(status("Running", false), at(6)), Due::Never, "one write at a time");
         ledger.written();
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn progress_is_written_in_the_end() {
         let mut ledger = Ledger::new(None);
-        assert_eq!(ledger.offer(status("Pending", false), at(0)).at(), Some(at(150)));
-        let Due::Now(patch) = ledger.offer(status("Pending", false), at(150)) else { panic!("not due") };
+        assert_eq!(ledger.offer(status("Pending", false), at(0)).at(), Some(at(500)));
+        let Due::Now(patch) = ledger.offer(status("Pending", false), at(500)) else { panic!("not due") };
         assert_eq!(patch["phase"], "Pending");
     }
 
@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn a_clock_that_is_moved_holds_nothing_back() {
         let mut ledger = Ledger::new(None);
-        assert_eq!(ledger.offer(status("Pending", false), at(3_600_000)), Due::At(at(3_600_150)));
-        assert_eq!(ledger.offer(status("Pending", false), at(0)), Due::At(at(150)), "an hour back");
+        assert_eq!(ledger.offer(status("Pending", false), at(3_600_000)), Due::At(at(3_600_500)));
+        assert_eq!(ledger.offer(status("Pending", false), at(0)), Due::At(at(500)), "an hour back");
         assert!(matches!(ledger.offer(status("Pending", false), at(7_200_000)), Due::Now(_)), "and two ahead");
         ledger.failed(at(7_200_000));
         assert!(matches!(ledger.offer(status("Pending", false), at(0)), Due::Now(_)), "and back again");
