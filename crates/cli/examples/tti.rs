@@ -22,7 +22,10 @@ use kube::{
 };
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{net::TcpStream, sync::oneshot};
@@ -199,13 +202,18 @@ async fn main() -> Result<()> {
     let bench = Bench::open(kubeconfig, router).await?;
     bench.watch(warm).await?;
     let begun = Instant::now();
-    let share = count.div_ceil(concurrency);
-    let workers = (0..concurrency).map(|worker| {
-        let bench = &bench;
+    // Each takes the next number when it has done its last, so that there are as many at a time as was said until all are begun.
+    let next = AtomicUsize::new(0);
+    let workers = (0..concurrency).map(|_| {
+        let (bench, next) = (&bench, &next);
         async move {
             let mut connection = bench.connect().await?;
             let mut times = Vec::new();
-            for number in worker * share..((worker + 1) * share).min(count) {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= count {
+                    break;
+                }
                 times.push(bench.once(warm, number, &mut connection).await?);
                 if concurrency == 1 {
                     // Alone, one sandbox at a time: the last one must not slow the next one down.
