@@ -111,7 +111,7 @@ class SecondEngine:
 
     def must(self, *words, **options):
         done = self.kubectl(*words, **options)
-        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}\n{self.story()}"
         return done.stdout
 
     def provide(self):
@@ -119,9 +119,7 @@ class SecondEngine:
         self.volumes += 1
         self.must("apply", "-f", "-", input=json.dumps(volume(f"by-hand-{self.volumes}")))
         self.must("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": READY_MADE}))
-        ready = "--for=jsonpath={.status.readyReplicas}=1"
-        done = self.kubectl("wait", ready, f"swp/{SOURCE}", "-n", "default", f"--timeout={READY}s")
-        assert done.returncode == 0, f"{done.stderr}\n{self.story()}"
+        self.must("wait", "--for=jsonpath={.status.readyReplicas}=1", f"swp/{SOURCE}", "-n", "default", f"--timeout={READY}s")
 
     def story(self):
         """What somebody who looks for the cause would ask for first."""

@@ -187,14 +187,17 @@ impl ApiServer {
     }
 
     pub fn client_as(&self, user: UserInfo) -> kube::Client {
-        kube::Client::new(InProcess { server: self.clone(), user: Arc::new(user), lean: false }, "default")
+        self.in_process(user, false)
     }
 
     /// Like [`client`](Self::client), for parts of this program that watch a lot and never look at `managedFields`: the longer records
     /// are left empty. Who puts an object back that it got so would lose them.
     pub fn lean_client(&self) -> kube::Client {
-        let user = Arc::new(UserInfo::administrator());
-        kube::Client::new(InProcess { server: self.clone(), user, lean: true }, "default")
+        self.in_process(UserInfo::administrator(), true)
+    }
+
+    fn in_process(&self, user: UserInfo, lean: bool) -> kube::Client {
+        kube::Client::new(InProcess { server: self.clone(), user: Arc::new(user), lean }, "default")
     }
 
     /// Hands the Pods' logs, commands and ports to whoever runs the Pods.

@@ -173,11 +173,13 @@ impl SandboxReconciler {
             return self.mark_expired(writer, &stored).await;
         }
         let status = status_after(&stored, &facts, &self.settings, now);
-        let since = *self.silent.lock().entry(key.clone()).or_insert(now);
-        if let Some(rest) = first_word_can_wait(&stored, &status, (since, self.settings.first_word), now) {
-            return Ok(Ok(Next::After(until_shutdown(&stored, now).unwrap_or(rest).min(rest))));
+        if stored.conditions().is_empty() {
+            let since = *self.silent.lock().entry(key.clone()).or_insert(now);
+            if let Some(rest) = first_word_can_wait(&stored, &status, (since, self.settings.first_word), now) {
+                return Ok(Ok(Next::After(until_shutdown(&stored, now).unwrap_or(rest).min(rest))));
+            }
+            self.silent.lock().remove(&key);
         }
-        self.silent.lock().remove(&key);
         self.announce(&stored, &facts);
         let published = publish(writer, &stored, &status).await?;
         let deadline = until_shutdown(&stored, now);
