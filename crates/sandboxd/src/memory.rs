@@ -10,8 +10,8 @@ use tokio::sync::Notify;
 /// Between the last activity seen and returning what is free; also the shortest time between two returns.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Few arenas: memory freed by one thread is then used by the others instead of being kept beside it.
-const ARENAS: i32 = 2;
+/// One arena: memory freed by one thread is then used by the others instead of being kept beside it, and no start pays for making more.
+const ARENAS: i32 = 1;
 
 /// Buffers of transfers are smaller than this: they are used again instead of being mapped, zeroed and unmapped each time …
 const MAPPED_FROM: i32 = 4 << 20;
@@ -28,15 +28,15 @@ pub(crate) fn set_up_allocator() {
     }
 }
 
-/// Returns what is not needed to the kernel, now (starting up needs much that serving does not) and a while after each
-/// burst of activity; sleeps as long as there is none.
+/// Returns what is not needed to the kernel, a while after the start (which needs much that serving does not) and after each burst of
+/// activity; sleeps as long as there is none. A sandbox that is used at once, or ends soon, never pays for it.
 pub(crate) async fn give_back(activity: Arc<Notify>) {
     loop {
+        tokio::time::sleep(QUIET).await;
         // SAFETY: releases free pages only.
         unsafe { libc::malloc_trim(0) };
         unmap_code();
         activity.notified().await;
-        tokio::time::sleep(QUIET).await;
     }
 }
 

@@ -25,8 +25,6 @@ use crate::process::{Launch, Reaper, Stdin};
 use crate::runtime::Mode;
 use crate::server::{App, Listeners, Token, serve};
 
-/// Enough for two cores; more threads would only cost memory in every sandbox.
-const WORKERS: usize = 2;
 const BLOCKING_THREADS: usize = 16;
 /// For good: where processes are used up no thread can be started, and file calls must still find one.
 const BLOCKING_THREADS_KEPT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -79,8 +77,9 @@ pub fn run(config: Config) -> Result<u8, RunError> {
     // What we run must not read our memory or our descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(config.log_level).with_ansi(false).init();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
+    // One thread, and those for file calls: a sandbox is one agent's, and every further thread costs each start, and each command
+    // the way from one processor to another.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(BLOCKING_THREADS)
         .thread_stack_size(STACK)
         .thread_keep_alive(BLOCKING_THREADS_KEPT)

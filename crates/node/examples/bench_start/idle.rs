@@ -34,8 +34,8 @@ pub(crate) async fn measure(count: usize) -> Outcome<()> {
     };
     stream::iter(0..count).map(start).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
     let took = began.elapsed();
-    // Daemons come up, the kernel settles.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    // Daemons come up and give back what only that needed, the kernel settles.
+    tokio::time::sleep(Duration::from_secs(8)).await;
     let after = memory()?;
     let each = |name: &str| {
         let of = |memory: &Memory| memory.get(name).copied().unwrap_or_default();

@@ -21,7 +21,8 @@ use super::walls::{Named, Step};
 mod plan;
 
 pub(crate) use plan::{
-    BindSource, FileKind, MountStep, RootPlan, memory_volume_path, own_files, own_files_dir, plan_root,
+    BindSource, FileKind, LOW_PORTS, MountStep, RootPlan, memory_volume_path, opens_low_ports, own_files,
+    own_files_dir, plan_root,
 };
 
 /// Who root inside the container is to the process doing the set-up, and the map to shift our own files with.
@@ -179,8 +180,11 @@ impl<'a> Builder<'a> {
 
     fn apply(&self, step: &MountStep) -> Step<()> {
         match step {
-            MountStep::Proc { target } => {
+            MountStep::Proc { target, low_ports } => {
                 let mount = new_mount("proc", &[], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC).step("mounting proc")?;
+                if *low_ports {
+                    open_low_ports(mount.as_fd()).step("setting kernel parameters")?;
+                }
                 self.place(&mount, target, FileKind::Folder)
             }
             MountStep::Sys { target } => {
@@ -443,6 +447,14 @@ fn openat(folder: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result<Owned
 fn reopen(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+}
+
+/// Through the container's own new `/proc`: in one that others use too, the kernel compares this name with those of all network
+/// namespaces there are, and each Pod would start more slowly than the one before.
+fn open_low_ports(proc: BorrowedFd<'_>) -> io::Result<()> {
+    let path = format!("sys/{}", LOW_PORTS.replace('.', "/"));
+    let file = rustix::fs::openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    io::Write::write_all(&mut std::fs::File::from(file), b"0")
 }
 
 fn clone_tree(base: impl AsFd, path: &Path, recursive: bool) -> io::Result<OwnedFd> {

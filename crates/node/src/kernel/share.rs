@@ -152,7 +152,7 @@ fn detect_cgroups(config: &KernelConfig, privileged: bool) -> CgroupLayout {
     )
 }
 
-/// Makes the group above all Pods, capped at the machine less a reserve. A tree we may not write is not used.
+/// Makes the group above all Pods, capped at the machine's memory less a reserve. A tree we may not write is not used.
 fn prepare_node_group(mut layout: CgroupLayout, config: &KernelConfig, privileged: bool) -> CgroupLayout {
     let limits =
         HardLimits { memory_bytes: machine_memory().map(|all| all.saturating_sub(RESERVED_MEMORY)), ..no_limits() };
@@ -164,7 +164,7 @@ fn prepare_node_group(mut layout: CgroupLayout, config: &KernelConfig, privilege
         tracing::debug!(%error, group = %above.display(), "Controllers of the unified tree cannot be used");
         layout.unified_controllers.clear();
     }
-    let plan = layout.plan("", limits);
+    let plan = layout.plan_parent(limits, processors());
     if let Err(error) = plan.create() {
         if privileged {
             tracing::warn!(%error, data_dir = %config.data_dir.display(), "Control groups cannot be used; limits are not held");
@@ -223,6 +223,10 @@ fn make_room(group: &Path) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+fn processors() -> u64 {
+    std::thread::available_parallelism().map_or(1, |count| count.get() as u64)
 }
 
 fn machine_memory() -> Option<u64> {

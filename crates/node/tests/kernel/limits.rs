@@ -24,6 +24,37 @@ pub(crate) async fn kill_a_memory_bomb(node: &Node) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn all_pods_together_weigh_a_task_for_each_processor() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    node.runtime.create_pod(pod("p1")).await.unwrap();
+    let state = node.runtime.start_container("p1", node.container("p1", "c", &["sleep", "1000"]).await).await.unwrap();
+    let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", state.pid)).unwrap();
+    let of = |controller: &str| {
+        groups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let found = fields.next()?.split(',').any(|name| name == controller);
+            found.then(|| fields.next().unwrap_or_default().trim_start_matches('/').to_owned())
+        })
+    };
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let (folder, file, unit) = match of("cpu") {
+        Some(group) => (format!("/sys/fs/cgroup/cpu/{group}"), "cpu.shares", 1024),
+        None => (format!("/sys/fs/cgroup/{}", of("").unwrap()), "cpu.weight", 100),
+    };
+    // The container's group or its Pod's, up to the one of the whole node.
+    let parent = std::path::Path::new(&folder)
+        .ancestors()
+        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("agent-sandbox-")))
+        .unwrap();
+    let weight = std::fs::read_to_string(parent.join(file)).unwrap();
+    assert_eq!(weight.trim(), (unit * processors).to_string(), "{}", parent.display());
+    node.runtime.remove_pod("p1").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_fork_bomb_stops_at_the_limit_of_processes_and_neighbours_go_on() {
     if !is_root() {
         return;

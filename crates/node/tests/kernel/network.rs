@@ -51,6 +51,28 @@ fn allow(peer: IpAddr, port: u16) -> Vec<Allow> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_user_has_low_ports_of_a_pod_unless_the_pod_says_otherwise() {
+    let node = Node::start().await;
+    let name = "net.ipv4.ip_unprivileged_port_start";
+    let hosts = std::fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).unwrap();
+    for (uid, said, seen, bound) in [("low-1", None, "0", "bound"), ("low-2", Some("1024"), "1024", "refused")] {
+        let sysctls = said.map(|value| (name.to_owned(), value.to_owned())).into_iter().collect();
+        node.runtime.create_pod(PodSandboxSpec { sysctls, ..pod(uid) }).await.unwrap();
+        let script = format!(
+            "import socket\nprint(open('/proc/sys/{}').read().strip())\ntry:\n socket.create_server(('127.0.0.1', 80)); print('bound')\nexcept PermissionError:\n print('refused')",
+            name.replace('.', "/")
+        );
+        let mut spec = node.container(uid, "c", &["python3", "-c", &script]).await;
+        spec.capabilities.clear();
+        assert_eq!(node.run(uid, spec).await.code, 0, "{}", node.output(uid, "c"));
+        assert_eq!(node.output(uid, "c"), format!("{seen}\n{bound}"));
+        node.runtime.remove_pod(uid).await.unwrap();
+    }
+    let now = std::fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).unwrap();
+    assert_eq!(now, hosts, "the host's own is as it was");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_host_reaches_a_pod_and_a_pod_never_reaches_the_host() {
     if !is_root() {
         return;

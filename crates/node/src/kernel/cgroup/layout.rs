@@ -104,6 +104,23 @@ impl CgroupLayout {
         plan
     }
 
+    /// Our parent group. Against the rest of the host it weighs as much as one task for each processor, as kubelets have it:
+    /// by default all Pods together would weigh as much as one, and wait for whoever else is busy.
+    pub(crate) fn plan_parent(&self, limits: HardLimits, processors: u64) -> CgroupPlan {
+        let mut plan = self.plan("", limits);
+        let weigh = |folder: &Path, name: &str, value: u64| Setting {
+            file: folder.join(name),
+            value: value.to_string(),
+            optional: true,
+        };
+        if let Some(folder) = plan.unified.as_deref().filter(|_| self.unified_controllers.contains(&Controller::Cpu)) {
+            plan.settings.push(weigh(folder, "cpu.weight", (DEFAULT_WEIGHT * processors).min(MOST_WEIGHT)));
+        } else if let Some((_, folder)) = self.v1.iter().find(|(controller, _)| *controller == Controller::Cpu) {
+            plan.settings.push(weigh(folder, "cpu.shares", (DEFAULT_SHARES * processors).min(MOST_SHARES)));
+        }
+        plan
+    }
+
     /// Where a Pod's supervisor lives in the unified tree: beside its containers' groups, because a group whose children use
     /// controllers may not hold processes; where nobody uses any there, in the Pod's own.
     pub(crate) fn supervisor_group(&self, pod: &CgroupPlan) -> Option<PathBuf> {
@@ -146,6 +163,12 @@ impl CgroupLayout {
         self.unified_controllers.iter().map(|c| format!("+{}", c.name())).collect::<Vec<_>>().join(" ")
     }
 }
+
+/// What a group weighs that nobody has set: as much as one task. And the most it can.
+const DEFAULT_WEIGHT: u64 = 100;
+const MOST_WEIGHT: u64 = 10_000;
+const DEFAULT_SHARES: u64 = 1_024;
+const MOST_SHARES: u64 = 262_144;
 
 fn settings_v2(controller: Controller, folder: &Path, limits: HardLimits, settings: &mut Vec<Setting>) {
     let mut push = |name: &str, value: String, optional| {
@@ -208,12 +231,12 @@ fn quota(millis: u64) -> u64 {
 
 /// v1 shares of a request, as kubelets compute them.
 fn shares(request_millis: u64) -> u64 {
-    (request_millis * 1_024 / 1_000).clamp(2, 262_144)
+    (request_millis * DEFAULT_SHARES / 1_000).clamp(2, MOST_SHARES)
 }
 
 /// v2 weight of a request: shares scaled onto 1 to 10,000.
 fn weight(request_millis: u64) -> u64 {
-    1 + (shares(request_millis) - 2) * 9_999 / 262_142
+    1 + (shares(request_millis) - 2) * (MOST_WEIGHT - 1) / (MOST_SHARES - 2)
 }
 
 /// Mount point, file system type and super options of a mountinfo line.
@@ -275,6 +298,22 @@ mod tests {
         assert_eq!(value("/sys/fs/cgroup/cpu/node/pod/cpu.shares"), "256");
         assert_eq!(value("/sys/fs/cgroup/pids/node/pod/pids.max"), "64");
         assert!(plan.settings.iter().all(|s| !s.file.starts_with("/sys/fs/cgroup/unified")));
+    }
+
+    #[test]
+    fn all_pods_together_weigh_a_task_for_each_processor() {
+        let none = HardLimits { memory_bytes: None, cpu_millis: None, cpu_request_millis: None, pids: None };
+        let weights = |mounts: &str, processors| {
+            let layout = CgroupLayout::detect(mounts, "", "node", false, |_| "cpu".to_owned());
+            let settings = layout.plan_parent(none, processors).settings;
+            settings.into_iter().map(|set| (set.file.display().to_string(), set.value)).collect::<Vec<_>>()
+        };
+        let unified = "25 20 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(weights(unified, 4), [("/sys/fs/cgroup/node/cpu.weight".to_owned(), "400".to_owned())]);
+        assert_eq!(weights(unified, 1_000), [("/sys/fs/cgroup/node/cpu.weight".to_owned(), "10000".to_owned())]);
+        let bound_to_v1 = "31 30 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        assert_eq!(weights(bound_to_v1, 4), [("/sys/fs/cgroup/cpu/node/cpu.shares".to_owned(), "4096".to_owned())]);
+        assert_eq!(weights("", 4), []);
     }
 
     #[test]

@@ -155,7 +155,7 @@ fn mounts(steps: &[MountStep], binds: &[PreparedBind]) -> Vec<Value> {
     let mut list: Vec<Value> = steps
         .iter()
         .filter_map(|step| match step {
-            MountStep::Proc { target } => Some(mount(target, "proc", &["nosuid", "nodev", "noexec"])),
+            MountStep::Proc { target, .. } => Some(mount(target, "proc", &["nosuid", "nodev", "noexec"])),
             MountStep::Sys { target } => Some(mount(target, "sysfs", &["nosuid", "nodev", "noexec", "ro"])),
             MountStep::MessageQueues { target } => Some(mount(target, "mqueue", &["nosuid", "nodev", "noexec"])),
             MountStep::Terminals { target, .. } => {

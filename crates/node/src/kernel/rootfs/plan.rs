@@ -36,6 +36,8 @@ pub(crate) struct RootPlan {
 pub(crate) enum MountStep {
     Proc {
         target: String,
+        /// Every user may have ports below 1024: they only concern the Pod's own network.
+        low_ports: bool,
     },
     Sys {
         target: String,
@@ -97,7 +99,7 @@ impl MountStep {
     /// The path inside that this step is about.
     pub(crate) fn target(&self) -> &str {
         match self {
-            Self::Proc { target }
+            Self::Proc { target, .. }
             | Self::Sys { target }
             | Self::MessageQueues { target }
             | Self::Terminals { target, .. }
@@ -145,6 +147,9 @@ const HIDDEN_FOLDERS: &[&str] = &[
 
 const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"];
 
+/// The kernel parameter that tells from which port on every user may have one.
+pub(crate) const LOW_PORTS: &str = "net.ipv4.ip_unprivileged_port_start";
+
 /// Size of /dev/shm, as container runtimes have it.
 const SHARED_MEMORY: u64 = 64 << 20;
 
@@ -154,7 +159,7 @@ const TERMINAL_GROUP: u32 = 5;
 /// Decides a container's whole tree.
 pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
     let mut steps = vec![
-        MountStep::Proc { target: "/proc".to_owned() },
+        MountStep::Proc { target: "/proc".to_owned(), low_ports: opens_low_ports(pod) },
         MountStep::Sys { target: "/sys".to_owned() },
         MountStep::Devices { target: "/dev".to_owned() },
         MountStep::Terminals { target: "/dev/pts".to_owned(), group: terminal_group(pod) },
@@ -202,6 +207,11 @@ pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
         steps,
         whole_host: (!container.walls.private_root).then(|| PathBuf::from("/")),
     }
+}
+
+/// Not in the host's own network, and not where the Pod says from which port on.
+pub(crate) fn opens_low_ports(pod: &PodPlan) -> bool {
+    pod.walls.network_namespace && !pod.spec.sysctls.contains_key(LOW_PORTS)
 }
 
 /// The files of `/etc` that are about the Pod.

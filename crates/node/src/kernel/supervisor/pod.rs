@@ -11,7 +11,7 @@ use super::super::launch::PodNamespaces;
 use super::super::net;
 use super::super::oci;
 use super::super::plan::{GroundPlan, IdMode, PodPlan};
-use super::super::rootfs::{memory_volume_path, new_mount, own_files, own_files_dir};
+use super::super::rootfs::{LOW_PORTS, memory_volume_path, new_mount, opens_low_ports, own_files, own_files_dir};
 use super::super::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
 use super::super::walls::{Named, Step};
 use crate::runtime::RuntimeHandler;
@@ -52,13 +52,18 @@ impl Ground {
 pub(super) fn settle(plan: &PodPlan, namespaces: &mut PodNamespaces) -> Step<()> {
     cgroup::apply(&plan.limits).step("setting the Pod's limits")?;
     name_host(plan, namespaces).step("naming the Pod's host")?;
-    if !plan.spec.sysctls.is_empty() {
-        set_parameters(plan, namespaces).step("setting kernel parameters")?;
+    let is_foreign = matches!(plan.spec.handler, RuntimeHandler::Oci { .. });
+    // Our own containers do that with their own /proc.
+    let low_ports = (is_foreign && opens_low_ports(plan)).then_some((LOW_PORTS, "0"));
+    let asked_for = plan.spec.sysctls.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let parameters: Vec<_> = low_ports.into_iter().chain(asked_for).collect();
+    if !parameters.is_empty() {
+        set_parameters(&parameters, namespaces).step("setting kernel parameters")?;
     }
-    if !plan.spec.memory_volumes.is_empty() || matches!(plan.spec.handler, RuntimeHandler::Oci { .. }) {
+    if !plan.spec.memory_volumes.is_empty() || is_foreign {
         memory_volumes(plan)?;
     }
-    if matches!(plan.spec.handler, RuntimeHandler::Oci { .. }) {
+    if is_foreign {
         write_etc(plan).step("writing the Pod's files")?;
         oci::prepare()?;
     }
@@ -113,13 +118,13 @@ fn name_host(plan: &PodPlan, namespaces: &PodNamespaces) -> io::Result<()> {
 }
 
 /// A child joins the namespaces whose parameters are set.
-fn set_parameters(plan: &PodPlan, namespaces: &PodNamespaces) -> io::Result<()> {
+fn set_parameters(parameters: &[(&str, &str)], namespaces: &PodNamespaces) -> io::Result<()> {
     match sys::fork_with(0)? {
         Fork::Child => {
             let work = || -> io::Result<()> {
                 sys::setns(namespaces.net.as_fd(), libc::CLONE_NEWNET)?;
                 sys::setns(namespaces.ipc.as_fd(), libc::CLONE_NEWIPC)?;
-                plan.spec.sysctls.iter().try_for_each(|(name, value)| write_parameter(name, value))
+                parameters.iter().try_for_each(|(name, value)| write_parameter(name, value))
             };
             sys::exit_now(work().err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)))
         }
@@ -183,7 +188,7 @@ fn open_all(plan: &GroundPlan, pid: i32, own_user: bool) -> io::Result<PodNamesp
     })
 }
 
-/// Loopback and kernel parameters that every Pod has, by the child that owns the new namespaces.
+/// The loopback that every Pod has, by the child that owns the new namespaces.
 fn configure_inside(plan: &GroundPlan) -> io::Result<()> {
     if !plan.walls.network_namespace {
         return Ok(());
@@ -194,8 +199,7 @@ fn configure_inside(plan: &GroundPlan) -> io::Result<()> {
         // Without a cable the address still exists inside: programs may bind it, and the node dials from within.
         net::loopback_address(plan.address, true)?;
     }
-    // Every user may have ports below 1024: they only concern the Pod's own network.
-    write_parameter("net.ipv4.ip_unprivileged_port_start", "0")
+    Ok(())
 }
 
 /// Memory volumes, and the bundles of other runtimes, live in a mount namespace of the supervisor's own: they end with it,

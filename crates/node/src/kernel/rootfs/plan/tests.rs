@@ -133,3 +133,19 @@ fn without_privilege_the_overlay_keeps_its_marks_in_user_attributes() {
     let terminals = plan.steps.iter().find(|step| step.target() == "/dev/pts");
     assert_eq!(terminals, Some(&MountStep::Terminals { target: "/dev/pts".into(), group: None }));
 }
+
+#[test]
+fn low_ports_are_everybodys_in_a_network_of_its_own_that_says_nothing_else() {
+    let opens = |pod: &PodPlan| {
+        let plan = plan_root(pod, &container(layers(), Vec::new()));
+        plan.steps.iter().any(|step| matches!(step, MountStep::Proc { low_ports: true, .. }))
+    };
+    let usual = pod(IdMode::Block { first: 1 << 30 });
+    assert!(opens(&usual));
+    let mut says_otherwise = usual.clone();
+    says_otherwise.spec.sysctls.insert(LOW_PORTS.to_owned(), "1024".to_owned());
+    assert!(!opens(&says_otherwise));
+    let mut in_the_hosts = usual;
+    in_the_hosts.ground.walls.network_namespace = false;
+    assert!(!opens(&in_the_hosts));
+}
