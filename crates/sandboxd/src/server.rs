@@ -34,17 +34,20 @@ pub struct App {
     pub grpc: axum::Router,
     pub token: Option<Token>,
     pub stopping: Arc<AtomicBool>,
-    /// Told about every request and every closed connection.
+    /// Told about every request, and about every connection that had any, when it is closed. Probes are not activity: they come
+    /// every second for as long as a sandbox lives.
     pub activity: Arc<tokio::sync::Notify>,
 }
 
 impl App {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
-        self.activity.notify_one();
         let path = request.uri().path().to_owned();
         // Probes come without a token and learn nothing but that we live.
-        let probe = matches!(path.as_str(), "/" | "" | "/v1/health");
+        let probe = is_probe(&path);
+        if !probe {
+            self.activity.notify_one();
+        }
         if let Some(token) = self.token.as_ref().filter(|_| !probe)
             && !token.allows(request.headers())
         {
@@ -79,6 +82,10 @@ impl App {
             Err(never) => match never {},
         }
     }
+}
+
+fn is_probe(path: &str) -> bool {
+    matches!(path, "/" | "" | "/v1/health")
 }
 
 fn is_grpc(headers: &HeaderMap) -> bool {

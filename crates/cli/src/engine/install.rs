@@ -13,6 +13,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 /// The name that examples everywhere use; clients of every version find it as a template or as a pool.
 pub(crate) const READY_MADE: &str = "python-sandbox-template";
+/// Seconds between probes of a sandbox of it; what Kubernetes takes where nothing is said.
+const READY_PERIOD: u32 = 10;
 /// Remembers that the ready-made objects were created, so that a user who deletes them is not given them again.
 const MARKER: &str = "agent-sandbox-ready-made";
 
@@ -28,6 +30,10 @@ pub(crate) async fn ready_made(client: &Client, warm: u32) -> Result<()> {
     let mut template = sdk::template(READY_MADE, &container);
     let inject = BTreeMap::from([(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned())]);
     template.spec.pod_template.metadata = Some(Arc::new(PodMetadata { annotations: Some(inject), labels: None }));
+    // Our node asks eagerly until the first answer, whatever the period. From then on a second, which clusters need for an early first
+    // answer, would only keep a pool busy.
+    template.spec.pod_template.spec.make_mut()["containers"][0]["readinessProbe"]["periodSeconds"] =
+        READY_PERIOD.into();
     // No policy at all closes a Pod of the embedded node both ways; the default policy would open the way out.
     template.spec.network_policy_management = Some(NetworkPolicyManagement::Unmanaged);
     let pool = sdk::pool(READY_MADE, READY_MADE, warm);

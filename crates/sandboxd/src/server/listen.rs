@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::Request;
@@ -18,8 +19,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::App;
 use super::body::Body;
+use super::{App, is_probe};
 
 /// Connections served at once; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 1024;
@@ -136,11 +137,14 @@ impl Connections {
             };
             match accepted {
                 Ok(stream) => {
-                    let connection = self.clone().connection(stream);
+                    let used = Arc::new(AtomicBool::new(false));
+                    let connection = self.clone().connection(stream, Arc::clone(&used));
                     let activity = Arc::clone(&self.app.activity);
                     self.tasks.spawn(async move {
                         connection.await;
-                        activity.notify_one();
+                        if used.load(Ordering::Relaxed) {
+                            activity.notify_one();
+                        }
                         drop(slot);
                     });
                 }
@@ -152,13 +156,17 @@ impl Connections {
         }
     }
 
-    async fn connection<S>(self, stream: S)
+    /// `used` becomes true with the first request that is more than a probe.
+    async fn connection<S>(self, stream: S, used: Arc<AtomicBool>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let app = self.app;
         let service = service_fn(move |request: Request<Incoming>| {
             let app = Arc::clone(&app);
+            if !is_probe(request.uri().path()) {
+                used.store(true, Ordering::Relaxed);
+            }
             async move { Ok::<_, Infallible>(app.handle(request.map(Body::new)).await) }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());

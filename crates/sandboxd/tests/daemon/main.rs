@@ -9,6 +9,7 @@ mod examples;
 mod fixture;
 mod grpc;
 mod idempotency;
+mod memory;
 mod native_exec;
 mod native_files;
 mod native_openapi;
