@@ -154,7 +154,7 @@ fn remedy(kind: WeaknessKind) -> &'static str {
         WeaknessKind::LimitNotEnforced => "run as root, or let systemd delegate memory and cpu to your user",
         WeaknessKind::StorageMeasuredOnly => "keep the data folder on a file system of its own to bound it",
         WeaknessKind::NoEgress => {
-            "install pasta (package passt), or run as root, to let sandboxes reach out where a policy allows it"
+            "install pasta (package passt) and let users open /dev/net/tun, or run as root, to let sandboxes reach out where a policy allows it"
         }
         WeaknessKind::NoLandlock => "boot a kernel with Landlock (5.13 or newer, lsm=landlock,…)",
     }

@@ -18,6 +18,7 @@ pub(crate) enum World {
     /// The host's, without the programs that make up for a lack of privilege.
     Bare,
     /// One of their own: a host with the address [`OWN_ADDRESS`], and behind its default route a server that says hello on port 7777.
+    /// Its users may make tunnels, which without udev they may not.
     Own,
 }
 
@@ -30,6 +31,8 @@ done";
 
 /// The far side is a namespace of a process that ends with its parent, and goes with it.
 const OWN_WORLD: &str = r#"
+mount -t tmpfs none /dev/net
+mknod -m 666 /dev/net/tun c 10 200
 ip link set lo up
 setpriv --pdeathsig KILL unshare --net python3 -c "
 import socket, subprocess, time

@@ -36,9 +36,13 @@ const TABLE: &str = "agent-sandbox";
 /// Longest the way may take to open.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Where `pasta` is, when it is installed.
+/// The device that `pasta` makes the Pod's end of the way with.
+pub(crate) const TUN: &str = "/dev/net/tun";
+
+/// Where `pasta` is, when it is installed and has what it needs.
 pub(crate) fn program() -> Option<PathBuf> {
-    find_program("pasta").filter(|program| program.is_file() && Path::new("/dev/net/tun").exists())
+    let is_usable = rustix::fs::access(TUN, rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK).is_ok();
+    find_program("pasta").filter(|program| program.is_file() && is_usable)
 }
 
 /// One Pod and its place.

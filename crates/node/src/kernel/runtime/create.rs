@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::super::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
 use super::super::ids::{Block, IdSource};
 use super::super::net::NodeNetwork;
+use super::super::net::egress::TUN;
 use super::super::oci;
 use super::super::plan::{ContainerPlan, GroundPlan, PodPlan};
 use super::super::share::no_limits;
@@ -31,8 +32,9 @@ pub(super) fn weaknesses(layout: &CgroupLayout, ids: &IdSource, networked: bool,
     if !networked {
         list.push(Weakness {
             kind: WeaknessKind::NoEgress,
-            message: "sandboxes have no network besides what the node forwards: install pasta (package passt), or run as root with nftables"
-                .to_owned(),
+            message: format!(
+                "sandboxes have no network besides what the node forwards: install pasta (package passt) and let users open {TUN}, or run as root with nftables"
+            ),
         });
     }
     if !layout.holds(Controller::Memory) || !layout.holds(Controller::Cpu) {
