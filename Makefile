@@ -4,11 +4,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 TARGET_DIR := target
-# Static, and loaded where it was linked to: nothing in it has to be relocated, so all sandboxes share its pages, and each starts sooner.
-SANDBOXD_FLAGS := -C target-feature=+crt-static -C relocation-model=static -C strip=symbols
 # The profile of the sandboxd that the CLI carries: `dev` for a quick try, `tiny` for anything that ships.
 SANDBOXD_PROFILE ?= dev
-SANDBOXD_DIR := $(if $(filter dev,$(SANDBOXD_PROFILE)),debug,$(SANDBOXD_PROFILE))
 EMBED := $(TARGET_DIR)/embed/sandboxd
 QUIET ?= --quiet
 
@@ -22,9 +19,8 @@ setup: ## Check the toolchain, and say what is missing and how to get it
 
 .PHONY: sandboxd
 sandboxd: setup ## Build the static sandboxd that the CLI carries
-	@cargo rustc $(QUIET) --locked -p agent-sandbox-sandboxd --bin sandboxd --profile $(SANDBOXD_PROFILE) -- $(SANDBOXD_FLAGS)
 	@mkdir -p $(dir $(EMBED))
-	@cmp -s $(TARGET_DIR)/$(SANDBOXD_DIR)/sandboxd $(EMBED) || install -m 0755 $(TARGET_DIR)/$(SANDBOXD_DIR)/sandboxd $(EMBED)
+	@built=$$(QUIET=$(QUIET) scripts/sandboxd $(SANDBOXD_PROFILE)); cmp -s "$$built" $(EMBED) || install -m 0755 "$$built" $(EMBED)
 
 .PHONY: try
 try: ## First result: build what is needed and run one command in a sandbox

@@ -27,6 +27,8 @@ pub struct Config {
     /// Served when nobody else has them; a taken one is said and passed over.
     pub listen_if_free: Vec<SocketAddr>,
     pub unix: Vec<PathBuf>,
+    /// Listening sockets that are open already, from descriptor 3 on.
+    pub handed_over: u16,
     pub mode: Mode,
     pub exec_mode: ExecMode,
     pub shell: OsString,

@@ -15,4 +15,5 @@ mod start;
 mod users;
 pub mod workspace;
 
+pub use memory::Allocator;
 pub use start::{RunError, main_with, run};

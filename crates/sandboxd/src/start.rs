@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigError, Request};
 use crate::files::FileError;
-use crate::memory::{give_back, set_up_allocator};
-use crate::process::inherited::keep_from_commands;
+use crate::memory::give_back;
+use crate::process::inherited;
 use crate::process::launch::LaunchError;
 use crate::process::reaper::{Child, block_signals};
 use crate::process::{Launch, Reaper, Stdin};
@@ -72,8 +72,7 @@ fn print(text: &str) -> ExitCode {
 /// it before anything else starts threads or children.
 pub fn run(config: Config) -> Result<u8, RunError> {
     block_signals();
-    keep_from_commands();
-    set_up_allocator();
+    inherited::keep_from_commands();
     // What we run must not read our memory or our descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(config.log_level).with_ansi(false).init();
@@ -99,7 +98,8 @@ async fn daemon(config: Config) -> Result<u8, RunError> {
     let reaper = Reaper::start()?;
     let base = base_directory(&config);
     let app = Arc::new(assemble::app(&config, &base, &reaper, token)?);
-    let listeners = Listeners::bind(&config.listen, &config.listen_if_free, &config.unix).await?;
+    let open = inherited::listeners(config.handed_over);
+    let listeners = Listeners::bind(&config.listen, &config.listen_if_free, &config.unix, open).await?;
     for address in listeners.addresses() {
         tracing::info!(%address, "Listening");
     }

@@ -26,8 +26,12 @@ struct Options {
 }
 
 fn options() -> Options {
-    let mut options =
-        Options { sandboxd: "target/tiny/sandboxd".into(), uvicorn: None, peer: None, settle: Duration::from_secs(60) };
+    let mut options = Options {
+        sandboxd: "target/embed/sandboxd".into(),
+        uvicorn: None,
+        peer: None,
+        settle: Duration::from_secs(60),
+    };
     let mut arguments = std::env::args().skip(1);
     while let (Some(name), Some(value)) = (arguments.next(), arguments.next()) {
         match name.as_str() {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::variables::{BASE_DIR, EXEC_TIMEOUT_SECONDS, seconds, trimmed};
+use super::variables::{BASE_DIR, EXEC_TIMEOUT_SECONDS, LISTEN_FDS, LISTEN_PID, handed_over, seconds, trimmed};
 use super::{
     Config, ConfigError, DEFAULT_EXEC_TIMEOUT, DEFAULT_MAX_PROCESSES, DEFAULT_OUTPUT_LIMIT, Request, TokenSource,
     default_addresses,
@@ -48,6 +48,8 @@ usage: sandboxd [FLAGS] [-- COMMAND ARGS...]
   --keep-running              go on serving after COMMAND has ended
   --log-level LEVEL           error, warn, info, debug or trace (info)
   --version, --help
+
+Listening sockets handed over in systemd's way (LISTEN_FDS) are served, too.
 ";
 
 const SWITCHES: [&str; 2] = ["signal-exit-minus-one", "keep-running"];
@@ -250,6 +252,7 @@ impl Given {
             listen,
             listen_if_free: self.address_list("listen-if-free"),
             unix: self.values.remove("unix").unwrap_or_default().into_iter().map(PathBuf::from).collect(),
+            handed_over: handed_over(variable(LISTEN_FDS), variable(LISTEN_PID), std::process::id()),
             mode,
             exec_mode: self.choice("exec-mode", exec_default, &exec_modes),
             shell: self.last("shell").map_or_else(|| "/bin/sh".into(), OsString::from),

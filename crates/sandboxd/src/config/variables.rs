@@ -8,6 +8,18 @@ pub const BASE_DIR: &str = "SANDBOX_BASE_DIR";
 /// Wall-clock limit of one `/execute` in seconds. Anything but a finite number above zero is ignored.
 pub const EXEC_TIMEOUT_SECONDS: &str = "SANDBOX_EXEC_TIMEOUT_SECONDS";
 
+/// How many open sockets whoever started the daemon hands over, from descriptor 3 on, and to which process: systemd's way of passing them.
+pub const LISTEN_FDS: &str = "LISTEN_FDS";
+pub const LISTEN_PID: &str = "LISTEN_PID";
+/// Their names, which we do not need, and no command does.
+pub const LISTEN_FDNAMES: &str = "LISTEN_FDNAMES";
+
+/// How many sockets were handed over to process `own`. What is meant for another process, and passed on by mistake, is none of ours.
+pub(crate) fn handed_over(count: Option<String>, pid: Option<String>, own: u32) -> u16 {
+    let count = count.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+    if pid.and_then(|pid| pid.trim().parse().ok()) == Some(own) { count } else { 0 }
+}
+
 /// A value without surrounding white space, unless nothing is left.
 pub(crate) fn trimmed(value: Option<String>) -> Option<String> {
     value.map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
@@ -28,6 +40,15 @@ mod tests {
     fn blank_means_unset() {
         assert_eq!(trimmed(Some("   ".into())), None);
         assert_eq!(trimmed(Some(" /work ".into())).as_deref(), Some("/work"));
+    }
+
+    #[test]
+    fn sockets_for_another_process_are_not_ours() {
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(handed_over(text("2"), text("7"), 7), 2);
+        for (count, pid) in [(text("2"), text("8")), (text("2"), None), (None, text("7")), (text("-1"), text("7"))] {
+            assert_eq!(handed_over(count.clone(), pid.clone(), 7), 0, "{count:?} {pid:?}");
+        }
     }
 
     /// D-006

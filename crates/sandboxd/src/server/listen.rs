@@ -40,16 +40,27 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Binds every address, or none; of `optional` ones those that are free.
-    pub async fn bind(addresses: &[SocketAddr], optional: &[SocketAddr], sockets: &[PathBuf]) -> io::Result<Self> {
+    /// Binds every address, or none; of `optional` ones those that are free. Those that are `open` already need no binding.
+    pub async fn bind(
+        addresses: &[SocketAddr],
+        optional: &[SocketAddr],
+        sockets: &[PathBuf],
+        open: Vec<std::net::TcpListener>,
+    ) -> io::Result<Self> {
         let named = |what: &dyn std::fmt::Display, error: io::Error| {
             io::Error::new(error.kind(), format!("cannot listen on {what}: {error}"))
         };
         let mut tcp = Vec::new();
-        for address in addresses {
+        for listener in open {
+            listener.set_nonblocking(true)?;
+            tcp.push(TcpListener::from_std(listener)?);
+        }
+        let known: Vec<_> = tcp.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+        let is_closed = |address: &&SocketAddr| !known.contains(*address);
+        for address in addresses.iter().filter(is_closed) {
             tcp.push(TcpListener::bind(address).await.map_err(|error| named(address, error))?);
         }
-        for address in optional {
+        for address in optional.iter().filter(is_closed) {
             match TcpListener::bind(address).await {
                 Ok(listener) => tcp.push(listener),
                 Err(error) => tracing::warn!(%address, %error, "Port is taken"),

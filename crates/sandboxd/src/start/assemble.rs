@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::RunError;
 use crate::config::Config;
+use crate::config::variables::{LISTEN_FDNAMES, LISTEN_FDS, LISTEN_PID};
 use crate::files::{FileError, Root};
 use crate::native::{Keys, Native};
 use crate::paths::RelPath;
@@ -93,6 +94,9 @@ fn command_environment(base: &Path) -> Environment {
     let mut env = Environment::of_daemon();
     env.set("PWD", base);
     env.remove("OLDPWD");
+    for ours in [LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES] {
+        env.remove(ours);
+    }
     if env.get("HOME").is_none_or(|home| home.is_empty()) {
         env.set("HOME", base);
     }

@@ -14,7 +14,7 @@ pub(crate) fn with_home() -> Option<Daemon> {
     let script = format!(
         "mount -t tmpfs home /home && mkdir /home/user && mkdir -p /run && mount -t tmpfs tmp /tmp && \
          exec env HOME=/home/user {} --listen 127.0.0.1:0 --listen 127.0.0.1:0 --root-dir /home/user",
-        env!("CARGO_BIN_EXE_sandboxd")
+        crate::fixture::program()
     );
     let mut command = Command::new("unshare");
     // In its own pid namespace, so that nothing survives it.

@@ -13,6 +13,18 @@ use serde_json::{Value, json};
 
 use crate::client::{Answer, PATIENCE, form, form_type, send};
 
+/// Another build of the daemon than the one Cargo makes for these tests: what ships is linked to another C library.
+const OTHER_BUILD: &str = "AGENT_SANDBOX_TEST_SANDBOXD";
+
+pub(crate) fn other_program() -> Option<String> {
+    std::env::var(OTHER_BUILD).ok()
+}
+
+/// The daemon under test.
+pub(crate) fn program() -> String {
+    other_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_sandboxd").to_owned())
+}
+
 /// A running daemon. Its tree: `outside/` with sentinels, in it `sandbox/` (the root), in it `home/user` (the base),
 /// `app` (a link to it), `tmp` and `workspace`.
 pub(crate) struct Daemon {
@@ -83,7 +95,7 @@ impl Setup {
         }
         symlink("home/user", sandbox.join("app")).expect("a link");
         std::fs::write(outside.join("sentinel"), "SENTINEL").expect("a file");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sandboxd"));
+        let mut command = Command::new(program());
         command.args(["--listen", "127.0.0.1:0", "--kill-grace", "500ms", "--shutdown-timeout", "1s"]);
         if !self.default_base {
             command.arg("--base-dir").arg(sandbox.join("home/user"));
@@ -94,7 +106,7 @@ impl Setup {
         if !self.whole_root {
             command.arg("--sandbox-root").arg(&sandbox);
         }
-        command.args(&self.flags).envs(self.variables);
+        command.args(&self.flags).envs(self.variables).stdin(Stdio::null());
         if !self.command.is_empty() {
             command.arg("--").args(&self.command);
         }
@@ -113,7 +125,7 @@ fn start(
         // SAFETY: the hooks of these tests only make system calls.
         unsafe { command.pre_exec(hook) };
     }
-    let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the daemon starts");
+    let mut process = command.stderr(Stdio::piped()).spawn().expect("the daemon starts");
     let log = Arc::new(Mutex::new(String::new()));
     let address = watch_log(&mut process, &log);
     Daemon { address, outside, process, log, wrapped: false, directory }
@@ -121,6 +133,12 @@ fn start(
 
 /// Starts any command that ends up as a daemon which logs its address.
 pub(crate) fn start_command(command: Command) -> Daemon {
+    start_command_with(command, Stdio::null())
+}
+
+/// The same, with something as its standard input.
+pub(crate) fn start_command_with(mut command: Command, input: Stdio) -> Daemon {
+    command.stdin(input);
     let directory = tempfile::tempdir().expect("a directory");
     let outside = directory.path().to_path_buf();
     let mut daemon = start(command, None, directory, outside);

@@ -73,7 +73,7 @@ fn no_command_with_a_key_runs_twice_across_a_kill() {
     let directory = tempfile::tempdir().expect("a directory");
     let count = directory.path().join("count");
     let start = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sandboxd"));
+        let mut command = Command::new(crate::fixture::program());
         command
             .args(["--listen", "127.0.0.1:0", "--base-dir"])
             .arg(directory.path())

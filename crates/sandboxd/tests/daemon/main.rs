@@ -8,6 +8,7 @@ mod confinement;
 mod examples;
 mod fixture;
 mod grpc;
+mod handed_over;
 mod idempotency;
 mod memory;
 mod native_exec;

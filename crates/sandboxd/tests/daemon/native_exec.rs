@@ -103,7 +103,7 @@ fn an_unprivileged_daemon_says_that_it_cannot_change_the_user() {
         return;
     }
     let mut command = std::process::Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_sandboxd")]);
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", crate::fixture::program().as_str()]);
     command.args(["--listen", "127.0.0.1:0", "--base-dir", "/", "--root-dir", "/"]);
     let daemon = crate::fixture::start_command(command);
     assert_eq!(exec(&daemon, json!({"command": "id -u"}))["stdout"], "65534\n");

@@ -17,7 +17,7 @@ fn as_pid_one(flags: &[&str], argv: &[&str]) -> Option<Daemon> {
         return None;
     }
     let mut command = Command::new("unshare");
-    command.args(["--fork", "--pid", "--mount-proc", "--kill-child=KILL", env!("CARGO_BIN_EXE_sandboxd")]);
+    command.args(["--fork", "--pid", "--mount-proc", "--kill-child=KILL", crate::fixture::program().as_str()]);
     command.args(["--listen", "127.0.0.1:0", "--kill-grace", "500ms", "--shutdown-timeout", "2s"]);
     command.args(flags);
     if !argv.is_empty() {

@@ -231,7 +231,7 @@ fn bad_configurations_do_not_start() {
         vec!["--root-dir="],
         vec!["--listen=127.0.0.1:0", "--root-dir=/dev/null"],
     ] {
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_sandboxd")).args(&flags).output().expect("ran");
+        let output = std::process::Command::new(crate::fixture::program()).args(&flags).output().expect("ran");
         assert!(!output.status.success(), "{flags:?}");
         assert!(String::from_utf8_lossy(&output.stderr).starts_with("sandboxd: "), "{flags:?}");
     }

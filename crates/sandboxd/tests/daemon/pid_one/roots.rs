@@ -13,11 +13,12 @@ pub(crate) fn skip(missing: &str) {
     println!("skipped: {missing}");
 }
 
-/// The statically linked daemon, which runs in any root; the newest that was built.
+/// The statically linked daemon, which runs in any root.
 fn static_sandboxd() -> Option<PathBuf> {
-    let target = Path::new(env!("CARGO_BIN_EXE_sandboxd")).parent()?.parent()?;
-    let built = ["embed/sandboxd", "tiny/sandboxd"].map(|name| target.join(name));
-    built.into_iter().max_by_key(|path| path.metadata().and_then(|metadata| metadata.modified()).ok())
+    match crate::fixture::other_program() {
+        Some(chosen) => Some(chosen.into()),
+        None => Some(Path::new(env!("CARGO_BIN_EXE_sandboxd")).parent()?.parent()?.join("embed/sandboxd")),
+    }
 }
 
 fn install_sandboxd(root: &Path) -> Result<(), &'static str> {

@@ -45,7 +45,7 @@ impl Survivor {
             format!("mount --bind /dev {at}/dev && mount -t proc proc {at}/proc && exec chroot {at} /sandboxd");
         let (mut mounts, start) = match ground {
             Ground::Machine => {
-                let here = format!("exec {} --base-dir={at} --root-dir={at}", env!("CARGO_BIN_EXE_sandboxd"));
+                let here = format!("exec {} --base-dir={at} --root-dir={at}", crate::fixture::program());
                 (Vec::new(), format!("mount -t proc proc /proc && {here}"))
             }
             Ground::Busybox => {
