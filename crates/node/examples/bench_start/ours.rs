@@ -133,6 +133,7 @@ impl Bench {
 
     pub(crate) fn container(&self, uid: &str, command: Vec<String>) -> ContainerSpec {
         ContainerSpec {
+            open_port: None,
             name: "c".into(),
             attempt: 0,
             image: self.image.clone(),

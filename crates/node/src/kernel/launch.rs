@@ -4,11 +4,13 @@
 use std::ffi::CString;
 use std::fs;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::CgroupPlan;
@@ -48,10 +50,13 @@ impl ContainerNamespaces {
     }
 }
 
-/// What the child says before exec. Silence followed by a closed socket means exec happened.
+/// What the child says before exec. A closed socket without a failure means exec happened.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Report {
+    /// With a container's own mount namespace, from its first moment: a short life must not unmount everything as it ends, and have
+    /// whoever waits for it wait for the disk.
+    Mounts,
     /// With the master side of the new terminal.
     Terminal,
     Failed(Failure),
@@ -79,6 +84,8 @@ pub(crate) struct Program<'a> {
     pub(crate) user: &'a User,
     pub(crate) capabilities: &'a [Capability],
     pub(crate) hostname: &'a str,
+    /// A port to open for it.
+    pub(crate) open_port: Option<u16>,
     /// Folders of the working directory are made when missing: only for a container's first process.
     pub(crate) make_working_dir: bool,
 }
@@ -98,12 +105,14 @@ pub(crate) fn container_main(
     pod: &PodPlan,
     container: &ContainerPlan,
     namespaces: &PodNamespaces,
-    streams: Streams,
+    streams: &Streams,
     report: &OwnedFd,
     filter: &[libc::sock_filter],
     placed: bool,
 ) -> ! {
     let set_up = || -> Step<()> {
+        let mounts = fs::File::open("/proc/self/ns/mnt").step("opening the mount namespace")?;
+        wire::send(report, &Report::Mounts, &[mounts.as_fd()]).step("handing out the mount namespace")?;
         enter_groups(&container.cgroup, placed, container.spec.oom_score_adj)?;
         sys::unshare(libc::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
         join_pod(namespaces)?;
@@ -127,6 +136,7 @@ pub(crate) fn container_main(
         user: &spec.user,
         capabilities: &spec.capabilities,
         hostname: &pod.spec.hostname,
+        open_port: spec.open_port.filter(|_| container.walls.network_namespace),
         make_working_dir: true,
     };
     let entry = match (pod.ids, &namespaces.user) {
@@ -146,7 +156,7 @@ pub(crate) fn exec_main(
     namespaces: &ContainerNamespaces,
     mounts: &OwnedFd,
     program: &Program<'_>,
-    streams: Streams,
+    streams: &Streams,
     report: &OwnedFd,
     filter: &[libc::sock_filter],
     placed: bool,
@@ -203,16 +213,19 @@ const LEAST_OOM_DISTANCE: i32 = 200;
 /// Forks a process of a container, in the container's group of the unified tree from its first moment where the kernel can
 /// do that. Tells whether it is there.
 pub(crate) fn fork_in_group(flags: libc::c_int, cgroup: &CgroupPlan) -> io::Result<(Fork, bool)> {
-    let open = |path: &std::path::PathBuf| {
-        rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()
-    };
-    if let Some(group) = cgroup.unified.as_ref().and_then(open)
+    if let Some(group) = open_group(cgroup)
         && let Ok(forked) = sys::fork_into(flags, group.as_fd())
     {
         return Ok((forked, true));
     }
     // An older kernel, or a tree that is not ours: the process goes there by itself.
     Ok((sys::fork_with(flags)?, false))
+}
+
+/// The container's group of the unified tree, to be born in.
+pub(crate) fn open_group(cgroup: &CgroupPlan) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(cgroup.unified.as_ref()?, flags, Mode::empty()).ok()
 }
 
 fn join_pod(namespaces: &PodNamespaces) -> Step<()> {
@@ -226,7 +239,7 @@ fn run(
     ids: IdMode,
     program: &Program<'_>,
     entry: UserEntry<'_>,
-    streams: Streams,
+    streams: &Streams,
     report: &OwnedFd,
     walls: Walls,
     filter: &[libc::sock_filter],
@@ -242,11 +255,14 @@ fn run(
     if let Err((step, error)) = settle(ids, program, &found, entry, streams, report) {
         fail(report, kernel_failure(step, &error));
     }
-    let (environment, path) = environment(program, &found);
+    sys::lent::prepared();
+    // Where it cannot be opened, the program that wants it says why, in its own words.
+    let open_port = program.open_port.and_then(|port| open_port(port).ok());
+    let (environment, path) = environment(program, &found, open_port.is_some());
     let groups = (!matches!(ids, IdMode::Single { .. })).then(|| found.groups.clone());
     let identity = Identity { uid: found.uid, gid: found.gid, groups };
     // The supervisor's descriptors go before its power does: nothing is left for anybody inside to take.
-    let report = match sys::close_all_but(report) {
+    let report = match sys::close_all_but(report, open_port.as_ref()) {
         Ok(report) => report,
         Err(error) => fail(report, kernel_failure("closing descriptors", &error)),
     };
@@ -274,7 +290,7 @@ fn settle(
     program: &Program<'_>,
     found: &FoundUser,
     entry: UserEntry<'_>,
-    streams: Streams,
+    streams: &Streams,
     report: &OwnedFd,
 ) -> Step<()> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
@@ -288,12 +304,12 @@ fn settle(
     set_limits(ids).step("setting resource limits")?;
     match streams {
         Streams::Pipes { stdin, stdout, stderr } => {
-            for (fd, number) in [(&stdin, 0), (&stdout, 1), (&stderr, 2)] {
+            for (fd, number) in [(stdin, 0), (stdout, 1), (stderr, 2)] {
                 sys::dup_onto(fd.as_fd(), number).step("setting the standard streams")?;
             }
             give_streams(ids, found)?;
         }
-        Streams::Terminal { rows, columns } => open_terminal(rows, columns, ids, found, report)?,
+        Streams::Terminal { rows, columns } => open_terminal(*rows, *columns, ids, found, report)?,
     }
     match entry {
         UserEntry::Join(user) => sys::setns(user, libc::CLONE_NEWUSER).step("joining the user namespace")?,
@@ -410,7 +426,7 @@ fn make_folders(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
 }
 
 /// The environment the program gets, and the `PATH` to look for it in.
-fn environment(program: &Program<'_>, found: &FoundUser) -> (Vec<CString>, String) {
+fn environment(program: &Program<'_>, found: &FoundUser, has_port: bool) -> (Vec<CString>, String) {
     let has = |key: &str| program.env.iter().any(|(name, _)| name == key);
     let mut pairs: Vec<(String, String)> = Vec::with_capacity(program.env.len() + 3);
     for (key, value) in [("PATH", DEFAULT_PATH), ("HOME", found.home.as_str()), ("HOSTNAME", program.hostname)] {
@@ -419,10 +435,28 @@ fn environment(program: &Program<'_>, found: &FoundUser) -> (Vec<CString>, Strin
         }
     }
     pairs.extend(program.env.iter().cloned());
+    if has_port {
+        pairs.retain(|(key, _)| !key.starts_with("LISTEN_"));
+        pairs.extend([
+            ("LISTEN_FDS".to_owned(), "1".to_owned()),
+            ("LISTEN_PID".to_owned(), std::process::id().to_string()),
+        ]);
+    }
     let path = pairs.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone()).unwrap_or_default();
     // An entry with a zero byte cannot exist in a process; leaving it out loses what could never be seen.
     (pairs.iter().filter_map(|(key, value)| CString::new(format!("{key}={value}")).ok()).collect(), path)
 }
+
+fn open_port(port: u16) -> io::Result<OwnedFd> {
+    let listener = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::sockopt::set_socket_reuseaddr(&listener, true)?;
+    rustix::net::bind(&listener, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
+
+/// How many may wait until the program answers.
+const BACKLOG: i32 = 1_024;
 
 /// Where programs are looked for when nobody says.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -467,5 +501,5 @@ fn kernel_failure(step: &str, error: &io::Error) -> Failure {
 fn fail(report: &OwnedFd, failure: Failure) -> ! {
     // Nobody is left to tell when this fails: the exit code says the rest.
     let _ = wire::send(report, &Report::Failed(failure), &[]);
-    sys::exit_now(127)
+    sys::lent::end(127)
 }

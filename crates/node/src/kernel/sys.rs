@@ -7,6 +7,7 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+pub(crate) mod lent;
 pub(crate) mod twin;
 
 /// Turns a `-1` answer into the error of this thread.
@@ -33,10 +34,12 @@ pub(crate) fn fork_with(flags: libc::c_int) -> io::Result<Fork> {
     Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
 }
 
+/// Of clone3: the child is born in the group whose descriptor is given.
+const INTO_CGROUP: u64 = 0x2_0000_0000;
+
 /// As [`fork_with`], the child being in a group of the unified tree from its first moment. Moving it there later would wait
 /// for every processor of the machine.
 pub(crate) fn fork_into(flags: libc::c_int, group: BorrowedFd<'_>) -> io::Result<Fork> {
-    const INTO_CGROUP: u64 = 0x2_0000_0000;
     // SAFETY: all zeroes is a valid value: no flag, no pointer.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     arguments.flags = flags as u64 | INTO_CGROUP;
@@ -233,18 +236,25 @@ pub(crate) fn close_from_on_exec(first: u32) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) }).map(drop)
 }
 
-/// Closes every descriptor from 3 up but this one, which becomes 3 and is closed by exec. Owners of the others must never
-/// use or drop them again: only for a process that is about to execute another program.
-pub(crate) fn close_all_but(kept: &OwnedFd) -> io::Result<OwnedFd> {
-    const ONLY: RawFd = 3;
-    if kept.as_raw_fd() != ONLY {
-        // SAFETY: whatever descriptor 3 was, this process does not use it again.
-        check(libc::c_long::from(unsafe { libc::dup3(kept.as_raw_fd(), ONLY, libc::O_CLOEXEC) }))?;
+/// Closes every descriptor from 3 up but one that exec closes and, if there is any, one that is passed on to the program as 3. Owners of
+/// the others must never use or drop them again: only for a process that is about to execute another program.
+pub(crate) fn close_all_but(kept: &OwnedFd, passed: Option<&OwnedFd>) -> io::Result<OwnedFd> {
+    const FIRST: RawFd = 3;
+    let only = if passed.is_some() { FIRST + 1 } else { FIRST };
+    // Out of the way first: either may be where the other is to go.
+    let kept = rustix::io::fcntl_dupfd_cloexec(kept, only + 1)?;
+    if let Some(passed) = passed {
+        let passed = rustix::io::fcntl_dupfd_cloexec(passed, only + 1)?;
+        // SAFETY: whatever this descriptor was, this process does not use it again.
+        check(libc::c_long::from(unsafe { libc::dup2(passed.as_raw_fd(), FIRST) }))?;
     }
+    // SAFETY: as above.
+    check(libc::c_long::from(unsafe { libc::dup3(kept.as_raw_fd(), only, libc::O_CLOEXEC) }))?;
+    std::mem::forget(kept);
     // SAFETY: integers only; the caller's promise covers what is closed.
-    check(unsafe { libc::syscall(libc::SYS_close_range, ONLY + 1, u32::MAX, 0) })?;
+    check(unsafe { libc::syscall(libc::SYS_close_range, only + 1, u32::MAX, 0) })?;
     // SAFETY: open, and nobody else's any more.
-    Ok(unsafe { OwnedFd::from_raw_fd(ONLY) })
+    Ok(unsafe { OwnedFd::from_raw_fd(only) })
 }
 
 /// Makes `target` a copy of `source` that survives exec.
@@ -264,9 +274,12 @@ pub(crate) fn exec(program: &CStr, arguments: &[CString], environment: &[CString
         strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
     };
     let (argv, envp) = (pointers(arguments), pointers(environment));
+    lent::executing(true);
     // SAFETY: both arrays are null-terminated and point to strings that live until exec.
     unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
-    io::Error::last_os_error()
+    let error = io::Error::last_os_error();
+    lent::executing(false);
+    error
 }
 
 /// Sets the terminal `fd` as controlling terminal of this (new) session.

@@ -71,6 +71,7 @@ pub fn assemble(spec: &PodSpec, container: &Container, given: Assembly) -> Resul
         command,
         env,
         working_dir,
+        open_port: given.sandboxd.is_some().then_some(sandboxd::PORT),
         user,
         capabilities: capabilities(container),
         read_only_root: security.and_then(|s| s.read_only_root_filesystem) == Some(true),

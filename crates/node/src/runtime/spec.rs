@@ -79,6 +79,10 @@ pub struct ContainerSpec {
     /// The whole environment; nothing is inherited.
     pub env: Vec<(String, String)>,
     pub working_dir: String,
+    /// A port that is open before the first process starts, which gets the listening socket in systemd's way (descriptor 3,
+    /// `LISTEN_FDS`): whoever connects early waits instead of being refused. Runtimes that cannot do that leave it out.
+    #[serde(default)]
+    pub open_port: Option<u16>,
     pub user: User,
     /// Capabilities asked for; each must be on the allow list, all others are dropped.
     pub capabilities: Vec<Capability>,

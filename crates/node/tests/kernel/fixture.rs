@@ -170,6 +170,7 @@ pub(crate) async fn container_of(
 ) -> ContainerSpec {
     let image = runtime.ensure("host", PullPolicy::IfNotPresent, &[], None).await.unwrap();
     ContainerSpec {
+        open_port: None,
         name: name.into(),
         attempt: 0,
         env: image.config.env.clone(),

@@ -119,3 +119,28 @@ async fn pods_reach_each_other_only_where_both_sides_allow_it() {
         node.runtime.remove_pod(uid).await.unwrap();
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_is_opened_ahead_lets_callers_wait_for_the_program() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let address = node.runtime.create_pod(routed("open-1")).await.unwrap().ips[0];
+    // It never looks at the socket, and ends when it is told to.
+    let script = "echo $LISTEN_FDS $LISTEN_PID $LISTEN_FDNAMES; test -S /proc/self/fd/3 && echo socket; read _";
+    let mut spec = node.container("open-1", "c", &["sh", "-c", script]).await;
+    (spec.open_port, spec.stdin) = (Some(8888), true);
+    spec.env.push(("LISTEN_FDNAMES".to_owned(), "another's".to_owned()));
+    node.runtime.start_container("open-1", spec).await.unwrap();
+    TcpStream::connect((address, 8888)).await.expect("open, although nobody answers there");
+    TcpStream::connect((address, 8889)).await.expect_err("control: other ports are closed");
+    let told = async {
+        while node.output("open-1", "c") != "1 1\nsocket" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let told = tokio::time::timeout(Duration::from_secs(10), told).await;
+    assert!(told.is_ok(), "{}", node.output("open-1", "c"));
+    node.runtime.remove_pod("open-1").await.unwrap();
+}

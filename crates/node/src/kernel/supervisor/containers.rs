@@ -21,6 +21,9 @@ use crate::runtime::{ContainerState, Exit, PreviousAttempt};
 /// Longest a child may take from fork to exec. It only mounts and calls the kernel.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
+/// What a container's first process has of its own.
+const NEW_PROCESS: libc::c_int = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+
 /// The latest attempt of one container.
 pub(super) struct Container {
     pub(super) plan: ContainerPlan,
@@ -154,36 +157,18 @@ impl Supervisor {
         let (streams, mut ends) = open_streams(&plan).map_err(failed("making pipes"))?;
         let (report, child_report) = report_pair().map_err(failed("making a report socket"))?;
         let oom_kills_before = plan.cgroup.oom_kills();
-        let pid = match self.fork_container(&plan).map_err(failed("forking"))? {
-            (Fork::Child, placed) => launch::container_main(
-                &self.plan,
-                &plan,
-                &self.namespaces,
-                streams,
-                &child_report,
-                &self.filter,
-                placed,
-            ),
-            (Fork::Parent(pid), _) => pid,
+        let become_container = |placed: bool| {
+            let (pod, filter) = (&self.namespaces, &self.filter);
+            launch::container_main(&self.plan, &plan, pod, &streams, &child_report, filter, placed)
         };
-        // From its first moment, if it has one of its own already: a short life must not unmount everything as it ends, and have
-        // whoever waits for it wait for the disk.
-        let own_mounts = self.namespaces.shared_processes.is_none();
-        let mounts = own_mounts.then(|| sys::open_namespace(pid, "mnt").ok()).flatten();
+        let is_first = previous.is_none();
+        let pid = self.start_process(&plan, is_first, &become_container).map_err(failed("forking"))?;
         drop((streams, child_report));
-        let outcome = wait_for_exec(pid, &report);
-        let terminal = match outcome {
-            Ok(terminal) => terminal,
-            Err(failure) => {
-                let _ = plan.cgroup.remove();
-                return Err(failure);
-            }
-        };
+        let Started { terminal, mounts } = wait_for_exec(pid, &report).inspect_err(|_| drop(plan.cgroup.remove()))?;
         if let Some(terminal) = terminal {
             let copy = terminal.try_clone().map_err(failed("copying the terminal"))?;
             ends = OwnEnds { input: Some(copy), outputs: vec![(terminal, Stream::Stdout)] };
         }
-        let mounts = mounts.or_else(|| sys::open_namespace(pid, "mnt").ok());
         let outputs =
             ends.outputs.into_iter().map(|(fd, stream)| Output::new(fd, stream)).collect::<io::Result<Vec<_>>>();
         let state = ContainerState {
@@ -209,6 +194,35 @@ impl Supervisor {
         })
     }
 
+    /// Starts a container's first process, which becomes what it is to be.
+    fn start_process(&self, plan: &ContainerPlan, is_first: bool, become_container: &dyn Fn(bool)) -> io::Result<i32> {
+        // What a container's start leaves in memory stays there, so those that start again and again get a copy. Without privilege,
+        // closing the child to tracing would close us to the node. And nobody else may see the child, who could stop it and us.
+        let can_lend = is_first
+            && self.plan.ids.is_privileged()
+            && self.namespaces.shared_processes.is_none()
+            && plan.walls.pid_namespace;
+        if let Some(group) = can_lend.then(|| launch::open_group(&plan.cgroup)).flatten()
+            && let Ok(lent) = sys::lent::lend(NEW_PROCESS, group.as_fd(), START_DEADLINE, &|| become_container(true))
+        {
+            if !lent.is_whole {
+                // Killed, or far too late. The node starts the Pod again.
+                sys::exit_now(1);
+            }
+            // The child's were ours.
+            sys::set_dumpable(true)?;
+            super::pod::spare_from_oom();
+            return Ok(lent.pid);
+        }
+        match self.fork_container(plan)? {
+            (Fork::Child, placed) => {
+                become_container(placed);
+                sys::lent::end(127)
+            }
+            (Fork::Parent(pid), _) => Ok(pid),
+        }
+    }
+
     /// Forks into a mount namespace of its own, and into a process namespace: its own, or the one the Pod shares.
     fn fork_container(&self, plan: &ContainerPlan) -> io::Result<(Fork, bool)> {
         match &self.namespaces.shared_processes {
@@ -219,9 +233,7 @@ impl Supervisor {
                 }
                 Ok(forked)
             }
-            None if plan.walls.pid_namespace => {
-                launch::fork_in_group(libc::CLONE_NEWNS | libc::CLONE_NEWPID, &plan.cgroup)
-            }
+            None if plan.walls.pid_namespace => launch::fork_in_group(NEW_PROCESS, &plan.cgroup),
             None => launch::fork_in_group(libc::CLONE_NEWNS, &plan.cgroup),
         }
     }
@@ -335,9 +347,16 @@ pub(super) fn report_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Waits until the child has reached exec; gives its terminal, if it made one. A failed child is reaped.
-pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd) -> Result<Option<OwnedFd>, Failure> {
-    let mut terminal = None;
+/// What a child handed out before exec.
+#[derive(Default)]
+pub(super) struct Started {
+    pub(super) terminal: Option<OwnedFd>,
+    pub(super) mounts: Option<OwnedFd>,
+}
+
+/// Waits until the child has reached exec. A failed child is reaped.
+pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd) -> Result<Started, Failure> {
+    let mut started = Started::default();
     let limit = Timespec { tv_sec: START_DEADLINE.as_secs() as i64, tv_nsec: 0 };
     let failure = loop {
         let mut set = [PollFd::new(report, PollFlags::IN)];
@@ -348,8 +367,9 @@ pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd) -> Result<Option<OwnedFd
             Ok(_) => {}
         }
         match wire::receive::<Report>(report) {
-            Ok(None) => return Ok(terminal),
-            Ok(Some((Report::Terminal, descriptors))) => terminal = descriptors.into_iter().next(),
+            Ok(None) => return Ok(started),
+            Ok(Some((Report::Terminal, descriptors))) => started.terminal = descriptors.into_iter().next(),
+            Ok(Some((Report::Mounts, descriptors))) => started.mounts = descriptors.into_iter().next(),
             Ok(Some((Report::Failed(failure), _))) => break failure,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => break Failure::kernel("waiting for exec", &error),

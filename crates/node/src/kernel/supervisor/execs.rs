@@ -9,7 +9,7 @@ use super::super::launch::{self, ContainerNamespaces, Program, Streams};
 use super::super::sys::{self, Fork};
 use super::super::wire::{ExecCall, Failure, Message};
 use super::Supervisor;
-use super::containers::{protocol, report_pair, wait_for_exec};
+use super::containers::{Started, protocol, report_pair, wait_for_exec};
 use crate::runtime::Exit;
 
 /// A command that has not ended.
@@ -60,19 +60,20 @@ impl Supervisor {
             user: call.user.as_ref().unwrap_or(&spec.user),
             capabilities: &spec.capabilities,
             hostname: &self.plan.spec.hostname,
+            open_port: None,
             make_working_dir: false,
         };
-        let run = |streams: Streams, report: &OwnedFd, placed: bool| -> ! {
+        let run = |streams: &Streams, report: &OwnedFd, placed: bool| -> ! {
             let (plan, pod, filter) = (&container.plan, &self.namespaces, &self.filter);
             launch::exec_main(&self.plan, plan, pod, &namespaces, mounts, &program, streams, report, filter, placed)
         };
         let forked = self.fork_into(namespaces.pid.as_fd(), &container.plan.cgroup);
         let pid = match forked.map_err(failed("forking into the process namespace"))? {
-            (Fork::Child, placed) => run(streams, &child_report, placed),
+            (Fork::Child, placed) => run(&streams, &child_report, placed),
             (Fork::Parent(pid), _) => pid,
         };
         drop((streams, child_report));
-        let terminal = wait_for_exec(pid, &report)?;
+        let Started { terminal, .. } = wait_for_exec(pid, &report)?;
         self.execs.push(RunningExec::new(pid, connection, request, None));
         Ok(terminal)
     }

@@ -48,6 +48,7 @@ fn pod(ids: IdMode) -> PodPlan {
 fn container(content: ImageContent, mounts: Vec<Mount>) -> ContainerPlan {
     ContainerPlan {
         spec: ContainerSpec {
+            open_port: None,
             name: "c".into(),
             attempt: 0,
             image: ResolvedImage {
