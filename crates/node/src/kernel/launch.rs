@@ -54,9 +54,11 @@ impl ContainerNamespaces {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Report {
-    /// With a container's own mount namespace, from its first moment: a short life must not unmount everything as it ends, and have
+    /// A container is about to run its program. With its mount namespace: a short life must not unmount everything as it ends, and have
     /// whoever waits for it wait for the disk.
-    Mounts,
+    Prepared {
+        port_open: bool,
+    },
     /// With the master side of the new terminal.
     Terminal,
     Failed(Failure),
@@ -110,9 +112,8 @@ pub(crate) fn container_main(
     filter: &[libc::sock_filter],
     placed: bool,
 ) -> ! {
-    let set_up = || -> Step<()> {
+    let set_up = || -> Step<OwnedFd> {
         let mounts = fs::File::open("/proc/self/ns/mnt").step("opening the mount namespace")?;
-        wire::send(report, &Report::Mounts, &[mounts.as_fd()]).step("handing out the mount namespace")?;
         enter_groups(&container.cgroup, placed, container.spec.oom_score_adj)?;
         sys::unshare(libc::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
         join_pod(namespaces)?;
@@ -123,11 +124,13 @@ pub(crate) fn container_main(
             std::os::unix::fs::lchown(container.layer.join("upper"), Some(uid), Some(gid))
                 .step("giving the writable layer to the Pod")?;
         }
-        rootfs::enter_root(&plan_root(pod, container), Owner { uid, gid, idmap }, &pod.stage)
+        rootfs::enter_root(&plan_root(pod, container), Owner { uid, gid, idmap }, &pod.stage)?;
+        Ok(mounts.into())
     };
-    if let Err((step, error)) = begin(pod).and_then(|()| set_up()) {
-        fail(report, kernel_failure(step, &error));
-    }
+    let mounts = match begin(pod).and_then(|()| set_up()) {
+        Ok(mounts) => mounts,
+        Err((step, error)) => fail(report, kernel_failure(step, &error)),
+    };
     let spec = &container.spec;
     let program = Program {
         command: &spec.command,
@@ -144,7 +147,7 @@ pub(crate) fn container_main(
         (_, Some(user)) => UserEntry::Join(user.as_fd()),
         _ => UserEntry::Inside,
     };
-    run(pod.ids, &program, entry, streams, report, container.walls, filter)
+    run(pod.ids, &program, entry, streams, report, container.walls, filter, Some(mounts))
 }
 
 /// Runs in the child that will be a command inside a running container. Never returns.
@@ -174,7 +177,7 @@ pub(crate) fn exec_main(
         true => UserEntry::Join(namespaces.user.as_fd()),
         false => UserEntry::Inside,
     };
-    run(pod.ids, program, entry, streams, report, container.walls, filter)
+    run(pod.ids, program, entry, streams, report, container.walls, filter, None)
 }
 
 /// The part every process that enters a sandbox starts with.
@@ -234,7 +237,8 @@ fn join_pod(namespaces: &PodNamespaces) -> Step<()> {
     sys::setns(namespaces.uts.as_fd(), libc::CLONE_NEWUTS).step("joining the uts namespace")
 }
 
-/// From a finished root to exec.
+/// From a finished root to exec. `mounts` are handed out by a container's first process.
+#[expect(clippy::too_many_arguments, reason = "two call sites, each of which has all of them")]
 fn run(
     ids: IdMode,
     program: &Program<'_>,
@@ -243,6 +247,7 @@ fn run(
     report: &OwnedFd,
     walls: Walls,
     filter: &[libc::sock_filter],
+    mounts: Option<OwnedFd>,
 ) -> ! {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let found = match find_user(program.user, &read("/etc/passwd"), &read("/etc/group")) {
@@ -258,6 +263,12 @@ fn run(
     sys::lent::prepared();
     // Where it cannot be opened, the program that wants it says why, in its own words.
     let open_port = program.open_port.and_then(|port| open_port(port).ok());
+    if let Some(mounts) = mounts {
+        let prepared = Report::Prepared { port_open: open_port.is_some() };
+        if let Err(error) = wire::send(report, &prepared, &[mounts.as_fd()]) {
+            fail(report, kernel_failure("handing out the mount namespace", &error));
+        }
+    }
     let (environment, path) = environment(program, &found, open_port.is_some());
     let groups = (!matches!(ids, IdMode::Single { .. })).then(|| found.groups.clone());
     let identity = Identity { uid: found.uid, gid: found.gid, groups };

@@ -350,7 +350,7 @@ impl Supervisor {
     fn call(&mut self, connection: u64, request: Request, descriptors: Vec<OwnedFd>) {
         let id = request.id;
         let result = match request.call {
-            Call::Start => self.start_container(descriptors).map(|answer| (answer, None)),
+            Call::Start => self.start_container(descriptors),
             Call::Signal { container, signal } => {
                 self.signal_container(&container, signal).map(|()| (Answer::Done, None))
             }

@@ -171,6 +171,7 @@ impl PodRuntime for FakeRuntime {
             pid: 1,
             started_at: Timestamp::now(),
             exit: None,
+            port_open: false,
             previous: None,
         };
         {

@@ -164,6 +164,7 @@ mod tests {
                 pid: 7,
                 started_at: at(100),
                 exit: exit.map(|code| Exit { code, signal: None, oom_killed: false, finished_at: at(200) }),
+                port_open: false,
                 previous: None,
             }],
         }

@@ -33,6 +33,8 @@ pub fn target<'a>(pod: &Pod, spec: &'a PodSpec, brings_daemon: &BTreeMap<String,
 pub fn command(container: &Container, base: &str, own: Vec<String>) -> Vec<String> {
     let declares = |port: u16| container.ports.iter().flatten().any(|p| p.container_port == i32::from(port));
     let mut line = vec![PATH.to_owned(), "--listen".to_owned(), format!("0.0.0.0:{PORT}")];
+    // A container's log is its own program's. That the daemon listens is nothing to tell, and would cost each start a file.
+    line.extend(["--log-level".to_owned(), "warn".to_owned()]);
     for port in [REST_PORT, GRPC_PORT] {
         if declares(port) {
             line.extend(["--listen-if-free".to_owned(), format!("0.0.0.0:{port}")]);
@@ -89,14 +91,17 @@ mod tests {
     fn a_command_that_is_the_daemon_means_the_daemon_alone() {
         let container: Container = serde_json::from_value(json!({"name": "a"})).unwrap();
         let line = command(&container, "/w", vec![PATH.to_owned(), "--odd".to_owned()]).join(" ");
-        assert_eq!(line, "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --base-dir /w");
+        assert_eq!(line, "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --base-dir /w");
     }
 
     #[test]
     fn an_image_whose_own_command_ends_stays() {
         let container: Container = serde_json::from_value(json!({"name": "a"})).unwrap();
         let line = command(&container, "/w", vec!["python3".to_owned()]).join(" ");
-        assert_eq!(line, "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --base-dir /w --keep-running -- python3");
+        assert_eq!(
+            line,
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --base-dir /w --keep-running -- python3"
+        );
     }
 
     #[test]
@@ -105,14 +110,14 @@ mod tests {
         let own = vec!["sleep".to_owned(), "9".to_owned()];
         assert_eq!(
             command(&container, "/home/user", own).join(" "),
-            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --base-dir /home/user -- sleep 9"
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --base-dir /home/user -- sleep 9"
         );
         let declared: Container =
             serde_json::from_value(json!({"name": "a", "ports": [{"containerPort": 9090}, {"containerPort": 8080}]}))
                 .unwrap();
         assert_eq!(
             command(&declared, "/w", vec![]).join(" "),
-            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --listen-if-free 0.0.0.0:8080 --listen-if-free 0.0.0.0:9090 --base-dir /w"
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --listen-if-free 0.0.0.0:8080 --listen-if-free 0.0.0.0:9090 --base-dir /w"
         );
     }
 }

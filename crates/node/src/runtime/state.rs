@@ -40,6 +40,9 @@ pub struct ContainerState {
     pub pid: u32,
     pub started_at: Timestamp,
     pub exit: Option<Exit>,
+    /// Whether the port that was to be open from the start is.
+    #[serde(default)]
+    pub port_open: bool,
     /// How the attempt before this one ended (`lastState`).
     pub previous: Option<PreviousAttempt>,
 }

@@ -132,9 +132,16 @@ async fn a_port_that_is_opened_ahead_lets_callers_wait_for_the_program() {
     let mut spec = node.container("open-1", "c", &["sh", "-c", script]).await;
     (spec.open_port, spec.stdin) = (Some(8888), true);
     spec.env.push(("LISTEN_FDNAMES".to_owned(), "another's".to_owned()));
-    node.runtime.start_container("open-1", spec).await.unwrap();
+    assert!(node.runtime.start_container("open-1", spec).await.unwrap().port_open);
     TcpStream::connect((address, 8888)).await.expect("open, although nobody answers there");
     TcpStream::connect((address, 8889)).await.expect_err("control: other ports are closed");
+    for way in ["by the socket that came with the start", "by one that the supervisor opens"] {
+        let stream = node.runtime.dial("open-1", 8888).await.expect(way);
+        assert_eq!(stream.peer_addr().unwrap(), ([127, 0, 0, 1], 8888).into(), "{way}");
+    }
+    let mut late = node.container("open-1", "late", &["sleep", "1000"]).await;
+    late.open_port = Some(8888);
+    assert!(!node.runtime.start_container("open-1", late).await.unwrap().port_open, "another container has it");
     let told = async {
         while node.output("open-1", "c") != "1 1\nsocket" {
             tokio::time::sleep(Duration::from_millis(5)).await;

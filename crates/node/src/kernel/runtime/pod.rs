@@ -33,6 +33,8 @@ pub(super) struct Pod {
     changed: watch::Sender<()>,
     /// One change of its network rules at a time, the last of which takes them away.
     pub(super) rules_turn: Mutex<()>,
+    /// A socket inside the Pod that nobody has used yet.
+    socket: Mutex<Option<OwnedFd>>,
     /// What its policies last allowed, once it has a way out through another program.
     way_out: Mutex<Option<PodRules>>,
 }
@@ -64,6 +66,7 @@ impl Pod {
             books: Mutex::new(books),
             changed: watch::Sender::new(()),
             rules_turn: Mutex::new(()),
+            socket: Mutex::new(None),
             way_out: Mutex::new(None),
         }
     }
@@ -118,6 +121,21 @@ impl Pod {
         if let Some(process) = process {
             let _ = tokio::time::timeout(EXIT_DEADLINE, process.readable()).await;
         }
+    }
+
+    pub(super) fn keep_socket(&self, socket: Option<OwnedFd>) {
+        *self.socket.lock() = socket;
+    }
+
+    /// A socket inside the Pod: the one that came with its start, or another from its supervisor.
+    pub(super) async fn socket(&self, ipv6: bool) -> Result<OwnedFd, RuntimeError> {
+        let kept = if ipv6 { None } else { self.socket.lock().take() };
+        if let Some(socket) = kept {
+            return Ok(socket);
+        }
+        let (_, descriptors) = self.link.call(Call::Socket { ipv6 }, &[]).await?;
+        let missing = || RuntimeError::Protocol("a socket did not come with the answer".to_owned());
+        descriptors.into_iter().next().ok_or_else(missing)
     }
 
     pub(super) fn note_started(&self, mut state: ContainerState) -> ContainerState {

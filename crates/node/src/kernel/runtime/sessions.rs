@@ -190,11 +190,7 @@ pub(super) async fn dial(pod: &Pod, port: u16) -> Result<TcpStream, RuntimeError
     addresses.push(SocketAddr::from((Ipv6Addr::LOCALHOST, port)));
     let mut last = None;
     for address in addresses {
-        let (_, descriptors) = pod.link.call(Call::Socket { ipv6: address.is_ipv6() }, &[]).await?;
-        let Some(fd) = descriptors.into_iter().next() else {
-            return Err(RuntimeError::Protocol("a socket did not come with the answer".to_owned()));
-        };
-        let socket = TcpSocket::from_std_stream(std::net::TcpStream::from(fd));
+        let socket = TcpSocket::from_std_stream(std::net::TcpStream::from(pod.socket(address.is_ipv6()).await?));
         match tokio::time::timeout(CONNECT_DEADLINE, socket.connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = last.or(Some(error)),

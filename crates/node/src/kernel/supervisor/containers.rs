@@ -120,13 +120,14 @@ pub(super) struct OwnEnds {
 }
 
 impl Supervisor {
-    pub(super) fn start_container(&mut self, descriptors: Vec<OwnedFd>) -> Result<Answer, Failure> {
+    /// Answers with a socket inside the Pod where a port is open already: who asks for a start is about to connect to it.
+    pub(super) fn start_container(&mut self, descriptors: Vec<OwnedFd>) -> Result<(Answer, Option<OwnedFd>), Failure> {
         let file = descriptors.into_iter().next().ok_or_else(|| protocol("a start without its plan"))?;
         let plan: ContainerPlan = wire::read_memory_file(file).map_err(|error| protocol(&error.to_string()))?;
         let known = self.containers.iter().position(|container| container.state.name == plan.spec.name);
         if let Some(container) = known.and_then(|index| self.containers.get(index)) {
             if container.state.attempt == plan.spec.attempt {
-                return Ok(Answer::Started(container.state.clone()));
+                return Ok((Answer::Started(container.state.clone()), None));
             }
             if container.pid.is_some() {
                 return Err(protocol("a new attempt while the last one still runs"));
@@ -147,7 +148,8 @@ impl Supervisor {
             Some(slot) => *slot = container,
             None => self.containers.push(container),
         }
-        Ok(Answer::Started(state))
+        let socket = state.port_open.then(|| self.open_socket(false).ok()).flatten();
+        Ok((Answer::Started(state), socket))
     }
 
     fn launch(&mut self, plan: ContainerPlan, previous: Option<PreviousAttempt>) -> Result<Container, Failure> {
@@ -164,7 +166,8 @@ impl Supervisor {
         let is_first = previous.is_none();
         let pid = self.start_process(&plan, is_first, &become_container).map_err(failed("forking"))?;
         drop((streams, child_report));
-        let Started { terminal, mounts } = wait_for_exec(pid, &report).inspect_err(|_| drop(plan.cgroup.remove()))?;
+        let Started { terminal, mounts, port_open } =
+            wait_for_exec(pid, &report).inspect_err(|_| drop(plan.cgroup.remove()))?;
         if let Some(terminal) = terminal {
             let copy = terminal.try_clone().map_err(failed("copying the terminal"))?;
             ends = OwnEnds { input: Some(copy), outputs: vec![(terminal, Stream::Stdout)] };
@@ -178,6 +181,7 @@ impl Supervisor {
             pid: pid.unsigned_abs(),
             started_at: Timestamp::now(),
             exit: None,
+            port_open,
             previous,
         };
         Ok(Container {
@@ -202,8 +206,12 @@ impl Supervisor {
             && self.plan.ids.is_privileged()
             && self.namespaces.shared_processes.is_none()
             && plan.walls.pid_namespace;
-        if let Some(group) = can_lend.then(|| launch::open_group(&plan.cgroup)).flatten()
-            && let Ok(lent) = sys::lent::lend(NEW_PROCESS, group.as_fd(), START_DEADLINE, &|| become_container(true))
+        // One that cannot be born in its group, if it has one of its own, goes there by itself.
+        let group = launch::open_group(&plan.cgroup);
+        let placed = group.is_some();
+        let child = || become_container(placed);
+        if can_lend
+            && let Ok(lent) = sys::lent::lend(NEW_PROCESS, group.as_ref().map(AsFd::as_fd), START_DEADLINE, &child)
         {
             if !lent.is_whole {
                 // Killed, or far too late. The node starts the Pod again.
@@ -352,6 +360,7 @@ pub(super) fn report_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 pub(super) struct Started {
     pub(super) terminal: Option<OwnedFd>,
     pub(super) mounts: Option<OwnedFd>,
+    port_open: bool,
 }
 
 /// Waits until the child has reached exec. A failed child is reaped.
@@ -369,7 +378,10 @@ pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd) -> Result<Started, Failu
         match wire::receive::<Report>(report) {
             Ok(None) => return Ok(started),
             Ok(Some((Report::Terminal, descriptors))) => started.terminal = descriptors.into_iter().next(),
-            Ok(Some((Report::Mounts, descriptors))) => started.mounts = descriptors.into_iter().next(),
+            Ok(Some((Report::Prepared { port_open }, descriptors))) => {
+                started.mounts = descriptors.into_iter().next();
+                started.port_open = port_open;
+            }
             Ok(Some((Report::Failed(failure), _))) => break failure,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => break Failure::kernel("waiting for exec", &error),

@@ -57,6 +57,7 @@ impl Supervisor {
             pid: pid.unsigned_abs(),
             started_at: Timestamp::now(),
             exit: None,
+            port_open: false,
             previous,
         };
         Ok(Container {

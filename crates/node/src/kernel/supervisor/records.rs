@@ -198,6 +198,7 @@ mod tests {
             pid: 1,
             started_at: jiff::Timestamp::UNIX_EPOCH,
             exit,
+            port_open: false,
             previous: None,
         };
         let latest =

@@ -29,17 +29,22 @@ impl Actor {
             .collect();
         for container in running {
             let (started, ready) = (self.state.record(&container).started, self.state.record(&container).ready);
-            self.start_probes(&container);
+            self.start_probes(&container, false);
             let record = self.state.record_mut(&container);
             record.started |= started;
             record.ready |= ready;
         }
     }
 
-    /// Begins the probes of a container: the startup probe alone if there is one, else all.
-    pub(super) fn start_probes(&mut self, container: &str) {
+    /// Begins the probes of a container: the startup probe alone if there is one, else all. `port_open`: its port answers, because it was
+    /// opened for it, so that a first try could only pass.
+    pub(super) fn start_probes(&mut self, container: &str, port_open: bool) {
         let Some(spec) = self.container_spec(container) else { return };
-        let probes = prober::probes_of(&spec, self.implicit_port(container));
+        let mut probes = prober::probes_of(&spec, self.implicit_port(container));
+        if port_open && spec.readiness_probe.is_none() && spec.startup_probe.is_none() {
+            probes.retain(|(kind, _, _)| *kind != ProbeKind::Readiness);
+            self.look_for_taken_ports(container);
+        }
         let has = |kind: ProbeKind| probes.iter().any(|(k, _, _)| *k == kind);
         let starting = has(ProbeKind::Startup);
         let record = self.state.record_mut(container);

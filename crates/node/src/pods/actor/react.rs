@@ -266,7 +266,7 @@ impl Actor {
                 record.instance = Instance::Running(run);
                 record.started = false;
                 record.ready = false;
-                self.start_probes(container);
+                self.start_probes(container, started.port_open);
                 let early = self.early_exits.remove(&(container.to_owned(), attempt)).or(started.exit);
                 if let Some(exit) = early {
                     self.exited(container, attempt, exit).await;
