@@ -48,6 +48,7 @@ pub(crate) fn connect(veth: &VethPlan, address: Ipv4Addr, namespace: BorrowedFd<
     let mut host = Netlink::open()?;
     let mut message = link_message(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL, 0, 0, 0);
     message.attribute_string(libc::IFLA_IFNAME, &veth.host_name);
+    message.attribute(libc::IFLA_ADDRESS, &hardware_address(veth.gateway));
     one_queue(&mut message);
     message.nested(libc::IFLA_LINKINFO, |info| {
         info.attribute_string(libc::IFLA_INFO_KIND, "veth");
@@ -55,6 +56,7 @@ pub(crate) fn connect(veth: &VethPlan, address: Ipv4Addr, namespace: BorrowedFd<
             data.nested(VETH_INFO_PEER, |peer| {
                 peer.link_header(0, 0, 0);
                 peer.attribute_string(libc::IFLA_IFNAME, INSIDE);
+                peer.attribute(libc::IFLA_ADDRESS, &hardware_address(address));
                 one_queue(peer);
                 peer.attribute_u32(libc::IFLA_NET_NS_FD, namespace.as_raw_fd() as u32);
             });
@@ -66,6 +68,7 @@ pub(crate) fn connect(veth: &VethPlan, address: Ipv4Addr, namespace: BorrowedFd<
     host.set_up(host_index)?;
     // The gateway's address is on the host's loopback; connections of the node's own come from it.
     host.add_route(Some((address, 32)), None, Some(veth.gateway), host_index)?;
+    host.add_neighbour(host_index, address, hardware_address(address))?;
     inside(namespace, || {
         let mut pod = Netlink::open()?;
         let index = pod.link_index(INSIDE)?;
@@ -73,8 +76,17 @@ pub(crate) fn connect(veth: &VethPlan, address: Ipv4Addr, namespace: BorrowedFd<
         without_ipv6(&mut pod, index)?;
         pod.set_up(index)?;
         pod.add_route(Some((veth.gateway, 32)), None, None, index)?;
+        pod.add_neighbour(index, veth.gateway, hardware_address(veth.gateway))?;
         pod.add_route(None, Some(veth.gateway), None, index)
     })
+}
+
+/// The hardware address of an end of a cable: known to both, so that nobody has to ask. What was learned by asking fills a table that all
+/// namespaces of a machine share, with room for 1,024: the sandbox after the 512th would not be reached.
+fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = address.octets();
+    // Locally administered.
+    [0x0a, 0x58, a, b, c, d]
 }
 
 /// Interfaces that come to the present namespace from now on know no IPv6. Our table drops it on the host's side; here it would

@@ -120,6 +120,26 @@ async fn pods_reach_each_other_only_where_both_sides_allow_it() {
     }
 }
 
+/// What was learned by asking fills a table of the whole machine: 512 sandboxes, and the next is never reached.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ends_of_a_cable_know_each_other_without_asking() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let address = greeter(&node, "arp-1").await;
+    TcpStream::connect((address, 8000)).await.expect("the host reaches the Pod");
+    let is_permanent = |table: &str, address: IpAddr| {
+        let line = table.lines().find(|line| line.split_whitespace().next() == Some(&address.to_string()));
+        line.and_then(|line| line.split_whitespace().nth(2)) == Some("0x6")
+    };
+    let hosts = std::fs::read_to_string("/proc/net/arp").unwrap();
+    assert!(is_permanent(&hosts, address), "{hosts}");
+    let (_, inside, _) = node.exec("arp-1", "c", &["cat", "/proc/net/arp"]).await;
+    assert!(is_permanent(&inside, node.runtime.dns_address().unwrap()), "{inside}");
+    node.runtime.remove_pod("arp-1").await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_that_is_opened_ahead_lets_callers_wait_for_the_program() {
     if !is_root() {

@@ -147,6 +147,18 @@ impl Netlink {
         self.call(&mut message)
     }
 
+    /// What is at the other end of a cable, for good.
+    pub(super) fn add_neighbour(&mut self, index: i32, address: Ipv4Addr, hardware: [u8; 6]) -> io::Result<()> {
+        let mut message = NetlinkMessage::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE | libc::NLM_F_REPLACE);
+        message.raw(&[AF_INET, 0, 0, 0]);
+        message.raw(&index.to_ne_bytes());
+        let [low, high] = libc::NUD_PERMANENT.to_ne_bytes();
+        message.raw(&[low, high, 0, 0]);
+        message.attribute(libc::NDA_DST, &address.octets());
+        message.attribute(libc::NDA_LLADDR, &hardware);
+        self.call(&mut message)
+    }
+
     /// A route to a network (or the default one) through an interface, over a gateway if given.
     pub(super) fn add_route(
         &mut self,
