@@ -23,6 +23,29 @@ pub(crate) async fn kill_a_memory_bomb(node: &Node) {
     node.runtime.remove_pod("p1").await.unwrap();
 }
 
+/// The first process of a container has its supervisor's memory on loan, and must not share its score.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervisor_stays_the_last_to_die() {
+    let node = Node::start().await;
+    let supervisor = node.runtime.create_pod(pod("p1")).await.unwrap().supervisor_pid;
+    let score = |pid: u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        text.trim().parse::<i32>().unwrap()
+    };
+    let before = score(supervisor);
+    for attempt in 0..2 {
+        let mut spec = node.container("p1", "c", &["sleep", "1000"]).await;
+        spec.attempt = attempt;
+        let state = node.runtime.start_container("p1", spec).await.unwrap();
+        assert_eq!(score(supervisor), before, "attempt {attempt}");
+        assert!(score(state.pid) >= before + 200, "{} beside {before}", score(state.pid));
+        let mut events = node.runtime.events();
+        node.runtime.kill_container("p1", "c").await.unwrap();
+        node.exit_of(&mut events, "p1", "c", attempt).await;
+    }
+    node.runtime.remove_pod("p1").await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn all_pods_together_weigh_a_task_for_each_processor() {
     if !is_root() {

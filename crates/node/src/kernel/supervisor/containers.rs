@@ -217,9 +217,9 @@ impl Supervisor {
                 // Killed, or far too late. The node starts the Pod again.
                 sys::exit_now(1);
             }
-            // The child's were ours.
+            // It closed its memory to tracing, which was ours. A score for the lack of memory it has of its own, as the kernel has it for
+            // children of this kind.
             sys::set_dumpable(true)?;
-            super::pod::spare_from_oom();
             return Ok(lent.pid);
         }
         match self.fork_container(plan)? {

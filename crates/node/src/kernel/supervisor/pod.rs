@@ -102,7 +102,7 @@ fn enter_own_groups(plan: &GroundPlan) -> io::Result<()> {
 }
 
 /// The Pod's processes should die for lack of memory before we do; where we may not ask for that, theirs is raised.
-pub(super) fn spare_from_oom() {
+fn spare_from_oom() {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
 }
 
