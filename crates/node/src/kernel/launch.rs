@@ -1,16 +1,13 @@
 //! The process that becomes a container's first process, or a command run in a container: from the fork in the supervisor
 //! to exec. It is single-threaded, so it may allocate; it reports through a socket that exec closes.
 
-use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::CgroupPlan;
@@ -20,7 +17,11 @@ use super::sys::{self, Fork};
 use super::user::{FoundUser, find_user};
 use super::walls::{self, Identity, Named, Step};
 use super::wire::{self, Failure};
-use crate::runtime::{Capability, User};
+
+mod program;
+
+pub(crate) use program::{DEFAULT_PATH, Program};
+use program::{environment, exec_by_path, open_port};
 
 /// Namespaces all containers of a Pod share.
 pub(crate) struct PodNamespaces {
@@ -76,20 +77,6 @@ pub(crate) enum Streams {
         rows: u16,
         columns: u16,
     },
-}
-
-/// The program to run and as whom.
-pub(crate) struct Program<'a> {
-    pub(crate) command: &'a [String],
-    pub(crate) env: &'a [(String, String)],
-    pub(crate) working_dir: &'a str,
-    pub(crate) user: &'a User,
-    pub(crate) capabilities: &'a [Capability],
-    pub(crate) hostname: &'a str,
-    /// A port to open for it.
-    pub(crate) open_port: Option<u16>,
-    /// Folders of the working directory are made when missing: only for a container's first process.
-    pub(crate) make_working_dir: bool,
 }
 
 /// How the process gets behind the Pod's user namespace.
@@ -434,65 +421,6 @@ fn make_folders(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     }
     fs::create_dir(path)?;
     std::os::unix::fs::lchown(path, Some(uid), Some(gid))
-}
-
-/// The environment the program gets, and the `PATH` to look for it in.
-fn environment(program: &Program<'_>, found: &FoundUser, has_port: bool) -> (Vec<CString>, String) {
-    let has = |key: &str| program.env.iter().any(|(name, _)| name == key);
-    let mut pairs: Vec<(String, String)> = Vec::with_capacity(program.env.len() + 3);
-    for (key, value) in [("PATH", DEFAULT_PATH), ("HOME", found.home.as_str()), ("HOSTNAME", program.hostname)] {
-        if !has(key) {
-            pairs.push((key.to_owned(), value.to_owned()));
-        }
-    }
-    pairs.extend(program.env.iter().cloned());
-    if has_port {
-        pairs.retain(|(key, _)| !key.starts_with("LISTEN_"));
-        pairs.extend([
-            ("LISTEN_FDS".to_owned(), "1".to_owned()),
-            ("LISTEN_PID".to_owned(), std::process::id().to_string()),
-        ]);
-    }
-    let path = pairs.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone()).unwrap_or_default();
-    // An entry with a zero byte cannot exist in a process; leaving it out loses what could never be seen.
-    (pairs.iter().filter_map(|(key, value)| CString::new(format!("{key}={value}")).ok()).collect(), path)
-}
-
-fn open_port(port: u16) -> io::Result<OwnedFd> {
-    let listener = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    rustix::net::sockopt::set_socket_reuseaddr(&listener, true)?;
-    rustix::net::bind(&listener, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
-    rustix::net::listen(&listener, BACKLOG)?;
-    Ok(listener)
-}
-
-/// How many may wait until the program answers.
-const BACKLOG: i32 = 1_024;
-
-/// Where programs are looked for when nobody says.
-pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-fn exec_by_path(command: &[String], environment: &[CString], path: &str) -> io::Error {
-    let Some(program) = command.first() else { return io::Error::from_raw_os_error(libc::EINVAL) };
-    let Ok(arguments) = command.iter().map(|argument| CString::new(argument.as_str())).collect::<Result<Vec<_>, _>>()
-    else {
-        return io::Error::from_raw_os_error(libc::EINVAL);
-    };
-    let try_exec = |candidate: &str| match CString::new(candidate) {
-        Ok(candidate) => sys::exec(&candidate, &arguments, environment),
-        Err(_) => io::Error::from_raw_os_error(libc::EINVAL),
-    };
-    if program.contains('/') {
-        return try_exec(program);
-    }
-    let mut last = io::Error::from_raw_os_error(libc::ENOENT);
-    for folder in path.split(':').filter(|folder| !folder.is_empty()) {
-        let error = try_exec(&format!("{folder}/{program}"));
-        if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) {
-            last = error;
-        }
-    }
-    last
 }
 
 fn cannot_run(program: &Program<'_>, message: String, missing: bool) -> Failure {
