@@ -20,7 +20,7 @@ use super::wire::{self, Failure};
 
 mod program;
 
-pub(crate) use program::{DEFAULT_PATH, Program};
+pub(crate) use program::{DEFAULT_PATH, Program, with_defaults};
 use program::{environment, exec_by_path, open_port};
 
 /// Namespaces all containers of a Pod share.

@@ -31,11 +31,11 @@ pub fn listeners(count: u16) -> Vec<TcpListener> {
 /// Marks everything above standard error close-on-exec.
 pub fn keep_from_commands() {
     // SAFETY: marks descriptors, closes none.
-    let marked = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    let marked = unsafe { libc::syscall(libc::SYS_close_range, FIRST, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if marked == 0 {
         return;
     }
-    for number in 3..USUAL_LIMIT {
+    for number in FIRST..USUAL_LIMIT {
         // SAFETY: the borrow ends with the call; a number that is not open is refused by the kernel.
         let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = fcntl_setfd(descriptor, FdFlags::CLOEXEC);

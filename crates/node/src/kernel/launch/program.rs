@@ -27,14 +27,7 @@ pub(crate) struct Program<'a> {
 
 /// The environment the program gets, and the `PATH` to look for it in.
 pub(super) fn environment(program: &Program<'_>, found: &FoundUser, has_port: bool) -> (Vec<CString>, String) {
-    let has = |key: &str| program.env.iter().any(|(name, _)| name == key);
-    let mut pairs: Vec<(String, String)> = Vec::with_capacity(program.env.len() + 3);
-    for (key, value) in [("PATH", DEFAULT_PATH), ("HOME", found.home.as_str()), ("HOSTNAME", program.hostname)] {
-        if !has(key) {
-            pairs.push((key.to_owned(), value.to_owned()));
-        }
-    }
-    pairs.extend(program.env.iter().cloned());
+    let mut pairs = with_defaults(program.env, &found.home, program.hostname);
     if has_port {
         pairs.retain(|(key, _)| !key.starts_with("LISTEN_"));
         pairs.extend([
@@ -45,6 +38,14 @@ pub(super) fn environment(program: &Program<'_>, found: &FoundUser, has_port: bo
     let path = pairs.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone()).unwrap_or_default();
     // An entry with a zero byte cannot exist in a process; leaving it out loses what could never be seen.
     (pairs.iter().filter_map(|(key, value)| CString::new(format!("{key}={value}")).ok()).collect(), path)
+}
+
+/// An environment with what programs count on, where it does not say otherwise.
+pub(crate) fn with_defaults(env: &[(String, String)], home: &str, hostname: &str) -> Vec<(String, String)> {
+    let is_missing = |key: &str| env.iter().all(|(name, _)| name != key);
+    let defaults = [("PATH", DEFAULT_PATH), ("HOME", home), ("HOSTNAME", hostname)];
+    let missing = defaults.into_iter().filter(|(key, _)| is_missing(key));
+    missing.map(|(key, value)| (key.to_owned(), value.to_owned())).chain(env.iter().cloned()).collect()
 }
 
 /// A socket that listens on a port of every address of the Pod.

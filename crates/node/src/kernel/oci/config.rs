@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Convention;
 use super::profile::profile;
 use crate::kernel::cgroup::CgroupPlan;
-use crate::kernel::launch::DEFAULT_PATH;
+use crate::kernel::launch::with_defaults;
 use crate::kernel::plan::{BLOCK_SIZE, ContainerPlan, IdMode, PodPlan};
 use crate::kernel::rootfs::MountStep;
 use crate::kernel::user::FoundUser;
@@ -50,14 +50,8 @@ pub(crate) struct Process<'a> {
 /// The `process` part; also the document given to `exec --process`.
 pub(crate) fn process_document(process: &Process<'_>) -> Value {
     let names: Vec<String> = process.capabilities.iter().map(|c| format!("CAP_{}", c.name())).collect();
-    let has = |key: &str| process.env.iter().any(|(name, _)| name == key);
-    let mut env: Vec<String> = Vec::new();
-    for (key, value) in [("PATH", DEFAULT_PATH), ("HOME", &process.user.home), ("HOSTNAME", process.hostname)] {
-        if !has(key) {
-            env.push(format!("{key}={value}"));
-        }
-    }
-    env.extend(process.env.iter().map(|(key, value)| format!("{key}={value}")));
+    let env = with_defaults(process.env, &process.user.home, process.hostname);
+    let env: Vec<String> = env.into_iter().map(|(key, value)| format!("{key}={value}")).collect();
     json!({
         "terminal": process.terminal,
         "user": {"uid": process.user.uid, "gid": process.user.gid, "additionalGids": process.user.groups},

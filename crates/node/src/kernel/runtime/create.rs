@@ -363,7 +363,9 @@ impl KernelRuntime {
         let file = wire::memory_file(&plan).map_err(step("writing the container's plan"))?;
         match pod.link.call(Call::Start, &[file.as_fd()]).await? {
             (Answer::Started(state), sockets) => {
-                pod.keep_socket(sockets.into_iter().next());
+                if let Some(socket) = sockets.into_iter().next() {
+                    pod.keep_socket(socket);
+                }
                 Ok(pod.note_started(state))
             }
             _ => Err(RuntimeError::Protocol("a start was not answered with a state".to_owned())),

@@ -123,8 +123,8 @@ impl Pod {
         }
     }
 
-    pub(super) fn keep_socket(&self, socket: Option<OwnedFd>) {
-        *self.socket.lock() = socket;
+    pub(super) fn keep_socket(&self, socket: OwnedFd) {
+        *self.socket.lock() = Some(socket);
     }
 
     /// A socket inside the Pod: the one that came with its start, or another from its supervisor.

@@ -206,13 +206,7 @@ impl Supervisor {
             && self.plan.ids.is_privileged()
             && self.namespaces.shared_processes.is_none()
             && plan.walls.pid_namespace;
-        // One that cannot be born in its group, if it has one of its own, goes there by itself.
-        let group = launch::open_group(&plan.cgroup);
-        let placed = group.is_some();
-        let child = || become_container(placed);
-        if can_lend
-            && let Ok(lent) = sys::lent::lend(NEW_PROCESS, group.as_ref().map(AsFd::as_fd), START_DEADLINE, &child)
-        {
+        if can_lend && let Ok(lent) = lend_to(plan, become_container) {
             if !lent.is_whole {
                 // Killed, or far too late. The node starts the Pod again.
                 sys::exit_now(1);
@@ -328,6 +322,13 @@ impl Supervisor {
         // Removing may have to wait for the last dying process; the Pod's own removal tries again.
         let _ = cgroup.remove();
     }
+}
+
+/// One that cannot be born in its group, if it has one of its own, goes there by itself.
+fn lend_to(plan: &ContainerPlan, become_container: &dyn Fn(bool)) -> io::Result<sys::lent::Lent> {
+    let group = launch::open_group(&plan.cgroup);
+    let placed = group.is_some();
+    sys::lent::lend(NEW_PROCESS, group.as_ref().map(AsFd::as_fd), START_DEADLINE, &|| become_container(placed))
 }
 
 fn previous_attempt(container: &Container) -> Option<PreviousAttempt> {

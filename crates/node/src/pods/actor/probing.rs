@@ -36,20 +36,19 @@ impl Actor {
         }
     }
 
-    /// Begins the probes of a container: the startup probe alone if there is one, else all. `port_open`: its port answers, because it was
-    /// opened for it, so that a first try could only pass.
+    /// Begins the probes of a container: the startup probe alone if there is one, else all. `port_open`: its port was opened for it, so that
+    /// nobody has to ask whether it answers.
     pub(super) fn start_probes(&mut self, container: &str, port_open: bool) {
         let Some(spec) = self.container_spec(container) else { return };
-        let mut probes = prober::probes_of(&spec, self.implicit_port(container));
-        if port_open && spec.readiness_probe.is_none() && spec.startup_probe.is_none() {
-            probes.retain(|(kind, _, _)| *kind != ProbeKind::Readiness);
-            self.look_for_taken_ports(container);
-        }
+        let probes = prober::probes_of(&spec, self.implicit_port(container).filter(|_| !port_open));
         let has = |kind: ProbeKind| probes.iter().any(|(k, _, _)| *k == kind);
         let starting = has(ProbeKind::Startup);
         let record = self.state.record_mut(container);
         record.started = !starting;
         record.ready = !starting && !has(ProbeKind::Readiness);
+        if port_open && record.ready {
+            self.look_for_taken_ports(container);
+        }
         let first = probes.into_iter().filter(|(kind, _, _)| !starting || *kind == ProbeKind::Startup).collect();
         self.spawn_probes(container, first);
     }
