@@ -25,6 +25,7 @@ mod spawner;
 mod storage;
 mod supervisor;
 mod sys;
+mod termination;
 mod tree;
 mod unmounts;
 mod usage;

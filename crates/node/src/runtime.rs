@@ -65,6 +65,9 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// Connects to the standard streams of a running container's first process.
     async fn attach(&self, pod: &str, container: &str, request: AttachRequest) -> Result<ExecSession, RuntimeError>;
 
+    /// The last bytes, at most `max_bytes`, of a container's termination message.
+    async fn termination_message(&self, pod: &str, container: &str, max_bytes: usize) -> Vec<u8>;
+
     /// Opens a TCP connection to `port` on the Pod's loopback address (and, failing that, its own address), from inside its
     /// network namespace.
     async fn dial(&self, pod: &str, port: u16) -> Result<TcpStream, RuntimeError>;

@@ -144,6 +144,7 @@ impl Bench {
             capabilities: Vec::new(),
             read_only_root: false,
             mounts: Vec::new(),
+            termination_message_path: None,
             stdin: false,
             stdin_once: false,
             tty: false,

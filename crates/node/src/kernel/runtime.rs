@@ -23,6 +23,7 @@ use super::plan::IdMode;
 use super::share::HostShare;
 use super::spawner::Spawner;
 use super::storage::{self, Storage};
+use super::termination;
 use super::unmounts::Unmounts;
 use super::usage::PodUsage;
 use super::wire::Call;
@@ -375,6 +376,13 @@ impl PodRuntime for KernelRuntime {
         tokio::task::spawn_blocking(move || storage.usage(&path))
             .await
             .map_err(|_| RuntimeError::Timeout("measuring a volume"))
+    }
+
+    async fn termination_message(&self, pod: &str, container: &str, max_bytes: usize) -> Vec<u8> {
+        let Ok(pod) = self.pod(pod) else { return Vec::new() };
+        let layer = self.layers_dir().join(&pod.keeper).join(container);
+        let read = tokio::task::spawn_blocking(move || termination::read(&layer, max_bytes)).await;
+        read.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     async fn list(&self) -> Result<Vec<PodState>, RuntimeError> {

@@ -65,6 +65,7 @@ pub fn assemble(spec: &PodSpec, container: &Container, given: Assembly) -> Resul
         None => {}
     }
     let asked = resources::limits(container.resources.as_ref())?;
+    let message_path = container.termination_message_path.clone().filter(|path| !path.is_empty());
     Ok(ContainerSpec {
         name: container.name.clone(),
         attempt: given.attempt,
@@ -76,6 +77,7 @@ pub fn assemble(spec: &PodSpec, container: &Container, given: Assembly) -> Resul
         capabilities: capabilities(container),
         read_only_root: security.and_then(|s| s.read_only_root_filesystem) == Some(true),
         mounts,
+        termination_message_path: Some(message_path.unwrap_or_else(|| DEFAULT_MESSAGE_PATH.to_owned())),
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
@@ -85,6 +87,9 @@ pub fn assemble(spec: &PodSpec, container: &Container, given: Assembly) -> Resul
         image: given.image,
     })
 }
+
+/// Where Kubernetes lets a container leave its termination message when the Pod names no other path.
+const DEFAULT_MESSAGE_PATH: &str = "/dev/termination-log";
 
 /// Limits in the runtime's units.
 pub fn runtime_limits(asked: &resources::Limits) -> Limits {

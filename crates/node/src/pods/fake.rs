@@ -270,6 +270,10 @@ impl PodRuntime for FakeRuntime {
         Ok(0)
     }
 
+    async fn termination_message(&self, _: &str, _: &str, _: usize) -> Vec<u8> {
+        Vec::new()
+    }
+
     async fn list(&self) -> Result<Vec<PodState>, RuntimeError> {
         Ok(self.inner.lock().pods.values().cloned().collect())
     }

@@ -56,9 +56,4 @@ impl Shared {
     pub fn log_path(&self, uid: &str, container: &str, attempt: u32) -> PathBuf {
         self.pod_log_dir(uid).join(container).join(format!("{attempt}.log"))
     }
-
-    /// The file a container may leave its last words in.
-    pub fn termination_path(&self, uid: &str, container: &str, attempt: u32) -> PathBuf {
-        self.runtime.pod_dir(uid).join(format!("{container}.{attempt}.message"))
-    }
 }

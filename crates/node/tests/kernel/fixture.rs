@@ -181,6 +181,7 @@ pub(crate) async fn container_of(
         capabilities: Vec::new(),
         read_only_root: false,
         mounts: Vec::new(),
+        termination_message_path: None,
         stdin: false,
         stdin_once: false,
         tty: false,

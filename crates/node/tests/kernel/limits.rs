@@ -1,6 +1,6 @@
 //! Limits hold, and what breaks them is told.
 
-use agent_sandbox_node::runtime::{Limits, PodRuntime, PodSandboxSpec, RuntimeEvent};
+use agent_sandbox_node::runtime::{Limits, PodRuntime, PodSandboxSpec, RuntimeEvent, StorageMechanism};
 
 use crate::fixture::{DEADLINE, Node, is_root, pod};
 
@@ -130,4 +130,41 @@ async fn a_node_takes_as_many_open_files_as_the_host_allows() {
     let _node = Node::start().await;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     assert_eq!(limit.current, limit.maximum);
+}
+
+/// The termination message lies on the same limited storage as the container's own files, and only its end is read: a
+/// container can neither fill the host's disk with it nor the node's memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_termination_message_counts_against_the_storage_limit() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let limits = Limits { layer_bytes: Some(50 << 20), ..Limits::default() };
+    node.runtime.create_pod(PodSandboxSpec { limits, ..pod("p1") }).await.unwrap();
+    let container = async |attempt: u32, script: &str| {
+        let mut spec = node.container("p1", "c", &["sh", "-c", script]).await;
+        (spec.attempt, spec.limits) = (attempt, limits);
+        spec.termination_message_path = Some("/msg".to_owned());
+        spec
+    };
+    let exit = node.run("p1", container(0, "head -c 100M /dev/zero > /msg").await).await;
+    let usage = node.runtime.storage_usage("p1").await.unwrap();
+    let used: u64 = usage.layers.iter().map(|(_, bytes)| bytes).sum();
+    match usage.layer_mechanism {
+        StorageMechanism::Measured => assert!(used >= 100 << 20, "eviction would not see the message: {used}"),
+        _ => assert!(exit.code != 0 && used <= 51 << 20, "the limit did not hold: {used}"),
+    }
+    let before = resident_bytes();
+    node.run("p1", container(1, "truncate -s 3G /msg && printf end >> /msg").await).await;
+    let message = node.runtime.termination_message("p1", "c", 4096).await;
+    assert!(message.len() == 4096 && message.ends_with(b"end"), "{} bytes", message.len());
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 64 << 20, "the node grew by {grown} bytes");
+    node.runtime.remove_pod("p1").await.unwrap();
+}
+
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }

@@ -16,9 +16,10 @@ use super::super::plan::{ContainerPlan, GroundPlan, PodPlan};
 use super::super::share::no_limits;
 use super::super::storage::{DiskSpace, Storage};
 use super::super::supervisor::records;
+use super::super::termination;
 use super::super::wire::{self, Answer, Begin};
 use super::*;
-use crate::runtime::{Limits, NetworkMode, RuntimeHandler, WeaknessKind};
+use crate::runtime::{Limits, Mount, MountSource, NetworkMode, RuntimeHandler, WeaknessKind};
 
 /// How long a dying process may keep its group busy.
 const GROUP_DEADLINE: Duration = Duration::from_secs(10);
@@ -320,7 +321,11 @@ impl KernelRuntime {
     }
 
     /// Starts a container in a Pod.
-    pub(super) async fn make_container(&self, pod: &Pod, spec: ContainerSpec) -> Result<ContainerState, RuntimeError> {
+    pub(super) async fn make_container(
+        &self,
+        pod: &Pod,
+        mut spec: ContainerSpec,
+    ) -> Result<ContainerState, RuntimeError> {
         if spec.command.is_empty() {
             return Err(RuntimeError::Refused(format!("container {} has no command", spec.name)));
         }
@@ -341,6 +346,11 @@ impl KernelRuntime {
         let layer =
             layers::ensure(&self.layers_dir(), wanted, &self.storage).map_err(step("making the writable layer"))?;
         self.sync_mark(layer.join(layers::MARK));
+        if let Some(target) = spec.termination_message_path.take() {
+            let path = termination::create(&layer).map_err(step("making the termination message file"))?;
+            let source = MountSource::Data { path, sub_path: None };
+            spec.mounts.push(Mount { source, target, read_only: false });
+        }
         let group = format!("{}/{}", pod.plan.group, spec.name);
         let (own, of_pod) = (self.hard_limits(&spec.limits, false), self.hard_limits(&pod.plan.spec.limits, true));
         let cgroup = match convention {

@@ -324,7 +324,7 @@ impl Actor {
         record.started = false;
         record.ready = false;
         self.forget_container_tasks(container);
-        let message = self.last_words(container, attempt, exit.code).await;
+        let message = self.termination_message(container, attempt, exit.code).await;
         let termination = termination(&run, &exit, message);
         info!(container, exit_code = exit.code, "Container ended");
         let main_restarts = exit.code != 0;
@@ -346,11 +346,10 @@ impl Actor {
         }
     }
 
-    async fn last_words(&self, container: &str, attempt: u32, code: i32) -> Option<String> {
+    async fn termination_message(&self, container: &str, attempt: u32, code: i32) -> Option<String> {
         let spec = self.container_spec(container)?;
-        let path = self.shared.termination_path(&self.uid, container, attempt);
         let log = self.shared.log_path(&self.uid, container, attempt);
-        super::work::termination_message(&spec, &path, &log, code).await
+        super::work::termination_message(&self.shared.runtime, &self.uid, &spec, &log, code).await
     }
 
     /// The Pod's processes are gone with its supervisor: every container ended, and the sandbox has to go.

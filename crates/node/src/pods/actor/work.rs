@@ -26,8 +26,8 @@ use crate::pods::shared::Shared;
 use crate::pods::sources;
 use crate::pods::volumes;
 use crate::runtime::{
-    ContainerState, ImageError, LogTarget, Mount, MountSource, PodRules, PodSandbox, PullPolicy, PullProgress,
-    ResolvedImage, RuntimeError, chain,
+    ContainerState, ImageError, LogTarget, PodRules, PodSandbox, PullPolicy, PullProgress, ResolvedImage, RuntimeError,
+    SharedRuntime, chain,
 };
 
 /// A sandbox that came up, with the rules it was given.
@@ -194,9 +194,7 @@ impl Start {
             let message = format!("keys {:?} of container {} cannot be variables", environment.skipped, self.container);
             self.shared.recorder.pod(&pod, Severity::Warning, "InvalidEnvironmentVariableNames", message);
         }
-        let mut mounts =
-            mounts::mounts(container, &self.volumes, &environment).map_err(|e| StartFailure::config(&e))?;
-        mounts.extend(self.termination_mount(&uid, container).await?);
+        let mounts = mounts::mounts(container, &self.volumes, &environment).map_err(|e| StartFailure::config(&e))?;
         let given = Assembly {
             attempt: self.attempt,
             image,
@@ -223,33 +221,6 @@ impl Start {
             (true, None) => Err(StartFailure::config_text(
                 "this container needs sandboxd, and this node was started without the program; give its path",
             )),
-        }
-    }
-
-    /// A file for the container's last words, at the path it expects.
-    async fn termination_mount(&self, uid: &str, container: &Container) -> Result<Option<Mount>, StartFailure> {
-        let target = container.termination_message_path.clone().filter(|p| !p.is_empty());
-        let target = target.unwrap_or_else(|| "/dev/termination-log".to_owned());
-        let path = self.shared.termination_path(uid, &self.container, self.attempt);
-        let file = path.clone();
-        let made = tokio::task::spawn_blocking(move || {
-            use std::os::unix::fs::PermissionsExt;
-            if let Some(parent) = file.parent() {
-                std::fs::create_dir_all(parent)?;
-            }
-            std::fs::write(&file, "")?;
-            // Whoever the container runs as may write.
-            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666))
-        })
-        .await;
-        match made {
-            Ok(Ok(())) => {
-                Ok(Some(Mount { source: MountSource::Data { path, sub_path: None }, target, read_only: false }))
-            }
-            Ok(Err(error)) => {
-                Err(StartFailure::config_text(format!("cannot make the termination message file: {error}")))
-            }
-            Err(error) => Err(StartFailure::config_text(format!("cannot make the termination message file: {error}"))),
         }
     }
 
@@ -354,10 +325,15 @@ const MESSAGE_BYTES: usize = 4096;
 const LOG_TAIL_LINES: usize = 80;
 const LOG_TAIL_BYTES: usize = 2048;
 
-/// What the container left as its last words; for a failure, if asked, the end of its log.
-pub(super) async fn termination_message(container: &Container, file: &Path, log: &Path, code: i32) -> Option<String> {
-    let mut bytes = tokio::fs::read(file).await.unwrap_or_default();
-    bytes.truncate(MESSAGE_BYTES);
+/// The termination message of a container; for a failure, if asked for, the end of its log.
+pub(super) async fn termination_message(
+    runtime: &SharedRuntime,
+    pod: &str,
+    container: &Container,
+    log: &Path,
+    code: i32,
+) -> Option<String> {
+    let bytes = runtime.termination_message(pod, &container.name, MESSAGE_BYTES).await;
     if !bytes.is_empty() {
         return Some(String::from_utf8_lossy(&bytes).into_owned());
     }

@@ -65,6 +65,7 @@ fn container(content: ImageContent, mounts: Vec<Mount>) -> ContainerPlan {
             capabilities: Vec::new(),
             read_only_root: false,
             mounts,
+            termination_message_path: None,
             stdin: false,
             stdin_once: false,
             tty: false,
