@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ if not OURS:
 pytest.importorskip("mcp")
 
 from mcp import Client, StdioServerParameters  # noqa: E402
+from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client  # noqa: E402
 
 SOURCE = "python-sandbox-template"
 TOOLS = ["create_sandbox", "delete_sandbox", "download_file", "execute_command", "file_exists", "list_files", "upload_file"]
@@ -25,6 +27,21 @@ TOOLS = ["create_sandbox", "delete_sandbox", "download_file", "execute_command",
 
 def command(engine, *words):
     return [BINARY, "--data-dir", str(engine.folder), "mcp", *words]
+
+
+class Endpoint(str):
+    """The server's URL, with the token that it asks for."""
+
+    def __new__(cls, url, token):
+        made = super().__new__(cls, url)
+        made.token = token
+        return made
+
+    def client(self):
+        return Client(streamable_http_client(str(self), http_client=create_mcp_http_client(headers=self.headers())))
+
+    def headers(self):
+        return {"Authorization": f"Bearer {self.token}"}
 
 
 def environment():
@@ -37,9 +54,11 @@ def url(engine):
         command(engine, "--listen", "127.0.0.1:0"), env=environment(), stderr=subprocess.PIPE, text=True
     )
     line = server.stderr.readline()
-    found = re.search(r"http://\S+/mcp", line)
+    found = re.search(r"(http://\S+/mcp) \(clients send the bearer token in (.+)\)", line)
     assert found, line + server.stderr.read()
-    yield found.group(0)
+    file = pathlib.Path(found.group(2))
+    assert file.stat().st_mode & 0o777 == 0o600
+    yield Endpoint(found.group(1), file.read_text())
     server.send_signal(signal.SIGTERM)
     assert server.wait(20) == 0
     server.stderr.close()
@@ -104,7 +123,7 @@ def test_the_seven_tools_and_the_resource_over_http(url):
     """D-250."""
 
     async def run():
-        async with Client(url) as client:
+        async with url.client() as client:
             await a_session_works(client)
 
     asyncio.run(run())
@@ -125,7 +144,7 @@ def test_another_sessions_sandbox_is_not_found(engine, url):
     """D-250: neither used, nor seen, nor deleted; its label cannot be forged."""
 
     async def run():
-        async with Client(url) as first, Client(url) as second:
+        async with url.client() as first, url.client() as second:
             mine, theirs = Tools(first), Tools(second)
             claim = (await mine.call("create_sandbox", warmpool=SOURCE))["sandbox_claim_name"]
             of = {"sandbox_claim_name": claim}
@@ -153,7 +172,7 @@ def test_bytes_travel_as_base64_and_listings_are_cut(url):
     """D-251: binary round trip, text that is none. D-252: 1000 of 1500 entries. Arguments out of range are refused in words."""
 
     async def run():
-        async with Client(url) as client:
+        async with url.client() as client:
             tools = Tools(client)
             claim = (await tools.call("create_sandbox", warmpool=SOURCE))["sandbox_claim_name"]
             of = {"sandbox_claim_name": claim}
@@ -206,10 +225,17 @@ def test_the_server_is_closed_to_strangers(engine, url):
 
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "create_sandbox", "arguments": {}}}
     usual = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Mcp-Session-Id": "guessed"}, {}):
+    def status(headers):
         request = urllib.request.Request(url, json.dumps(body).encode(), {**usual, **headers})
         with pytest.raises(urllib.error.HTTPError) as raised:
             urllib.request.urlopen(request, timeout=10)
-        assert 400 <= raised.value.code < 500, headers
+        return raised.value.code
+
+    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Mcp-Session-Id": "guessed"}, {}):
+        code = status({**url.headers(), **headers})
+        assert 400 <= code < 500 and code != 401, headers
+    # Another user of this machine has no token.
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {url.token}"}):
+        assert status(headers) == 401, headers
     exposed = subprocess.run(command(engine, "--listen", "0.0.0.0:0"), env=environment(), capture_output=True, text=True, timeout=30)
     assert exposed.returncode != 0 and "--allowed-host" in exposed.stderr

@@ -86,6 +86,11 @@ impl DataDir {
         self.0.join("control.sock")
     }
 
+    /// The bearer token of the MCP server.
+    pub(crate) fn mcp_token(&self) -> PathBuf {
+        self.0.join("mcp-token")
+    }
+
     pub(crate) fn log(&self) -> PathBuf {
         self.0.join("up.log")
     }
@@ -94,7 +99,7 @@ impl DataDir {
     pub(crate) fn contents(&self) -> Vec<PathBuf> {
         let partial = |path: PathBuf| [path.with_extension("partial"), path];
         let files = [self.kubeconfig(), self.state()].into_iter().flat_map(partial);
-        files.chain([self.api(), self.node(), self.images(), self.control(), self.log()]).collect()
+        files.chain([self.api(), self.node(), self.images(), self.control(), self.log(), self.mcp_token()]).collect()
     }
 
     fn state(&self) -> PathBuf {

@@ -1,8 +1,11 @@
-//! Streamable HTTP: the server for many sessions at `/mcp`, guarded against pages in a browser that reach for the local machine.
+//! Streamable HTTP: the server for many sessions at `/mcp`. Every request needs the bearer token; requests of web pages are refused.
 
-use crate::{McpError, Sandboxes, server::Server};
+use crate::{BearerToken, McpError, Sandboxes, server::Server};
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{
+    Request, Response, StatusCode,
+    header::{HeaderValue, WWW_AUTHENTICATE},
+};
 use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -32,6 +35,8 @@ pub struct HttpOptions {
     pub listen: SocketAddr,
     /// Names by which clients may call the server; `*` is any. Empty means the names of this machine to itself.
     pub allowed_hosts: Vec<String>,
+    /// What clients must send; `None` serves every client that reaches the port.
+    pub token: Option<BearerToken>,
 }
 
 type Service = StreamableHttpService<Server, LocalSessionManager>;
@@ -52,6 +57,7 @@ pub async fn serve_http(
     ready(listener.local_addr().map_err(failed)?);
     let over = CancellationToken::new();
     let service = service(sandboxes, &options.allowed_hosts, over.clone());
+    let token = options.token.map(Arc::new);
     let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     tokio::pin!(stop);
@@ -72,8 +78,8 @@ pub async fn serve_http(
             },
             () = &mut stop => break,
         };
-        let service = service.clone();
-        let answer = hyper::service::service_fn(move |request| route(service.clone(), request));
+        let (service, token) = (service.clone(), token.clone());
+        let answer = hyper::service::service_fn(move |request| route(service.clone(), token.clone(), request));
         let connection = auto::Builder::new(TokioExecutor::new());
         let connection = connection.serve_connection(TokioIo::new(stream), answer).into_owned();
         let connection = graceful.watch(connection);
@@ -106,13 +112,21 @@ fn service(sandboxes: Sandboxes, hosts: &[String], over: CancellationToken) -> S
 
 async fn route(
     mut service: Service,
+    token: Option<Arc<BearerToken>>,
     request: Request<Incoming>,
 ) -> Result<Response<BoxBody<Bytes, Infallible>>, Infallible> {
     match request.uri().path() {
+        "/mcp" | "/mcp/" if token.as_ref().is_some_and(|token| !token.is_in(request.headers())) => Ok(unauthorized()),
         "/mcp" | "/mcp/" => service.call(request).await,
         "/healthz" => Ok(plain(StatusCode::OK, "ok\n")),
         _ => Ok(plain(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp\n")),
     }
+}
+
+fn unauthorized() -> Response<BoxBody<Bytes, Infallible>> {
+    let mut response = plain(StatusCode::UNAUTHORIZED, "send the server's token: Authorization: Bearer TOKEN\n");
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
 }
 
 fn plain(status: StatusCode, words: &'static str) -> Response<BoxBody<Bytes, Infallible>> {

@@ -9,11 +9,13 @@ mod runtime;
 mod sandboxes;
 mod server;
 mod settings;
+mod token;
 mod tools;
 
 pub use http::{HttpOptions, serve_http};
 pub use sandboxes::Sandboxes;
 pub use settings::{DEFAULT_SESSION_KEY, Settings, SettingsError};
+pub use token::BearerToken;
 
 use rmcp::ServiceExt as _;
 use server::Server;
@@ -29,9 +31,18 @@ pub enum McpError {
         source: std::io::Error,
     },
     #[error(
-        "{address} can be reached from other machines and the server asks for no credentials; name the hosts that clients use with --allowed-host, or allow any with --allowed-host '*'"
+        "{address} can be reached from other machines, over plain HTTP; name the hosts that clients use with --allowed-host, or allow any with --allowed-host '*'"
     )]
     Exposed { address: String },
+    #[error("cannot {operation} the token file {}", path.display())]
+    TokenFile {
+        path: std::path::PathBuf,
+        operation: &'static str,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{} holds no usable token: at least {min_length} printable characters without spaces are needed", path.display())]
+    Token { path: std::path::PathBuf, min_length: usize },
     #[error("the client on standard input did not begin an MCP session: {0}")]
     Handshake(String),
     #[error("{0:?} cannot be a session's id: letters, digits, '-', '_' and '.', at most 63")]

@@ -1,7 +1,7 @@
 //! Arguments of the MCP server.
 
 use clap::Args;
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
 
 #[derive(Args, Debug)]
 pub(crate) struct McpArgs {
@@ -11,6 +11,12 @@ pub(crate) struct McpArgs {
     /// Host name by which clients may call the server ('*' for any); needed when it listens beyond this machine
     #[arg(long, value_name = "NAME", requires = "listen")]
     pub(crate) allowed_host: Vec<String>,
+    /// File with the bearer token that HTTP clients must send [default: mcp-token in the data folder, created when missing]
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Serve HTTP clients without a token; only behind a gateway that authenticates
+    #[arg(long, requires = "listen", conflicts_with = "token_file")]
+    pub(crate) no_token: bool,
     /// Id of the session, so that a restarted client finds its sandboxes again; a new one when not given
     #[arg(long, value_name = "ID", conflicts_with = "listen")]
     pub(crate) session: Option<String>,

@@ -2,11 +2,13 @@
 
 use crate::{
     args::{GlobalArgs, McpArgs},
+    data::DataDir,
     target::{Target, TargetError},
 };
 use agent_sandbox_client::{Cluster, SandboxClient};
-use agent_sandbox_mcp::{HttpOptions, Sandboxes, Settings, serve_http, serve_stdio};
+use agent_sandbox_mcp::{BearerToken, HttpOptions, Sandboxes, Settings, serve_http, serve_stdio};
 use anyhow::{Context as _, Result};
+use std::path::Path;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) async fn mcp(global: &GlobalArgs, args: McpArgs) -> Result<()> {
@@ -24,9 +26,25 @@ pub(crate) async fn mcp(global: &GlobalArgs, args: McpArgs) -> Result<()> {
             _ = terminate.recv() => {}
         }
     };
-    let options = HttpOptions { listen, allowed_hosts: args.allowed_host };
-    let ready = |address| eprintln!("MCP server at http://{address}/mcp");
+    let (token, hint) = match (args.no_token, args.token_file) {
+        (true, _) => (None, "no token is required".to_owned()),
+        (false, Some(path)) => (Some(BearerToken::load(&path)?), bearer_hint(&path)),
+        (false, None) => {
+            let data = DataDir::locate(global.data_dir.as_deref())?;
+            data.create().with_context(|| {
+                format!("cannot keep a token in {}; name a file with --token-file", data.path().display())
+            })?;
+            let path = data.mcp_token();
+            (Some(BearerToken::load_or_create(&path)?), bearer_hint(&path))
+        }
+    };
+    let options = HttpOptions { listen, allowed_hosts: args.allowed_host, token };
+    let ready = |address| eprintln!("MCP server at http://{address}/mcp ({hint})");
     Ok(serve_http(sandboxes, options, ready, stop).await?)
+}
+
+fn bearer_hint(path: &Path) -> String {
+    format!("clients send the bearer token in {}", path.display())
 }
 
 /// The cluster of every command; inside a cluster, the cluster's own.
