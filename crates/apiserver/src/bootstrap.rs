@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     auth::defaults,
     server::{Core, OpenError},
-    store::{Change, CommitError, Draft, Expect, Write},
+    store::{Change, CommitError, Draft, Expect, ObjectKey, Write},
     verbs::now,
 };
 
@@ -30,17 +30,30 @@ pub(crate) async fn run(core: &Arc<Core>) -> Result<(), OpenError> {
     futures::future::try_join_all(writes).await.map(drop)
 }
 
-/// Stores an object unless one of that name is there.
+/// Stores an object unless one of that name exists. Rules of an existing cluster role are replaced when they differ: a
+/// data folder of an earlier version may grant more than this one, and rules of aggregated roles are not for users to edit.
 async fn create(core: &Arc<Core>, group: &str, plural: &str, mut object: Value) -> Result<(), OpenError> {
     let registry = core.registry.snapshot();
     let resource = registry.resource(group, plural).expect("only built-in kinds are created here");
-    object["metadata"]["uid"] = uuid::Uuid::new_v4().to_string().into();
-    object["metadata"]["creationTimestamp"] = now().into();
+    let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let mut expect = Expect::Absent;
+    if let Some(stored) = core.store.get(&resource.storage, &ObjectKey::new("", &name)) {
+        let mut current: Value = stored.parse();
+        if object["rules"].is_null() || current["rules"] == object["rules"] {
+            return Ok(());
+        }
+        current["rules"] = object["rules"].take();
+        object = current;
+        expect = Expect::Version(stored.version);
+    } else {
+        object["metadata"]["uid"] = uuid::Uuid::new_v4().to_string().into();
+        object["metadata"]["creationTimestamp"] = now().into();
+    }
     let draft = Draft::new(resource, &object);
     let write = Write {
         storage: resource.storage.clone(),
         key: draft.key.clone(),
-        expect: Expect::Absent,
+        expect,
         change: Change::Put(draft),
         durable: true,
     };

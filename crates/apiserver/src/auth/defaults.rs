@@ -1,13 +1,118 @@
 //! The cluster roles every cluster has, so that a binding to `view` or `edit` works out of the box.
+//!
+//! `admin`, `edit` and `view` grant what kube-apiserver 1.36 grants on the resources that are served here; a test in
+//! `tests/kubernetes` compares the two. In particular none of them may write `status` subresources, quotas, limit ranges or
+//! endpoints: those belong to controllers and administrators.
 
 use serde_json::{Value, json};
+
+const READ: &[&str] = &["get", "list", "watch"];
+const WRITE: &[&str] = &["create", "delete", "deletecollection", "patch", "update"];
+const READ_WRITE: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const CREATE: &[&str] = &["create"];
+const IMPERSONATE: &[&str] = &["impersonate"];
+
+/// Verbs, API groups and resources of one rule.
+type Grant = (&'static [&'static str], &'static [&'static str], &'static [&'static str]);
+
+/// Reading, except for what would give the reader further rights (secrets, connections into Pods).
+const VIEW: &[Grant] = &[
+    (
+        READ,
+        &[""],
+        &[
+            "configmaps",
+            "endpoints",
+            "limitranges",
+            "namespaces",
+            "namespaces/status",
+            "persistentvolumeclaims",
+            "persistentvolumeclaims/status",
+            "pods",
+            "pods/log",
+            "pods/status",
+            "resourcequotas",
+            "resourcequotas/status",
+            "serviceaccounts",
+            "services",
+            "services/status",
+        ],
+    ),
+    (READ, &["", "events.k8s.io"], &["events"]),
+    (READ, &["discovery.k8s.io"], &["endpointslices"]),
+    (
+        READ,
+        &["apps"],
+        &[
+            "daemonsets",
+            "daemonsets/status",
+            "deployments",
+            "deployments/scale",
+            "deployments/status",
+            "replicasets",
+            "replicasets/scale",
+            "replicasets/status",
+            "statefulsets",
+            "statefulsets/scale",
+            "statefulsets/status",
+        ],
+    ),
+    (READ, &["policy"], &["poddisruptionbudgets", "poddisruptionbudgets/status"]),
+    (READ, &["networking.k8s.io"], &["networkpolicies"]),
+];
+
+/// What `edit` has beyond [`VIEW`].
+const EDIT: &[Grant] = &[
+    (READ, &[""], &["pods/attach", "pods/exec", "pods/portforward", "secrets"]),
+    (IMPERSONATE, &[""], &["serviceaccounts"]),
+    (
+        WRITE,
+        &[""],
+        &[
+            "configmaps",
+            "persistentvolumeclaims",
+            "pods",
+            "pods/attach",
+            "pods/exec",
+            "pods/portforward",
+            "secrets",
+            "serviceaccounts",
+            "services",
+        ],
+    ),
+    (CREATE, &[""], &["pods/eviction", "serviceaccounts/token"]),
+    (WRITE, &["", "events.k8s.io"], &["events"]),
+    (
+        WRITE,
+        &["apps"],
+        &[
+            "daemonsets",
+            "deployments",
+            "deployments/scale",
+            "replicasets",
+            "replicasets/scale",
+            "statefulsets",
+            "statefulsets/scale",
+        ],
+    ),
+    (WRITE, &["policy"], &["poddisruptionbudgets"]),
+    (WRITE, &["networking.k8s.io"], &["networkpolicies"]),
+    (READ_WRITE, &["coordination.k8s.io"], &["leases"]),
+];
+
+/// What `admin` has beyond [`EDIT`].
+const ADMIN: &[Grant] = &[(READ_WRITE, &["rbac.authorization.k8s.io"], &["rolebindings", "roles"])];
 
 /// `cluster-admin`, `admin`, `edit` and `view`. The last three aggregate, so a CRD's author can add to them.
 pub fn cluster_roles() -> Vec<Value> {
     let label = |role: &str| format!("rbac.authorization.k8s.io/aggregate-to-{role}");
-    let aggregate = |name: &str, from: &[&str], rules: Value| {
+    let aggregate = |name: &str, from: &[&str], grants: &[&[Grant]]| {
         let selectors: Vec<Value> = from.iter().map(|role| json!({"matchLabels": {label(role): "true"}})).collect();
-        let mut role = cluster_role(name, rules);
+        let rules = grants
+            .concat()
+            .into_iter()
+            .map(|(verbs, groups, resources)| json!({"apiGroups": groups, "resources": resources, "verbs": verbs}));
+        let mut role = cluster_role(name, rules.collect());
         role["aggregationRule"] = json!({"clusterRoleSelectors": selectors});
         role
     };
@@ -19,14 +124,11 @@ pub fn cluster_roles() -> Vec<Value> {
                 {"nonResourceURLs": ["*"], "verbs": ["*"]},
             ]),
         ),
-        aggregate("admin", &["admin", "edit", "view"], json!([workload(WRITE), secrets(WRITE), roles()])),
-        aggregate("edit", &["edit", "view"], json!([workload(WRITE), secrets(WRITE)])),
-        aggregate("view", &["view"], json!([workload(READ)])),
+        aggregate("admin", &["admin", "edit", "view"], &[VIEW, EDIT, ADMIN]),
+        aggregate("edit", &["edit", "view"], &[VIEW, EDIT]),
+        aggregate("view", &["view"], &[VIEW]),
     ]
 }
-
-const READ: &[&str] = &["get", "list", "watch"];
-const WRITE: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
 fn cluster_role(name: &str, rules: Value) -> Value {
     json!({
@@ -35,51 +137,4 @@ fn cluster_role(name: &str, rules: Value) -> Value {
         "metadata": {"name": name, "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"}},
         "rules": rules,
     })
-}
-
-fn workload(verbs: &[&str]) -> Value {
-    let mut resources = vec![
-        "configmaps",
-        "daemonsets",
-        "deployments",
-        "endpoints",
-        "endpointslices",
-        "events",
-        "limitranges",
-        "networkpolicies",
-        "persistentvolumeclaims",
-        "poddisruptionbudgets",
-        "pods",
-        "pods/log",
-        "pods/status",
-        "replicasets",
-        "resourcequotas",
-        "serviceaccounts",
-        "services",
-        "statefulsets",
-    ];
-    if verbs == WRITE {
-        resources.extend([
-            "pods/attach",
-            "pods/exec",
-            "pods/portforward",
-            "pods/eviction",
-            "serviceaccounts/token",
-            "deployments/scale",
-        ]);
-    }
-    json!({
-        "apiGroups": ["", "apps", "discovery.k8s.io", "events.k8s.io", "networking.k8s.io", "policy"],
-        "resources": resources,
-        "verbs": verbs,
-    })
-}
-
-/// Reading secrets gives their bearer's rights away, so `view` does not.
-fn secrets(verbs: &[&str]) -> Value {
-    json!({"apiGroups": [""], "resources": ["secrets"], "verbs": verbs})
-}
-
-fn roles() -> Value {
-    json!({"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["rolebindings", "roles"], "verbs": WRITE})
 }
