@@ -1,5 +1,6 @@
 """With exactly the chart's roles, on an API server that enforces them, everything works and nothing is denied."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -155,37 +156,71 @@ def unused_grants(manifest, asked):
     return {grant for grant in granted - used - FOR_REPAIRS if not grant[1].endswith("/finalizers")}
 
 
-def serve_a_request(cluster):
-    """The router, as its account: it watches Pods and asks who a token belongs to."""
+@contextlib.contextmanager
+def router_on(cluster, *flags):
+    """The router, as its account. Yields a function that asks for a sandbox that does not exist and returns the status."""
     http_port, health = free_port(), free_port()
     account = cluster.account_kubeconfig(SYSTEM, "sandbox-router")
     command = [
         BINARY, "router", "--http-bind-address", f"127.0.0.1:{http_port}", "--metrics-bind-address", "",
-        "--health-probe-bind-address", f"127.0.0.1:{health}", "--authz-mode=tokenreview", "--authz-tokenreview-require-token=true",
+        "--health-probe-bind-address", f"127.0.0.1:{health}", *flags,
     ]
     environment = {**os.environ, "KUBECONFIG": str(account)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    try:
-        def ask(port, path, **headers):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-            try:
-                connection.request("GET", path, headers=headers)
-                return connection.getresponse().status
-            except OSError:
-                return None
-            finally:
-                connection.close()
 
-        def is_ready():
-            assert process.poll() is None, "the router ended"
-            return ask(health, "/readyz") == 200
+    def get(port, path, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status
+        except OSError:
+            return None
+        finally:
+            connection.close()
+
+    def ask(namespace, token):
+        credentials = {"Authorization": f"Bearer {token}"} if token else {}
+        return get(http_port, "/", **{"X-Sandbox-ID": "missing", "X-Sandbox-Namespace": namespace}, **credentials)
+
+    def is_ready():
+        assert process.poll() is None, "the router ended"
+        return get(health, "/readyz") == 200
+    try:
         cluster.api.eventually("the router is ready", is_ready)
-        target = {"X-Sandbox-ID": "nobody", "X-Sandbox-Namespace": "default"}
-        assert ask(http_port, "/", **target) == 401
-        token = Api(account).token
-        assert ask(http_port, "/", Authorization=f"Bearer {token}", **target) not in (200, 401, 403)
+        yield ask
     finally:
         stop(process, 40)
+
+
+def serve_a_request(cluster):
+    """The router watches Pods and asks the API server whose token it got."""
+    with router_on(cluster, "--authz-mode=tokenreview", "--authz-tokenreview-require-token=true") as ask:
+        assert ask("default", None) == 401
+        token = Api(cluster.account_kubeconfig(SYSTEM, "sandbox-router")).token
+        assert ask("default", token) not in (200, 401, 403)
+
+
+def test_mode_rbac_keeps_tenants_apart(real):
+    """Two namespaces, each with an account that may edit it: in mode rbac the router serves each account its own namespace only."""
+    path = install(real, free_port(), "--set", "router.auth.mode=rbac")
+    try:
+        tenants = [real.namespace(), real.namespace()]
+        tokens = []
+        for namespace in tenants:
+            real.kubectl("-n", namespace, "create", "serviceaccount", "tenant")
+            real.kubectl("-n", namespace, "create", "rolebinding", "tenant", "--clusterrole=edit", f"--serviceaccount={namespace}:tenant")
+            tokens.append(real.kubectl("-n", namespace, "create", "token", "tenant").stdout.strip())
+        before = len(audited(real))
+        with router_on(real, "--authz-mode=rbac") as ask:
+            for token, own, foreign in ((tokens[0], *tenants), (tokens[1], *reversed(tenants))):
+                # The sandbox does not exist: a caller that is let through learns that, another one does not.
+                assert ask(own, token) not in (200, 401, 403)
+                assert ask(foreign, token) == 403
+            assert ask(tenants[0], None) == 401
+            assert ask(tenants[0], "wrong") == 401
+        assert [entry for entry in audited(real)[before:] if is_denied(entry)] == []
+    finally:
+        real.kubectl("delete", "--ignore-not-found", "--timeout=90s", "-f", str(path))
 
 
 def test_namespaced_mode_stays_in_its_namespace(real):

@@ -19,13 +19,14 @@ use std::sync::Arc;
 pub(crate) use door::Door;
 pub(crate) use loopback::upgrade;
 
+use arc_swap::ArcSwap;
 use serde_json::Value;
 
 use crate::auth::authenticate::{Authenticator, Objects};
 use crate::auth::escalation;
 use crate::auth::rbac::{AccessTarget, Attributes};
 use crate::identity::UserInfo;
-use crate::node::{NoNode, NodeBackend, SharedBackend};
+use crate::node::{NoNode, NodeBackend};
 use crate::registry::Resource;
 use crate::request::{ResourceRequest, Target, Verb};
 use crate::serve::Credentials;
@@ -43,28 +44,34 @@ pub(crate) struct Front {
     objects: Arc<StoredObjects>,
     policies: Policies,
     documents: Documents,
-    backend: SharedBackend,
+    backend: ArcSwap<BackendFor>,
     streams: Streams,
 }
+
+/// Makes the backend that serves one caller's streams.
+pub(crate) type BackendFor = Box<dyn Fn(&UserInfo) -> Arc<dyn NodeBackend> + Send + Sync>;
 
 impl Front {
     pub(crate) fn new(credentials: Credentials, store: &Arc<Store>) -> Self {
         let objects = Arc::new(StoredObjects(store.clone()));
-        let backend: SharedBackend =
-            Arc::new(arc_swap::ArcSwap::from_pointee(Box::new(NoNode) as Box<dyn NodeBackend>));
+        let no_node: BackendFor = Box::new(|_| Arc::new(NoNode));
         Self {
             authenticator: Authenticator::new(credentials.admin_token(), credentials.signing_key(), objects.clone()),
             credentials,
             objects,
             policies: Policies::new(store.clone()),
             documents: Documents::default(),
-            streams: Streams::new(backend.clone()),
-            backend,
+            streams: Streams::default(),
+            backend: ArcSwap::from_pointee(no_node),
         }
     }
 
-    pub(crate) fn attach_node(&self, backend: impl NodeBackend) {
-        self.backend.store(Arc::new(Box::new(backend)));
+    pub(crate) fn attach_node(&self, backend: BackendFor) {
+        self.backend.store(Arc::new(backend));
+    }
+
+    pub(crate) fn allows(&self, user: &UserInfo, attributes: &Attributes) -> bool {
+        user.is_administrator() || self.policies.current().allows(user, attributes).is_some()
     }
 
     pub(crate) async fn close_streams(&self) {

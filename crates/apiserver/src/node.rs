@@ -4,7 +4,6 @@
 //! byte streams to a [`NodeBackend`]. The backend knows nothing of HTTP, SPDY or WebSockets.
 
 use std::pin::Pin;
-use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -164,6 +163,3 @@ impl NodeBackend for NoNode {
         Err(Self::refusal())
     }
 }
-
-/// How the rest of the crate holds the backend: it may be attached after the API has started.
-pub type SharedBackend = Arc<arc_swap::ArcSwap<Box<dyn NodeBackend>>>;

@@ -14,6 +14,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use crate::{
     admission::Completer,
+    auth::Attributes,
     controllers::Controllers,
     convert::{Conversions, Converter},
     front::{self, Door, Front},
@@ -202,7 +203,19 @@ impl ApiServer {
 
     /// Hands the Pods' logs, commands and ports to whoever runs the Pods.
     pub fn attach_node(&self, backend: impl NodeBackend) {
-        self.core.front.attach_node(backend);
+        let backend: Arc<dyn NodeBackend> = Arc::new(backend);
+        self.attach_node_for(move |_| backend.clone());
+    }
+
+    /// Like [`attach_node`](Self::attach_node), with a backend of its own for each caller: `backend` gets the user that
+    /// the API server authenticated.
+    pub fn attach_node_for(&self, backend: impl Fn(&UserInfo) -> Arc<dyn NodeBackend> + Send + Sync + 'static) {
+        self.core.front.attach_node(Box::new(backend));
+    }
+
+    /// Whether RBAC lets `user` do what `attributes` describe. Reads the current roles and bindings, without a cache.
+    pub fn allows(&self, user: &UserInfo, attributes: &Attributes) -> bool {
+        self.core.front.allows(user, attributes)
     }
 
     /// Opens the network front door: TLS, a token for every request, and a kubeconfig.
@@ -251,7 +264,7 @@ impl ApiServer {
         front.authorize(user, &target)?;
         let Target::Resource(wanted) = target else { return front.document(&self.core.registry, &parts) };
         if let Some(kind) = Front::stream_kind(&wanted) {
-            return front.stream(&self.core.store, kind, &wanted, &mut parts).await;
+            return front.stream(&self.core.store, user, kind, &wanted, &mut parts).await;
         }
         let form = Form::negotiate(&parts.headers).map(|form| match form {
             Form::Json if parts.extensions.get::<Lean>().is_some() => Form::Lean,

@@ -136,7 +136,8 @@ impl Engine {
             engine.open_doors(config).await?;
         }
         let door = engine.gateway.as_ref().map(Gateway::door);
-        engine.api.attach_node(Backend::new(engine.node.clone(), door));
+        let backend = Backend::new(engine.node.clone(), door);
+        engine.api.attach_node_for(move |user| Arc::new(backend.on_behalf_of(user)));
         Ok(engine)
     }
 
@@ -165,7 +166,7 @@ impl Engine {
             );
             let token = token.filter(|_| !doors.router_open);
             let stop = self.stop.child_token();
-            self.gateway = Some(Gateway::open(client.clone(), self.node.clone(), address, token, stop).await?);
+            self.gateway = Some(Gateway::open(&self.api, self.node.clone(), address, token, stop).await?);
         }
         let controller_page: metrics::Page = Arc::new(move || controller_metrics.render());
         if let Some(address) = doors.metrics {

@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_sandbox_apiserver::node::{NodeBackend, NodeError, SharedBackend};
+use agent_sandbox_apiserver::node::{NodeBackend, NodeError};
 use agent_sandbox_apiserver::render::{self, Body};
 use agent_sandbox_apiserver::streams::handler::{StreamError, StreamKind, StreamRequest, Streams};
 use agent_sandbox_apiserver::streams::request::RequestError;
+use arc_swap::ArcSwap;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -68,7 +69,7 @@ pub struct Kubelet {
     pub address: SocketAddr,
     accepting: JoinHandle<()>,
     streams: Streams,
-    backend: SharedBackend,
+    backend: Arc<ArcSwap<Arc<dyn NodeBackend>>>,
 }
 
 impl Drop for Kubelet {
@@ -82,21 +83,26 @@ impl Kubelet {
     pub async fn start(
         config: KubeletConfig,
         client: kube::Client,
-        backend: Box<dyn NodeBackend>,
+        backend: Arc<dyn NodeBackend>,
     ) -> Result<Self, KubeletError> {
         let acceptor = TlsAcceptor::from(tls::config(&config)?);
         let listener =
             TcpListener::bind(config.listen).await.map_err(|source| KubeletError::Listen(config.listen, source))?;
         let address = listener.local_addr().map_err(|source| KubeletError::Listen(config.listen, source))?;
-        let backend: SharedBackend = Arc::new(arc_swap::ArcSwap::from_pointee(backend));
-        let streams = Streams::new(Arc::clone(&backend));
-        let server = Arc::new(Server { node_name: config.node_name, client, streams: streams.clone() });
+        let backend = Arc::new(ArcSwap::from_pointee(backend));
+        let streams = Streams::default();
+        let server = Arc::new(Server {
+            node_name: config.node_name,
+            client,
+            streams: streams.clone(),
+            backend: Arc::clone(&backend),
+        });
         let accepting = tokio::spawn(accept(listener, acceptor, server));
         Ok(Self { address, accepting, streams, backend })
     }
 
     /// Puts another backend behind the open door.
-    pub fn attach(&self, backend: Box<dyn NodeBackend>) {
+    pub fn attach(&self, backend: Arc<dyn NodeBackend>) {
         self.backend.store(Arc::new(backend));
     }
 
@@ -146,6 +152,7 @@ struct Server {
     node_name: String,
     client: kube::Client,
     streams: Streams,
+    backend: Arc<ArcSwap<Arc<dyn NodeBackend>>>,
 }
 
 impl Server {
@@ -206,6 +213,7 @@ impl Server {
             query: Some(&query),
             upgrade,
             pod: &stored,
+            backend: Arc::clone(&self.backend.load()),
         };
         self.streams.handle(kind, wanted).await.unwrap_or_else(|error| plain(status_of(&error), &error.to_string()))
     }

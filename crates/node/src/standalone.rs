@@ -64,11 +64,11 @@ impl Standalone {
         let kernel = KernelRuntime::open(kernel).await.map_err(StandaloneError::Kernel)?;
         let served = KubeletConfig { node_name: node.node_name.clone(), listen, certificate, key, client_authority };
         // The port is part of what the node registers, so the door opens first, and answers "not yet" for a moment.
-        let kubelet = Kubelet::start(served, client.clone(), Box::new(NoNode)).await?;
+        let kubelet = Kubelet::start(served, client.clone(), Arc::new(NoNode)).await?;
         node.embedded = false;
         node.kubelet_port = Some(kubelet.address.port());
         let node = Node::start(client, kernel.clone(), kernel.clone(), node).await?;
-        kubelet.attach(Box::new(Backend::new(node.clone())));
+        kubelet.attach(Arc::new(Backend::new(node.clone())));
         Ok(Self { node, kubelet, kernel })
     }
 

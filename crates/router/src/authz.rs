@@ -1,5 +1,7 @@
 //! Who may reach which sandbox. Authentication comes before anything else about a request is looked at.
 
+mod access_review;
+mod cache;
 mod token_review;
 
 use std::path::PathBuf;
@@ -14,8 +16,10 @@ use sha2::{Digest, Sha256};
 
 use crate::error::RouterError;
 use crate::index::PodIndex;
+use access_review::CachedAccessReview;
+pub use access_review::{AccessReview, KubeAccessReview};
 use token_review::TokenReviewer;
-pub use token_review::{KubeTokenReview, ReviewOutcome, TokenReview};
+pub use token_review::{Caller, KubeTokenReview, ReviewOutcome, TokenReview};
 
 /// Which requests are let in.
 #[derive(Clone, Debug)]
@@ -30,6 +34,9 @@ pub enum AuthzConfig {
 #[derive(Clone, Debug, Default)]
 pub struct Modes {
     pub token_review: Option<TokenReviewConfig>,
+    /// Callers that token review accepts reach only sandboxes of namespaces in which RBAC lets them forward ports.
+    /// Without it they reach every sandbox, which is safe only where the cluster has a single tenant.
+    pub rbac: bool,
     /// Files with secrets; each verifies, so that secrets can be rotated.
     pub scoped_token_secrets: Vec<PathBuf>,
     pub static_token: Option<StaticToken>,
@@ -67,7 +74,7 @@ pub enum AuthzSetupError {
     ReadSecret { path: PathBuf, source: std::io::Error },
     #[error("scoped-token secret {path} cannot be used")]
     Secret { path: PathBuf, source: scoped_token::SecretError },
-    #[error("mode tokenreview needs a Kubernetes API, and none is configured")]
+    #[error("modes tokenreview and rbac need a Kubernetes API, and none is configured")]
     NoApi,
 }
 
@@ -78,15 +85,30 @@ pub(crate) enum Identity {
     Unrestricted,
     /// May reach the one sandbox its token names.
     Scoped(Claims),
+    /// May reach the sandboxes of namespaces in which it may `create pods/portforward`.
+    User(Arc<Caller>),
+}
+
+/// How the authorizer asks the Kubernetes API; `None` where there is none.
+#[derive(Default)]
+pub(crate) struct Reviews {
+    pub(crate) token: Option<Arc<dyn TokenReview>>,
+    pub(crate) access: Option<Arc<dyn AccessReview>>,
+    /// How long an access decision is cached; zero asks for every request.
+    pub(crate) access_ttl: Duration,
 }
 
 /// Decides about requests.
 pub(crate) struct Authorizer {
     modes: Option<ActiveModes>,
+    /// Decides for callers that are known as users of the Kubernetes API, whatever the modes: mode `rbac` and
+    /// port-forwards that the API server authenticated.
+    access: Option<CachedAccessReview>,
 }
 
 struct ActiveModes {
     reviewer: Option<TokenReviewer>,
+    rbac: bool,
     secrets: Option<Arc<Secrets>>,
     static_token: Option<[u8; 32]>,
 }
@@ -131,23 +153,22 @@ fn read_secrets(paths: &[PathBuf]) -> Result<Vec<Secret>, AuthzSetupError> {
 }
 
 impl Authorizer {
-    /// `review` is how tokens are reviewed, if that mode is on.
-    pub(crate) fn new(config: &AuthzConfig, review: Option<Arc<dyn TokenReview>>) -> Result<Self, AuthzSetupError> {
-        let AuthzConfig::AnyOf(modes) = config else { return Ok(Self { modes: None }) };
-        let reviewer = match (&modes.token_review, review) {
-            (Some(config), Some(review)) => Some(TokenReviewer::new(config.clone(), review)),
-            (Some(_), None) => return Err(AuthzSetupError::NoApi),
-            (None, _) => None,
+    pub(crate) fn new(config: &AuthzConfig, reviews: Reviews) -> Result<Self, AuthzSetupError> {
+        let modes = match config {
+            AuthzConfig::AllowAll => None,
+            AuthzConfig::AnyOf(modes) => Some(modes),
         };
-        let secrets = match modes.scoped_token_secrets.as_slice() {
-            [] => None,
-            paths => Some(Arc::new(Secrets::load(paths.to_vec())?)),
-        };
-        let static_token = modes.static_token.as_ref().map(|token| digest(token.0.trim()));
-        Ok(Self { modes: Some(ActiveModes { reviewer, secrets, static_token }) })
+        let capacity =
+            modes.and_then(|modes| modes.token_review.as_ref()).unwrap_or(&TokenReviewConfig::default()).cache_size;
+        let access = reviews.access.map(|api| CachedAccessReview::new(api, reviews.access_ttl, capacity));
+        let modes = modes.map(|modes| ActiveModes::new(modes, reviews.token)).transpose()?;
+        if modes.as_ref().is_some_and(|modes| modes.rbac) && access.is_none() {
+            return Err(AuthzSetupError::NoApi);
+        }
+        Ok(Self { modes, access })
     }
 
-    /// The secrets, for whoever watches their files.
+    /// The secrets, for the watcher of their files.
     pub(crate) fn secrets(&self) -> Option<&Arc<Secrets>> {
         self.modes.as_ref().and_then(|modes| modes.secrets.as_ref())
     }
@@ -160,9 +181,39 @@ impl Authorizer {
             None => modes.judge_anonymous(),
         }
     }
+
+    /// Whether the caller may reach the sandbox that the request names.
+    pub(crate) async fn authorize(
+        &self,
+        identity: &Identity,
+        request: &SandboxRequest,
+        index: &PodIndex,
+        verified: bool,
+    ) -> Result<(), RouterError> {
+        identity.covers(request, index, verified)?;
+        let Identity::User(caller) = identity else { return Ok(()) };
+        let access = self.access.as_ref().ok_or(RouterError::Forbidden)?;
+        let (namespace, sandbox) = (request.namespace.as_str(), request.id.as_str());
+        let live = index.by_name(namespace, sandbox);
+        access.check(caller, namespace, live.as_ref().map(|live| &*live.pod)).await
+    }
 }
 
 impl ActiveModes {
+    fn new(modes: &Modes, review: Option<Arc<dyn TokenReview>>) -> Result<Self, AuthzSetupError> {
+        let reviewer = match (&modes.token_review, review) {
+            (Some(config), Some(review)) => Some(TokenReviewer::new(config.clone(), review)),
+            (Some(_), None) => return Err(AuthzSetupError::NoApi),
+            (None, _) => None,
+        };
+        let secrets = match modes.scoped_token_secrets.as_slice() {
+            [] => None,
+            paths => Some(Arc::new(Secrets::load(paths.to_vec())?)),
+        };
+        let static_token = modes.static_token.as_ref().map(|token| digest(token.0.trim()));
+        Ok(Self { reviewer, rbac: modes.rbac, secrets, static_token })
+    }
+
     async fn judge(&self, token: &str) -> Result<Identity, RouterError> {
         if let Some(expected) = &self.static_token {
             use subtle::ConstantTimeEq;
@@ -176,7 +227,8 @@ impl ActiveModes {
             (Some(secrets), _) if scoped_token::looks_scoped(token) => {
                 secrets.verify(token, unix_seconds()).map(Identity::Scoped)
             }
-            (_, Some(reviewer)) => reviewer.review(token).await.map(|()| Identity::Unrestricted),
+            (_, Some(reviewer)) if self.rbac => reviewer.review(token).await.map(Identity::User),
+            (_, Some(reviewer)) => reviewer.review(token).await.map(|_| Identity::Unrestricted),
             _ if self.static_token.is_some() => Err(RouterError::WrongStaticToken),
             _ => Err(RouterError::Unauthenticated),
         }
@@ -186,7 +238,12 @@ impl ActiveModes {
     /// mode, its leniency would void that mode.
     fn judge_anonymous(&self) -> Result<Identity, RouterError> {
         match &self.reviewer {
-            Some(reviewer) if self.secrets.is_none() && self.static_token.is_none() && !reviewer.requires_token() => {
+            Some(reviewer)
+                if !self.rbac
+                    && self.secrets.is_none()
+                    && self.static_token.is_none()
+                    && !reviewer.requires_token() =>
+            {
                 Ok(Identity::Unrestricted)
             }
             _ if self.static_token.is_some() => Err(RouterError::MissingStaticToken),
@@ -196,29 +253,28 @@ impl ActiveModes {
 }
 
 impl Identity {
-    /// Whether this caller may reach the sandbox the request names.
+    /// Whether the request stays within what this identity stands for.
     ///
-    /// Clients send the address and UID they know of; for a scoped caller those must be the named sandbox's own. Without
-    /// a live Pod there is nothing to compare an address with; `verified` says that it will be when there is one.
-    pub(crate) fn authorize(
-        &self,
-        request: &SandboxRequest,
-        index: &PodIndex,
-        verified: bool,
-    ) -> Result<(), RouterError> {
-        let Self::Scoped(claims) = self else { return Ok(()) };
-        if claims.namespace != request.namespace.as_str() || claims.name != request.id.as_str() {
-            return Err(RouterError::Forbidden);
+    /// Clients send the address and UID they know of. Except for unrestricted callers, those must be the named sandbox's
+    /// own: access is decided by namespace and name. Without a live Pod there is nothing to compare an address with;
+    /// `verified` says that the resolver compares it when there is one.
+    pub(crate) fn covers(&self, request: &SandboxRequest, index: &PodIndex, verified: bool) -> Result<(), RouterError> {
+        let (namespace, name) = (request.namespace.as_str(), request.id.as_str());
+        match self {
+            Self::Unrestricted => return Ok(()),
+            Self::Scoped(claims) if claims.namespace != namespace || claims.name != name => {
+                return Err(RouterError::Forbidden);
+            }
+            Self::Scoped(_) | Self::User(_) => {}
         }
         if request.pod_ip.is_none() && request.uid.is_none() {
             return Ok(());
         }
-        let live = index.by_name(&claims.namespace, &claims.name);
+        let live = index.by_name(namespace, name);
         let uid_agrees = |uid: &str| live.as_ref().is_some_and(|live| *live.sandbox_uid == *uid);
         let ip_agrees = |ip| {
-            live.as_ref().map_or(verified, |live| {
-                live.has_ip(ip) || verified && index.was_address_of(&claims.namespace, &claims.name, ip)
-            })
+            live.as_ref()
+                .map_or(verified, |live| live.has_ip(ip) || verified && index.was_address_of(namespace, name, ip))
         };
         let agrees = request.uid_str().is_none_or(uid_agrees) && request.pod_ip.is_none_or(ip_agrees);
         if agrees { Ok(()) } else { Err(RouterError::Forbidden) }

@@ -12,20 +12,21 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
+use crate::authz::Caller;
 use crate::config::Timeouts;
 use crate::forward::Inbound;
 
 /// First bytes of an HTTP/2 connection.
 const HTTP2_PREFACE: &[u8] = b"PRI ";
 
-/// How far a connection's other end is known already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is known about the client of a connection before its first request.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Like any client: the configured authorisation applies.
+    /// Nothing: the configured authorisation applies.
     None,
-    /// Somebody else has authenticated the caller (the API did, for a port-forward): no token is asked for, and the
-    /// name under which the router was reached does not matter.
-    Authenticated,
+    /// The API server authenticated this user, for a port-forward. No token is required and the `Host` is not checked;
+    /// every request still needs the user's access to the sandbox's namespace.
+    Authenticated(Arc<Caller>),
 }
 
 /// What is known about one client connection.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::authz::AuthzConfig;
+use crate::authz::{AuthzConfig, TokenReviewConfig};
 use crate::resolve::Verification;
 
 /// Behaviour of the proxy itself; the same for a process and for an embedded router.
@@ -22,6 +22,8 @@ pub struct RouterConfig {
     pub limits: Limits,
     pub upgrades: UpgradeLimits,
     pub authz: AuthzConfig,
+    /// How long a decision of mode `rbac` is cached; zero decides anew for every request.
+    pub access_ttl: Duration,
     pub access_log: bool,
     /// Proxies in front of the router whose `X-Forwarded-For` names the client (for per-client limits only).
     pub trusted_proxies: Vec<Cidr>,
@@ -43,6 +45,7 @@ impl Default for RouterConfig {
             limits: Limits::default(),
             upgrades: UpgradeLimits::default(),
             authz: AuthzConfig::AllowAll,
+            access_ttl: TokenReviewConfig::default().ttl,
             access_log: true,
             trusted_proxies: Vec::new(),
             loopback_hosts_only: false,

@@ -24,6 +24,9 @@ pub(crate) enum RouterError {
     /// The API server could not say whether the token is good. Its own words stay in our log.
     #[error("tokenreview: the token could not be checked")]
     TokenReview,
+    /// The API server could not decide about the caller's access. Its own message stays in the router's log.
+    #[error("rbac: access could not be checked")]
+    AccessReview,
     #[error("Method Not Allowed")]
     Method,
     #[error("Request body is larger than {0} bytes.")]
@@ -98,7 +101,7 @@ impl RouterError {
             Self::Header(_) => StatusCode::BAD_REQUEST,
             Self::Unauthenticated | Self::MissingStaticToken | Self::WrongStaticToken => StatusCode::UNAUTHORIZED,
             Self::Forbidden => StatusCode::FORBIDDEN,
-            Self::TokenReview => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::TokenReview | Self::AccessReview => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Dial { .. } | Self::Upstream { .. } | Self::UnexpectedUpgrade => StatusCode::BAD_GATEWAY,

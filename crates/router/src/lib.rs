@@ -52,7 +52,8 @@ mod worker;
 
 pub use args::RouterArgs;
 pub use authz::{
-    AuthzConfig, AuthzSetupError, KubeTokenReview, Modes, ReviewOutcome, StaticToken, TokenReview, TokenReviewConfig,
+    AccessReview, AuthzConfig, AuthzSetupError, Caller, KubeAccessReview, KubeTokenReview, Modes, ReviewOutcome,
+    StaticToken, TokenReview, TokenReviewConfig,
 };
 pub use client_side::Trust;
 pub use config::settings;

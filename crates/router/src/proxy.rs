@@ -82,7 +82,7 @@ async fn serve(
     if untrusted && shared.config.loopback_hosts_only && !names_loopback(&request) {
         return Err(RouterError::Forbidden);
     }
-    let wanted = admit(exchange, request.headers(), client.trust).await?;
+    let wanted = admit(exchange, request.headers(), &client.trust).await?;
     let connect = Connect::of(&request);
     if matches!(connect, Connect::Unsupported) {
         return Err(RouterError::Method);
@@ -122,12 +122,12 @@ async fn serve(
     }
 }
 
-/// Authenticates, then validates, then authorises: callers nobody knows learn nothing about what is valid.
-async fn admit(exchange: &mut Exchange, headers: &HeaderMap, trust: Trust) -> Result<SandboxRequest, RouterError> {
+/// Authenticates, then validates, then authorises: unauthenticated callers learn nothing about what is valid.
+async fn admit(exchange: &mut Exchange, headers: &HeaderMap, trust: &Trust) -> Result<SandboxRequest, RouterError> {
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
     let identity = match trust {
-        Trust::Authenticated => Identity::Unrestricted,
+        Trust::Authenticated(caller) => Identity::User(Arc::clone(caller)),
         Trust::None => {
             let known = shared.authorizer.authenticate(headers).await;
             known.inspect_err(|_| shared.metrics.decision(None, false))?
@@ -136,7 +136,8 @@ async fn admit(exchange: &mut Exchange, headers: &HeaderMap, trust: Trust) -> Re
     let loopback = if shared.config.verification.allow_loopback { Loopback::Allowed } else { Loopback::Refused };
     let wanted = SandboxRequest::parse(headers, loopback)?;
     exchange.names(&wanted);
-    let allowed = identity.authorize(&wanted, &shared.index, shared.config.verification.verify_targets);
+    let verified = shared.config.verification.verify_targets;
+    let allowed = shared.authorizer.authorize(&identity, &wanted, &shared.index, verified).await;
     shared.metrics.decision(exchange.namespace(), allowed.is_ok());
     allowed.map(|()| wanted)
 }

@@ -11,7 +11,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::access_log::AccessLog;
-use crate::authz::{Authorizer, AuthzSetupError, KubeTokenReview, Secrets, TokenReview};
+use crate::authz::{
+    AccessReview, Authorizer, AuthzSetupError, KubeAccessReview, KubeTokenReview, Reviews, Secrets, TokenReview,
+};
 use crate::client_side::Trust;
 use crate::config::RouterConfig;
 use crate::connect::{ByteStream, Connect, TcpConnect};
@@ -40,6 +42,8 @@ pub struct Deps {
     pub index: Arc<PodIndex>,
     /// Reviews tokens; `None` uses the client.
     pub token_review: Option<Arc<dyn TokenReview>>,
+    /// Decides about users of the Kubernetes API; `None` uses the client.
+    pub access_review: Option<Arc<dyn AccessReview>>,
     /// Where the access log goes; `None` is standard error.
     pub access_log: Option<Box<dyn Write + Send>>,
     /// OTLP collectors, where signals are exported.
@@ -63,6 +67,7 @@ impl Deps {
             wake: None,
             index: Arc::default(),
             token_review: None,
+            access_review: None,
             access_log: None,
             trace_endpoint: None,
             metrics_endpoint: None,
@@ -101,10 +106,11 @@ impl Drop for Router {
 impl Router {
     /// Builds a router; starts its worker threads, if it has any, and nothing else.
     pub fn new(config: RouterConfig, deps: Deps) -> Result<Self, RouterSetupError> {
-        let review = deps
-            .token_review
-            .or_else(|| deps.client.clone().map(|client| Arc::new(KubeTokenReview(client)) as Arc<dyn TokenReview>));
-        let authorizer = Authorizer::new(&config.authz, review)?;
+        let client = deps.client.clone();
+        let token = deps.token_review.or_else(|| client.clone().map(|client| Arc::new(KubeTokenReview(client)) as _));
+        let access = deps.access_review.or_else(|| client.map(|client| Arc::new(KubeAccessReview(client)) as _));
+        let reviews = Reviews { token, access, access_ttl: config.access_ttl };
+        let authorizer = Authorizer::new(&config.authz, reviews)?;
         let access_log = if config.access_log {
             let sink = deps.access_log.unwrap_or_else(|| Box::new(std::io::stderr()));
             Some(Arc::new(AccessLog::start(sink).map_err(RouterSetupError::Thread)?))

@@ -275,9 +275,9 @@ async fn serve_connection<S>(worker: Arc<Worker>, stream: S, client: Arc<ClientS
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let buffer = match client.trust {
+    let buffer = match &client.trust {
         Trust::None => MAX_BUFFER,
-        Trust::Authenticated => MAX_TRUSTED_BUFFER,
+        Trust::Authenticated(_) => MAX_TRUSTED_BUFFER,
     };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder

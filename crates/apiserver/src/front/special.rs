@@ -39,6 +39,7 @@ impl Front {
     pub(crate) async fn stream(
         &self,
         store: &Store,
+        user: &UserInfo,
         kind: StreamKind,
         request: &ResourceRequest,
         parts: &mut Parts,
@@ -54,6 +55,7 @@ impl Front {
             query: parts.uri.query(),
             upgrade,
             pod: &pod,
+            backend: (self.backend.load())(user),
         };
         self.streams.handle(kind, stream).await.map_err(|error| refusal(kind, &request.name, error))
     }

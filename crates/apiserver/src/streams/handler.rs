@@ -24,7 +24,7 @@ use super::request::{self, Query, RequestError};
 use super::spdy::session::Session;
 use super::upgrade::Offer;
 use super::websocket::{self, channels, tunnel};
-use crate::node::{NodeBackend, NodeError, PodRef, ProcessSession, SharedBackend, StreamSet};
+use crate::node::{NodeBackend, NodeError, PodRef, ProcessSession, StreamSet};
 use crate::render::{self, Body};
 
 const EXEC_SPDY: [&str; 5] =
@@ -67,27 +67,29 @@ pub struct StreamRequest<'a> {
     pub upgrade: Option<OnUpgrade>,
     /// The stored Pod.
     pub pod: &'a Value,
+    /// The node, on behalf of the authenticated user.
+    pub backend: Arc<dyn NodeBackend>,
 }
 
 /// Serves streaming requests and owns the connections that they turn into.
 #[derive(Clone)]
 pub struct Streams {
-    backend: SharedBackend,
     tasks: TaskTracker,
     shutdown: CancellationToken,
     sessions: Arc<Semaphore>,
 }
 
-impl Streams {
-    pub fn new(backend: SharedBackend) -> Self {
+impl Default for Streams {
+    fn default() -> Self {
         Self {
-            backend,
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
             sessions: Arc::new(Semaphore::new(MAX_SESSIONS)),
         }
     }
+}
 
+impl Streams {
     /// Ends all streaming connections and waits until they have said goodbye.
     pub async fn close(&self) {
         self.shutdown.cancel();
@@ -107,8 +109,7 @@ impl Streams {
         let query = Query::parse(request.query);
         let options = request::log_options(&query, request.pod, Timestamp::now())?;
         let limit = options.limit_bytes;
-        let backend = self.backend.load_full();
-        let lines = backend.logs(&pod_ref(request.pod), options).await?;
+        let lines = request.backend.logs(&pod_ref(request.pod), options).await?;
         let shutdown = self.shutdown.clone().cancelled_owned();
         let lines = limited(lines, limit).take_until(shutdown);
         let mut response = Response::new(render::stream(lines));
@@ -131,13 +132,13 @@ impl Streams {
             Offer::Spdy { .. } => &EXEC_SPDY,
         };
         let protocol = agree(&offer, supported)?;
-        let (backend, pod) = (self.backend.load_full(), pod_ref(request.pod));
+        let (backend, pod) = (request.backend, pod_ref(request.pod));
         let permit = self.permit()?;
         let response = offer.accept(protocol);
         let name = if protocol.is_empty() { "channel.k8s.io" } else { protocol };
         self.run(upgrade, permit, move |connection, shutdown| async move {
             let Some(remote) = remote_of(offer, connection, name, job.streams()).await else { return };
-            let start = job.start(backend.as_ref().as_ref(), &pod);
+            let start = job.start(backend.as_ref(), &pod);
             tokio::select! {
                 () = process::run(start, remote) => {}
                 () = shutdown.cancelled() => {}
@@ -155,7 +156,7 @@ impl Streams {
         let protocol = agree(&offer, supported)?;
         let channels = matches!(offer, Offer::WebSocket { .. }) && protocol != FORWARD_TUNNEL;
         let ports = if channels { request::forwarded_ports(&Query::parse(request.query))? } else { Vec::new() };
-        let target = Target { backend: self.backend.load_full(), pod: pod_ref(request.pod) };
+        let target = Target { backend: request.backend, pod: pod_ref(request.pod) };
         let permit = self.permit()?;
         let response = offer.accept(protocol);
         let protocol = protocol.to_owned();

@@ -23,7 +23,7 @@ const SLOWEST_RETRY: Duration = Duration::from_millis(400);
 /// Where forwarded connections go.
 #[derive(Clone)]
 pub struct Target {
-    pub backend: Arc<Box<dyn NodeBackend>>,
+    pub backend: Arc<dyn NodeBackend>,
     pub pod: PodRef,
 }
 

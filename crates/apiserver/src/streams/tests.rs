@@ -91,7 +91,7 @@ fn echo_process() -> ProcessSession {
 
 fn target() -> Target {
     let pod = PodRef { namespace: "ns".into(), name: "p".into(), uid: "u".into() };
-    Target { backend: Arc::new(Box::new(Ports)), pod }
+    Target { backend: Arc::new(Ports), pod }
 }
 
 /// The client's end of a SPDY connection.

@@ -53,7 +53,7 @@ pub(crate) async fn node(global: &GlobalArgs, args: NodeArgs) -> Result<()> {
     };
     let backend = Backend::default();
     let server = KubeletConfig { node_name: name.clone(), listen: args.listen, certificate, key, client_authority };
-    let kubelet = Kubelet::start(server, client.clone(), Box::new(backend.clone())).await?;
+    let kubelet = Kubelet::start(server, client.clone(), std::sync::Arc::new(backend.clone())).await?;
     let options = NodeOptions {
         node_name: name.clone(),
         embedded: false,

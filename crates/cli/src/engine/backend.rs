@@ -1,13 +1,15 @@
 //! The embedded API's way to Pods: the node for real ones, the in-process router for the Pod that only stands for it.
 
 use super::{gateway::Door, router_objects};
-use agent_sandbox_apiserver::node::{
-    Answer, Duplex, ExecRequest, LogOptions, NodeBackend, NodeError, PodRef, ProcessSession, StreamSet,
+use agent_sandbox_apiserver::{
+    UserInfo,
+    node::{Answer, Duplex, ExecRequest, LogOptions, NodeBackend, NodeError, PodRef, ProcessSession, StreamSet},
 };
 use agent_sandbox_node::{
     NodeHandle,
     kubelet::backend::{attachment, command, key, log_options, refusal, session},
 };
+use agent_sandbox_router::Caller;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
@@ -18,11 +20,18 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct Backend {
     node: Arc<OnceLock<NodeHandle>>,
     router: Option<Door>,
+    /// The user on whose behalf requests are made.
+    caller: Arc<Caller>,
 }
 
 impl Backend {
     pub(crate) fn new(node: NodeHandle, router: Option<Door>) -> Self {
-        Self { node: Arc::new(node.into()), router }
+        Self { node: Arc::new(node.into()), router, caller: Arc::default() }
+    }
+
+    /// The same node for the requests of one user.
+    pub(crate) fn on_behalf_of(&self, user: &UserInfo) -> Self {
+        Self { caller: Arc::new(caller(user)), ..self.clone() }
     }
 
     /// From now on requests go to this node; the first one stays.
@@ -72,12 +81,23 @@ impl NodeBackend for Backend {
             Some(_) if port != router_objects::PORT => {
                 Err(NodeError::Unavailable(format!("the router listens on port {}, not {port}", router_objects::PORT)))
             }
-            Some(door) => Ok(door.connect()),
+            Some(door) => Ok(door.connect(self.caller.clone())),
         }
     }
 
     fn answer(&self, pod: &PodRef, port: u16) -> Option<Answer> {
         let door = self.door(pod).filter(|_| port == router_objects::PORT)?.clone();
-        Some(Box::new(|connection| Box::pin(async move { door.admit(connection).await })))
+        let caller = self.caller.clone();
+        Some(Box::new(|connection| Box::pin(async move { door.admit(connection, caller).await })))
+    }
+}
+
+/// The API server's user in the router's terms.
+fn caller(user: &UserInfo) -> Caller {
+    Caller {
+        user: user.username.clone(),
+        uid: user.uid.clone(),
+        groups: user.groups.clone(),
+        extra: user.extra.iter().cloned().collect(),
     }
 }

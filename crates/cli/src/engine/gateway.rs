@@ -1,13 +1,17 @@
-//! The router inside the engine: a loopback listener for clients, and a door for connections that the API has authenticated.
+//! The router inside the engine: a loopback listener for clients, and connections that the API server has authenticated.
 
-use agent_sandbox_apiserver::node::Duplex;
+use agent_sandbox_apiserver::{
+    ApiServer, UserInfo,
+    auth::{Attributes, rbac::AccessTarget},
+    node::Duplex,
+};
 use agent_sandbox_node::{NodeHandle, PodKey};
 use agent_sandbox_router::{
-    AuthzConfig, Connect, Deps, Modes, Router, RouterConfig, StaticToken, Stream, Target, Trust,
+    AccessReview, AuthzConfig, Caller, Connect, Deps, Modes, Router, RouterConfig, StaticToken, Stream, Target,
+    TokenReviewConfig, Trust,
 };
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
-use kube::Client;
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +19,8 @@ use tokio_util::sync::CancellationToken;
 /// How many ports after the wanted one are tried before any free one is taken.
 const NEIGHBOURS: u16 = 20;
 const GRACE: Duration = Duration::from_secs(2);
+/// How long the answer about a token is cached: a deleted ServiceAccount loses access this much later.
+const TOKEN_TTL: Duration = Duration::from_secs(1);
 /// Bytes on their way between a port-forward and the router.
 const BUFFER: usize = 256 * 1024;
 
@@ -31,26 +37,42 @@ pub(crate) struct Gateway {
 pub(crate) struct Door(Arc<Router>);
 
 impl Gateway {
-    /// Opens the listener on `wanted` or the next free port. Without a token everybody is let in.
+    /// Opens the listener on `wanted` or the next free port. Without a token every request is accepted; with one, the
+    /// administrator's token reaches every sandbox and other tokens of the API what RBAC grants their users.
     pub(crate) async fn open(
-        client: Client,
+        api: &ApiServer,
         node: NodeHandle,
         wanted: SocketAddr,
         token: Option<String>,
         stop: CancellationToken,
     ) -> Result<Self> {
         let authz = match token {
-            Some(token) => AuthzConfig::AnyOf(Modes { static_token: Some(StaticToken(token)), ..Modes::default() }),
+            Some(token) => AuthzConfig::AnyOf(Modes {
+                static_token: Some(StaticToken(token)),
+                token_review: Some(TokenReviewConfig {
+                    ttl: TOKEN_TTL,
+                    require_token: true,
+                    ..TokenReviewConfig::default()
+                }),
+                rbac: true,
+                ..Modes::default()
+            }),
             None => AuthzConfig::AllowAll,
         };
         let config = RouterConfig {
             cluster_domain: None,
             access_log: false,
             authz,
+            // Roles are read in this process: nothing is gained by caching decisions.
+            access_ttl: Duration::ZERO,
             loopback_hosts_only: true,
             ..RouterConfig::default()
         };
-        let deps = Deps { connect: Arc::new(IntoPods(node)), ..Deps::watching(client) };
+        let deps = Deps {
+            connect: Arc::new(IntoPods(node)),
+            access_review: Some(Arc::new(Rbac(api.clone()))),
+            ..Deps::watching(api.lean_client())
+        };
         let router = Arc::new(Router::new(config, deps).context("cannot set up the router")?);
         let listener = bind(wanted).await.with_context(|| format!("cannot open the router on {wanted}"))?;
         let address = listener.local_addr()?;
@@ -81,16 +103,16 @@ impl Gateway {
 }
 
 impl Door {
-    /// Serves a connection to its end.
-    pub(crate) async fn admit(&self, connection: Box<dyn Duplex>) {
-        self.0.serve_connection(connection, Trust::Authenticated).await;
+    /// Serves a connection of `caller` to its end.
+    pub(crate) async fn admit(&self, connection: Box<dyn Duplex>, caller: Arc<Caller>) {
+        self.0.serve_connection(connection, Trust::Authenticated(caller)).await;
     }
 
     /// A connection to the router whose other end is served at once.
-    pub(crate) fn connect(&self) -> Box<dyn Duplex> {
+    pub(crate) fn connect(&self, caller: Arc<Caller>) -> Box<dyn Duplex> {
         let (near, far) = tokio::io::duplex(BUFFER);
         let door = self.clone();
-        tokio::spawn(async move { door.admit(Box::new(far)).await });
+        tokio::spawn(async move { door.admit(Box::new(far), caller).await });
         Box::new(near)
     }
 }
@@ -121,5 +143,28 @@ impl Connect for IntoPods {
         };
         let stream = self.0.dial(&key, target.addr.port()).await;
         stream.map(Stream::from).map_err(|error| io::Error::new(io::ErrorKind::ConnectionRefused, error))
+    }
+}
+
+/// Decides with the roles and bindings of the engine's own API.
+struct Rbac(ApiServer);
+
+#[async_trait]
+impl AccessReview for Rbac {
+    async fn may_forward(&self, caller: &Caller, namespace: &str, pod: &str) -> Result<bool, kube::Error> {
+        let user = UserInfo {
+            username: caller.user.clone(),
+            uid: caller.uid.clone(),
+            groups: caller.groups.clone(),
+            extra: caller.extra.clone().into_iter().collect(),
+        };
+        let target = AccessTarget::Resource {
+            group: String::new(),
+            resource: "pods".to_owned(),
+            subresource: "portforward".to_owned(),
+            namespace: namespace.to_owned(),
+            name: pod.to_owned(),
+        };
+        Ok(self.0.allows(&user, &Attributes { verb: "create".to_owned(), target }))
     }
 }

@@ -8,4 +8,5 @@ mod images;
 mod lifecycle;
 mod outputs;
 mod run;
+mod tenants;
 mod walls;

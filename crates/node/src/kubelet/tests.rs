@@ -79,7 +79,7 @@ impl Bench {
             key: key.into(),
             client_authority: Some(clients.pem.clone().into()),
         };
-        let kubelet = Kubelet::start(config, api(), Box::new(NoNode)).await.unwrap();
+        let kubelet = Kubelet::start(config, api(), Arc::new(NoNode)).await.unwrap();
         Self { kubelet, servers, clients }
     }
 

@@ -29,8 +29,21 @@ impl TokenReview for FakeApi {
         if self.down.load(Ordering::Relaxed) {
             return Err(kube::Error::LinesCodecMaxLineLengthExceeded);
         }
-        Ok(ReviewOutcome { authenticated: token == "good", audiences: self.audiences.clone() })
+        Ok(ReviewOutcome {
+            authenticated: token.starts_with("good"),
+            audiences: self.audiences.clone(),
+            caller: caller(token),
+        })
     }
+}
+
+fn reviews(api: &Arc<FakeApi>) -> Reviews {
+    Reviews { token: Some(Arc::clone(api) as _), ..Reviews::default() }
+}
+
+/// The user of a token: `good-alice` belongs to alice.
+fn caller(token: &str) -> Caller {
+    Caller { user: token.trim_start_matches("good-").to_owned(), ..Caller::default() }
 }
 
 fn with_token(token: &str) -> HeaderMap {
@@ -66,7 +79,7 @@ fn modes(change: impl FnOnce(&mut Modes)) -> AuthzConfig {
 fn review(api: &Arc<FakeApi>, change: impl FnOnce(&mut TokenReviewConfig)) -> Authorizer {
     let mut config = TokenReviewConfig::default();
     change(&mut config);
-    Authorizer::new(&modes(|modes| modes.token_review = Some(config)), Some(Arc::clone(api) as _)).unwrap()
+    Authorizer::new(&modes(|modes| modes.token_review = Some(config)), reviews(api)).unwrap()
 }
 
 fn secret_file(content: &[u8]) -> tempfile::NamedTempFile {
@@ -77,7 +90,7 @@ fn secret_file(content: &[u8]) -> tempfile::NamedTempFile {
 
 fn scoped(files: &[&tempfile::NamedTempFile]) -> Authorizer {
     let paths = files.iter().map(|file| file.path().to_owned()).collect();
-    Authorizer::new(&modes(|modes| modes.scoped_token_secrets = paths), None).unwrap()
+    Authorizer::new(&modes(|modes| modes.scoped_token_secrets = paths), Reviews::default()).unwrap()
 }
 
 fn token(secret: &[u8], name: &str) -> String {
@@ -104,9 +117,9 @@ fn bearer_tokens_are_extracted_as_the_contract_says() {
 /// D-144
 #[tokio::test]
 async fn allow_all_lets_everyone_in() {
-    let authorizer = Authorizer::new(&AuthzConfig::AllowAll, None).unwrap();
+    let authorizer = Authorizer::new(&AuthzConfig::AllowAll, Reviews::default()).unwrap();
     let identity = authorizer.authenticate(&HeaderMap::new()).await.unwrap();
-    assert!(identity.authorize(&wanted("any", &[]), &index(), true).is_ok());
+    assert!(identity.covers(&wanted("any", &[]), &index(), true).is_ok());
 }
 
 /// D-146
@@ -194,9 +207,9 @@ async fn audiences_are_sent_and_checked_in_the_reply() {
 async fn a_scoped_token_opens_its_own_sandbox_only() {
     let file = secret_file(SECRET);
     let identity = scoped(&[&file]).authenticate(&with_token(&token(SECRET, "box-a"))).await.unwrap();
-    assert!(identity.authorize(&wanted("box-a", &[]), &index(), true).is_ok());
+    assert!(identity.covers(&wanted("box-a", &[]), &index(), true).is_ok());
     for other in [wanted("box-b", &[]), wanted("box-a", &[("x-sandbox-namespace", "team-a")])] {
-        assert!(matches!(identity.authorize(&other, &index(), true), Err(RouterError::Forbidden)));
+        assert!(matches!(identity.covers(&other, &index(), true), Err(RouterError::Forbidden)));
     }
 }
 
@@ -222,20 +235,20 @@ async fn a_scoped_callers_address_and_uid_must_be_the_sandboxs_own() {
         &[("x-sandbox-uid", "u1")],
         &[("x-sandbox-uid", "u1"), ("x-sandbox-pod-ip", "10.0.0.7")],
     ] {
-        assert!(identity.authorize(&wanted("box-a", agreeing), &index, true).is_ok(), "{agreeing:?}");
+        assert!(identity.covers(&wanted("box-a", agreeing), &index, true).is_ok(), "{agreeing:?}");
     }
     for conflicting in [
         &[("x-sandbox-pod-ip", "10.0.0.8")][..],
         &[("x-sandbox-uid", "u2")],
         &[("x-sandbox-uid", "u1"), ("x-sandbox-pod-ip", "10.0.0.8")],
     ] {
-        assert!(identity.authorize(&wanted("box-a", conflicting), &index, true).is_err(), "{conflicting:?}");
+        assert!(identity.covers(&wanted("box-a", conflicting), &index, true).is_err(), "{conflicting:?}");
     }
     let unknown = PodIndex::default();
     let stale = wanted("box-a", &[("x-sandbox-pod-ip", "10.0.0.7")]);
-    assert!(identity.authorize(&stale, &unknown, true).is_ok(), "it is compared when there is a Pod");
-    assert!(identity.authorize(&stale, &unknown, false).is_err(), "nobody would ever compare it");
-    assert!(identity.authorize(&wanted("box-a", &[("x-sandbox-uid", "u1")]), &unknown, true).is_err());
+    assert!(identity.covers(&stale, &unknown, true).is_ok(), "it is compared when there is a Pod");
+    assert!(identity.covers(&stale, &unknown, false).is_err(), "nobody would ever compare it");
+    assert!(identity.covers(&wanted("box-a", &[("x-sandbox-uid", "u1")]), &unknown, true).is_err());
 }
 
 #[tokio::test]
@@ -258,16 +271,16 @@ async fn secrets_rotate_without_a_restart() {
 fn a_short_secret_stops_the_start() {
     let file = secret_file(b"short");
     let config = modes(|modes| modes.scoped_token_secrets = vec![file.path().to_owned()]);
-    assert!(matches!(Authorizer::new(&config, None), Err(AuthzSetupError::Secret { .. })));
+    assert!(matches!(Authorizer::new(&config, Reviews::default()), Err(AuthzSetupError::Secret { .. })));
     let missing = modes(|modes| modes.scoped_token_secrets = vec!["/nonexistent".into()]);
-    assert!(matches!(Authorizer::new(&missing, None), Err(AuthzSetupError::ReadSecret { .. })));
+    assert!(matches!(Authorizer::new(&missing, Reviews::default()), Err(AuthzSetupError::ReadSecret { .. })));
 }
 
 /// D-168
 #[tokio::test]
 async fn a_static_token_is_compared_without_surrounding_space() {
     let config = modes(|modes| modes.static_token = Some(StaticToken(" secret\n".into())));
-    let authorizer = Authorizer::new(&config, None).unwrap();
+    let authorizer = Authorizer::new(&config, Reviews::default()).unwrap();
     assert!(authorizer.authenticate(&with_token("secret")).await.is_ok());
     let missing = authorizer.authenticate(&HeaderMap::new()).await.unwrap_err();
     assert_eq!(
@@ -287,12 +300,126 @@ async fn combined_modes_each_judge_their_own_tokens() {
         modes.token_review = Some(TokenReviewConfig::default());
         modes.scoped_token_secrets = vec![file.path().to_owned()];
     });
-    let authorizer = Authorizer::new(&config, Some(Arc::clone(&api) as _)).unwrap();
+    let authorizer = Authorizer::new(&config, reviews(&api)).unwrap();
     assert!(matches!(authorizer.authenticate(&with_token("good")).await, Ok(Identity::Unrestricted)));
     let identity = authorizer.authenticate(&with_token(&token(SECRET, "box-a"))).await.unwrap();
-    assert!(identity.authorize(&wanted("box-b", &[]), &index(), true).is_err());
+    assert!(identity.covers(&wanted("box-b", &[]), &index(), true).is_err());
     let calls = api.calls.load(Ordering::Relaxed);
     assert!(authorizer.authenticate(&with_token(&token(&[b'x'; 32], "box-a"))).await.is_err());
     assert_eq!(api.calls.load(Ordering::Relaxed), calls, "a bad scoped token is not shown to the API");
     assert!(authorizer.authenticate(&HeaderMap::new()).await.is_err(), "anonymous callers need one of the modes");
+}
+
+/// Grants by user, namespace and Pod name; an empty Pod name grants all of the namespace.
+#[derive(Default)]
+struct FakeAccess {
+    grants: parking_lot::Mutex<Vec<(&'static str, &'static str, &'static str)>>,
+    calls: AtomicUsize,
+    down: std::sync::atomic::AtomicBool,
+}
+
+#[async_trait]
+impl AccessReview for FakeAccess {
+    async fn may_forward(&self, caller: &Caller, namespace: &str, pod: &str) -> Result<bool, kube::Error> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if self.down.load(Ordering::Relaxed) {
+            return Err(kube::Error::LinesCodecMaxLineLengthExceeded);
+        }
+        let granted = |grant: &(&str, &str, &str)| {
+            (grant.0, grant.1) == (caller.user.as_str(), namespace) && (grant.2.is_empty() || grant.2 == pod)
+        };
+        Ok(self.grants.lock().iter().any(granted))
+    }
+}
+
+fn rbac(access: &Arc<FakeAccess>, access_ttl: Duration) -> Authorizer {
+    let config = modes(|modes| {
+        modes.token_review = Some(TokenReviewConfig::default());
+        modes.rbac = true;
+    });
+    let token: Arc<dyn TokenReview> = Arc::new(FakeApi::default());
+    let reviews = Reviews { token: Some(token), access: Some(Arc::clone(access) as _), access_ttl };
+    Authorizer::new(&config, reviews).unwrap()
+}
+
+async fn reaches(authorizer: &Authorizer, token: &str, request: &SandboxRequest) -> Result<(), RouterError> {
+    let identity = authorizer.authenticate(&with_token(token)).await?;
+    authorizer.authorize(&identity, request, &index(), true).await
+}
+
+#[tokio::test]
+async fn mode_rbac_decides_by_the_namespace_of_the_sandbox() {
+    let access = Arc::new(FakeAccess::default());
+    access.grants.lock().push(("alice", "default", ""));
+    let authorizer = rbac(&access, Duration::from_secs(30));
+    let own = wanted("box-a", &[]);
+    let foreign = wanted("box-a", &[("x-sandbox-namespace", "team-b")]);
+    assert!(reaches(&authorizer, "good-alice", &own).await.is_ok());
+    assert!(matches!(reaches(&authorizer, "good-alice", &foreign).await, Err(RouterError::Forbidden)));
+    assert!(matches!(reaches(&authorizer, "good-bob", &own).await, Err(RouterError::Forbidden)));
+    assert!(matches!(reaches(&authorizer, "bad", &own).await, Err(RouterError::Unauthenticated)));
+    assert!(matches!(authorizer.authenticate(&HeaderMap::new()).await, Err(RouterError::Unauthenticated)));
+}
+
+#[tokio::test]
+async fn mode_rbac_accepts_rights_to_a_single_pod_by_name() {
+    let access = Arc::new(FakeAccess::default());
+    access.grants.lock().extend([("alice", "default", "p"), ("bob", "default", "other")]);
+    let authorizer = rbac(&access, Duration::from_secs(30));
+    assert!(reaches(&authorizer, "good-alice", &wanted("box-a", &[])).await.is_ok(), "its Pod is named p");
+    assert!(reaches(&authorizer, "good-bob", &wanted("box-a", &[])).await.is_err());
+    assert!(
+        reaches(&authorizer, "good-alice", &wanted("no-pod", &[])).await.is_err(),
+        "it has no Pod that could match"
+    );
+}
+
+#[tokio::test]
+async fn a_user_cannot_name_the_address_or_uid_of_another_sandbox() {
+    let access = Arc::new(FakeAccess::default());
+    access.grants.lock().push(("alice", "default", ""));
+    let authorizer = rbac(&access, Duration::from_secs(30));
+    for foreign in [("x-sandbox-pod-ip", "10.0.0.8"), ("x-sandbox-uid", "u2")] {
+        let request = wanted("box-a", &[foreign]);
+        assert!(
+            matches!(reaches(&authorizer, "good-alice", &request).await, Err(RouterError::Forbidden)),
+            "{foreign:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn access_decisions_are_cached_only_for_their_time_to_live() {
+    let access = Arc::new(FakeAccess::default());
+    access.grants.lock().push(("alice", "default", ""));
+    let cached = rbac(&access, Duration::from_secs(30));
+    for _ in 0..3 {
+        assert!(reaches(&cached, "good-alice", &wanted("box-a", &[])).await.is_ok());
+    }
+    assert_eq!(access.calls.load(Ordering::Relaxed), 1);
+    let uncached = rbac(&access, Duration::ZERO);
+    assert!(reaches(&uncached, "good-alice", &wanted("box-a", &[])).await.is_ok());
+    access.grants.lock().clear();
+    assert!(reaches(&uncached, "good-alice", &wanted("box-a", &[])).await.is_err(), "decided anew");
+}
+
+#[tokio::test]
+async fn a_failed_access_review_refuses_and_hides_the_cause() {
+    let access = Arc::new(FakeAccess::default());
+    access.down.store(true, Ordering::Relaxed);
+    let error =
+        reaches(&rbac(&access, Duration::from_secs(30)), "good-alice", &wanted("box-a", &[])).await.unwrap_err();
+    assert_eq!(error.status().as_u16(), 500);
+    assert!(!error.to_string().contains("Lines"), "{error}");
+}
+
+#[test]
+fn mode_rbac_needs_an_api() {
+    let config = modes(|modes| {
+        modes.token_review = Some(TokenReviewConfig::default());
+        modes.rbac = true;
+    });
+    let token: Arc<dyn TokenReview> = Arc::new(FakeApi::default());
+    let reviews = Reviews { token: Some(token), ..Reviews::default() };
+    assert!(matches!(Authorizer::new(&config, reviews), Err(AuthzSetupError::NoApi)));
 }

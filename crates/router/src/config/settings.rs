@@ -78,9 +78,13 @@ pub const SETTINGS: &[Setting] = &[
     value(
         "authz-mode",
         "",
-        "allow-all, or a comma list of tokenreview, scoped-token, static-token [default: allow-all]",
+        "allow-all, or a comma list of rbac, tokenreview, scoped-token, static-token [default: allow-all]",
     ),
-    value("authz-tokenreview-ttl", "30s", "How long the answer about a token is remembered"),
+    value(
+        "authz-tokenreview-ttl",
+        "30s",
+        "How long the answer about a token, and in mode rbac about access, is cached",
+    ),
     value("authz-tokenreview-cache-size", "2048", "How many answers are remembered"),
     switch("authz-tokenreview-require-token", "false", "Refuse requests without a token in mode tokenreview"),
     value("authz-tokenreview-audiences", "", "Comma list of audiences a token must be for"),

@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_sandbox_protocol::scoped_token::Secret;
 use agent_sandbox_router::{
-    AuthzConfig, Deps, Modes, ReviewOutcome, RouterConfig, StaticToken, TokenReview, TokenReviewConfig, Trust,
+    AccessReview, AuthzConfig, Caller, Deps, Modes, ReviewOutcome, RouterConfig, StaticToken, TokenReview,
+    TokenReviewConfig, Trust,
 };
 use async_trait::async_trait;
 use http::{Request, StatusCode};
@@ -129,26 +130,60 @@ async fn scoped_callers_may_name_their_own_address_and_no_other() {
     assert!(rig.dialled().iter().all(|addr| addr.ip() == ip(POD_IP)));
 }
 
+/// Users and the namespaces whose ports they may forward.
+struct Grants(Arc<parking_lot::Mutex<Vec<(&'static str, &'static str)>>>);
+
+#[async_trait]
+impl AccessReview for Grants {
+    async fn may_forward(&self, caller: &Caller, namespace: &str, _pod: &str) -> Result<bool, kube::Error> {
+        Ok(self.0.lock().contains(&(caller.user.as_str(), namespace)))
+    }
+}
+
+/// The engine authenticates port-forwards itself: no token is needed, and each request is authorised by its namespace.
 #[tokio::test]
-async fn a_connection_somebody_else_vouches_for_needs_no_token() {
+async fn every_request_of_an_authenticated_connection_needs_access_to_its_namespace() {
     let backend = Backend::echo().await;
     let config = RouterConfig {
         loopback_hosts_only: true,
+        access_ttl: Duration::ZERO,
         ..any_of(|modes| modes.static_token = Some(StaticToken("s3cret".into())))
     };
-    let rig = Rig::with(config, backend.addr).await;
-    for (trust, expected) in [(Trust::Authenticated, StatusCode::OK), (Trust::None, StatusCode::FORBIDDEN)] {
+    let grants = Arc::new(parking_lot::Mutex::new(vec![("alice", "default")]));
+    let deps = Deps { access_review: Some(Arc::new(Grants(Arc::clone(&grants)))), ..Deps::detached() };
+    let rig = Rig::with_deps(config, backend.addr, deps).await;
+    let connect = |trust: Trust| {
         let (ours, theirs) = tokio::io::duplex(4096);
         let router = Arc::clone(&rig.router);
-        let serving = tokio::spawn(async move { router.serve_connection(theirs, trust).await });
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
-        tokio::spawn(connection);
-        let request = Request::get("/").header("host", "sandbox-router-svc").header("x-sandbox-id", "box");
-        let response = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
-        assert_eq!(response.status(), expected);
-        response.into_body().collect().await.unwrap();
+        tokio::spawn(async move { router.serve_connection(theirs, trust).await });
+        hyper::client::conn::http1::handshake(TokioIo::new(ours))
+    };
+    let caller = |user: &str| Trust::Authenticated(Arc::new(Caller { user: user.to_owned(), ..Caller::default() }));
+    for (trust, namespaces) in [
+        (
+            caller("alice"),
+            vec![("default", StatusCode::OK), ("team-b", StatusCode::FORBIDDEN), ("default", StatusCode::OK)],
+        ),
+        (caller("bob"), vec![("default", StatusCode::FORBIDDEN)]),
+        (Trust::None, vec![("default", StatusCode::FORBIDDEN)]),
+    ] {
+        let (mut sender, connection) = connect(trust.clone()).await.unwrap();
+        let connection = tokio::spawn(connection);
+        for (namespace, expected) in namespaces {
+            let request = Request::get("/").header("host", "sandbox-router-svc").header("x-sandbox-id", "box");
+            let request = request.header("x-sandbox-namespace", namespace).body(Empty::<bytes::Bytes>::new()).unwrap();
+            let response = sender.send_request(request).await.unwrap();
+            assert_eq!(response.status(), expected, "{trust:?} {namespace}");
+            response.into_body().collect().await.unwrap();
+        }
+        if trust == caller("alice") {
+            grants.lock().clear();
+            let request = Request::get("/").header("host", "x").header("x-sandbox-id", "box");
+            let response = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
+            assert_eq!(response.status(), StatusCode::FORBIDDEN, "a right that was taken away ends at once");
+        }
         drop(sender);
-        tokio::time::timeout(PATIENCE, serving).await.expect("it ends with its connection").unwrap();
+        tokio::time::timeout(PATIENCE, connection).await.expect("it ends with its client").unwrap().unwrap();
     }
 }
 

@@ -57,6 +57,11 @@ fn read_router(reader: &mut Reader<'_>) -> (RouterConfig, bool) {
             Err(why) => reader.problem("trusted-proxy-cidrs", &block, &why),
         }
     }
+    let authz = read_authz(reader);
+    let access_ttl = match &authz {
+        AuthzConfig::AnyOf(Modes { token_review: Some(review), .. }) => review.ttl,
+        _ => TokenReviewConfig::default().ttl,
+    };
     let config = RouterConfig {
         verification: Verification {
             verify_targets: !allow_unverified,
@@ -82,7 +87,8 @@ fn read_router(reader: &mut Reader<'_>) -> (RouterConfig, bool) {
             per_client: reader.number("websocket-max-connections-per-client"),
             max_message_bytes: reader.number("websocket-max-message-bytes"),
         },
-        authz: read_authz(reader),
+        authz,
+        access_ttl,
         access_log: reader.switch("access-log"),
         trusted_proxies,
         loopback_hosts_only: false,
@@ -120,6 +126,17 @@ fn read_authz(reader: &mut Reader<'_>) -> AuthzConfig {
     let mut modes = Modes::default();
     for name in &names {
         match name.as_str() {
+            "rbac" if names.iter().any(|other| other == "tokenreview") => {
+                reader.problem(
+                    "authz-mode",
+                    name,
+                    "cannot be combined with tokenreview, which admits every valid token",
+                );
+            }
+            "rbac" => {
+                modes.token_review = Some(TokenReviewConfig { require_token: true, ..read_token_review(reader) });
+                modes.rbac = true;
+            }
             "tokenreview" => modes.token_review = Some(read_token_review(reader)),
             "scoped-token" => {
                 modes.scoped_token_secrets =
@@ -135,7 +152,11 @@ fn read_authz(reader: &mut Reader<'_>) -> AuthzConfig {
                 }
             }
             "allow-all" => reader.problem("authz-mode", name, "lets everyone in and cannot be combined"),
-            _ => reader.problem("authz-mode", name, "is none of allow-all, tokenreview, scoped-token, static-token"),
+            _ => reader.problem(
+                "authz-mode",
+                name,
+                "is none of allow-all, rbac, tokenreview, scoped-token, static-token",
+            ),
         }
     }
     AuthzConfig::AnyOf(modes)

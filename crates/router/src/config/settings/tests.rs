@@ -147,6 +147,7 @@ fn contradictions_are_refused() {
         (vec![("authz-mode", "scoped-token")], "secret-file"),
         (vec![("authz-mode", "static-token")], "ROUTER_AUTH_TOKEN"),
         (vec![("authz-mode", "allow-all,tokenreview")], "cannot be combined"),
+        (vec![("authz-mode", "rbac,tokenreview")], "cannot be combined with tokenreview"),
         (vec![("cache-enabled", "false")], "--allow-unverified-targets"),
         (vec![("trusted-proxy-cidrs", "10.0.0.0/33")], "10.0.0.0/33"),
     ] {
@@ -175,4 +176,12 @@ fn a_token_in_the_environment_is_required_from_callers() {
 fn names_in_the_table_are_unique() {
     let names: std::collections::HashSet<_> = SETTINGS.iter().map(|setting| setting.name).collect();
     assert_eq!(names.len(), SETTINGS.len());
+}
+
+#[test]
+fn mode_rbac_always_requires_a_token() {
+    let config = config(&[("authz-mode", "rbac,scoped-token"), ("authz-scoped-token-secret-file", "s")]).unwrap();
+    let AuthzConfig::AnyOf(modes) = config.router.authz else { panic!("modes") };
+    assert!(modes.rbac && modes.token_review.unwrap().require_token);
+    assert_eq!(modes.scoped_token_secrets.len(), 1);
 }

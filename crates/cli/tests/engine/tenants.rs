@@ -1,0 +1,126 @@
+//! Two tenants on one engine: a user with rights in one namespace reaches nothing in another one.
+
+use crate::fixture::Engine;
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::{
+    authentication::v1::TokenRequest,
+    core::v1::{Namespace, Pod, ServiceAccount},
+    rbac::v1::RoleBinding,
+};
+use kube::{
+    Api, Client, Config,
+    api::{DeleteParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+fn object<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+/// The engine's API as its administrator, and as the holder of another token.
+async fn config(engine: &Engine, token: Option<&str>) -> Config {
+    let mut file = Kubeconfig::read_from(engine.data().join("kubeconfig")).unwrap();
+    if let Some(token) = token {
+        file.auth_infos[0].auth_info.as_mut().unwrap().token = Some(token.to_owned().into());
+    }
+    Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap()
+}
+
+/// A namespace with a ServiceAccount that may edit it; returns the account's token.
+async fn tenant(admin: &Client, name: &str) -> String {
+    let create = PostParams::default();
+    let namespaces: Api<Namespace> = Api::all(admin.clone());
+    namespaces.create(&create, &object(json!({"metadata": {"name": name}}))).await.unwrap();
+    let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), name);
+    accounts.create(&create, &object(json!({"metadata": {"name": "tenant"}}))).await.unwrap();
+    let binding = json!({
+        "metadata": {"name": "tenant"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
+        "subjects": [{"kind": "ServiceAccount", "name": "tenant", "namespace": name}],
+    });
+    Api::<RoleBinding>::namespaced(admin.clone(), name).create(&create, &object(binding)).await.unwrap();
+    let request: TokenRequest = object(json!({"metadata": {}, "spec": {"audiences": []}}));
+    accounts.create_token_request("tenant", &create, &request).await.unwrap().status.unwrap().token.unwrap()
+}
+
+/// Runs a command through the router; the status of the response and, on success, the command's output.
+async fn execute(
+    connection: &mut SendRequest<Full<Bytes>>,
+    token: Option<&str>,
+    namespace: &str,
+    sandbox: &str,
+    command: &str,
+) -> (StatusCode, String) {
+    let mut request = Request::post("/execute")
+        .header("host", "localhost")
+        .header("content-type", "application/json")
+        .header("x-sandbox-id", sandbox)
+        .header("x-sandbox-namespace", namespace);
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let body = Full::new(Bytes::from(json!({ "command": command }).to_string()));
+    connection.ready().await.unwrap();
+    let response = connection.send_request(request.body(body).unwrap()).await.unwrap();
+    let status = response.status();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    (status, answer["stdout"].as_str().unwrap_or_default().to_owned())
+}
+
+async fn connect(
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+) -> SendRequest<Full<Bytes>> {
+    let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+#[test]
+fn the_router_serves_a_user_only_where_rbac_lets_it_forward_ports() {
+    let Some(engine) = Engine::start() else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let admin = Client::try_from(config(&engine, None).await).unwrap();
+        let token = tenant(&admin, "team-a").await;
+        tenant(&admin, "team-b").await;
+        for namespace in ["team-a", "team-b"] {
+            tokio::task::block_in_place(|| engine.ok(&["-n", namespace, "create", "box"]));
+        }
+        let user = Client::try_from(config(&engine, Some(&token)).await).unwrap();
+        let pods: Api<Pod> = Api::namespaced(user, "team-a");
+        let mut forward = pods.portforward("sandbox-router", &[8080]).await.unwrap();
+        let mut tunnel = connect(forward.take_stream(8080).unwrap()).await;
+        let router = engine.state()["router"].as_str().unwrap().trim_start_matches("http://").to_owned();
+        let mut listener = connect(tokio::net::TcpStream::connect(router).await.unwrap()).await;
+        for (connection, token) in [(&mut tunnel, None), (&mut listener, Some(token.as_str()))] {
+            let own = execute(connection, token, "team-a", "box", "echo hello").await;
+            assert_eq!(own, (StatusCode::OK, "hello\n".to_owned()));
+            // The right namespace with a foreign name, the wrong namespace, and one that does not exist.
+            for (namespace, sandbox) in [("team-b", "box"), ("default", "box"), ("nowhere", "box")] {
+                let (status, _) = execute(connection, token, namespace, sandbox, "touch /home/user/intruder").await;
+                assert_eq!(status, StatusCode::FORBIDDEN, "{namespace}/{sandbox}");
+            }
+            let own = execute(connection, token, "team-a", "box", "echo again").await;
+            assert_eq!(own, (StatusCode::OK, "again\n".to_owned()), "the connection stays usable");
+        }
+        let (status, _) = execute(&mut listener, None, "team-a", "box", "true").await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "the listener requires a token");
+        let (status, _) = execute(&mut listener, Some("wrong"), "team-a", "box", "true").await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED);
+        let bindings: Api<RoleBinding> = Api::namespaced(admin, "team-a");
+        bindings.delete("tenant", &DeleteParams::default()).await.unwrap();
+        for (connection, token) in [(&mut tunnel, None), (&mut listener, Some(token.as_str()))] {
+            let (status, _) = execute(connection, token, "team-a", "box", "true").await;
+            assert_eq!(status, StatusCode::FORBIDDEN, "a right that was taken away ends with the next request");
+        }
+    });
+    let files = engine.ok(&["-n", "team-b", "exec", "box", "--", "ls", "/home/user"]);
+    assert!(!files.contains("intruder"), "{files}");
+}
