@@ -1,10 +1,10 @@
-# Every target does its own set-up. `make help` lists them.
+# Every target sets up what it needs. `make help` lists them.
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
 TARGET_DIR := target
-# The profile of the sandboxd that the CLI carries: `dev` for a quick try, `tiny` for anything that ships.
+# Profile of the sandboxd that the CLI embeds: `dev` for development, `tiny` for releases.
 SANDBOXD_PROFILE ?= dev
 EMBED := $(TARGET_DIR)/embed/sandboxd
 QUIET ?= --quiet
@@ -14,16 +14,16 @@ help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-19s %s\n", $$1, $$2}'
 
 .PHONY: setup
-setup: ## Check the toolchain, and say what is missing and how to get it
+setup: ## Check the toolchain, and list what is missing and how to get it
 	@scripts/setup
 
 .PHONY: sandboxd
-sandboxd: setup ## Build the static sandboxd that the CLI carries
+sandboxd: setup ## Build the static sandboxd that the CLI embeds
 	@mkdir -p $(dir $(EMBED))
 	@built=$$(QUIET=$(QUIET) scripts/sandboxd $(SANDBOXD_PROFILE)); cmp -s "$$built" $(EMBED) || install -m 0755 "$$built" $(EMBED)
 
 .PHONY: try
-try: ## First result: build what is needed and run one command in a sandbox
+try: ## Build what is needed and run one command in a sandbox
 	@scripts/try
 
 .PHONY: build
@@ -48,11 +48,11 @@ e2e: setup ## Whole-product tests only
 	@scripts/test e2e
 
 .PHONY: bench
-bench: setup ## Benchmarks: tables, side by side with peers
+bench: setup ## Run the benchmarks, with peers for comparison
 	@scripts/bench
 
 .PHONY: generate
-generate: ## Everything that is generated and committed
+generate: ## Regenerate all committed generated files
 	@scripts/generate
 
 .PHONY: manifests
@@ -72,11 +72,11 @@ control-plane: setup ## Start a real Kubernetes control plane with fake nodes on
 	@scripts/control-plane up
 
 .PHONY: control-plane-down
-control-plane-down: ## Stop it
+control-plane-down: ## Stop that control plane
 	@scripts/control-plane down
 
 .PHONY: release
-release: setup ## Build what a release ships into dist/
+release: setup ## Build all release artifacts into dist/
 	@scripts/release
 
 .PHONY: images

@@ -1,6 +1,7 @@
 """Writes the reference pages of the SDKs from their sources: `python sdk/reference.py [--check]`.
 
-Python's is read from the source without importing it; Go's is what `go doc` says, and is left alone where Go is not installed.
+The Python page is read from the source without importing it. The Go page is the output of `go doc`, and is left
+unchanged where Go is not installed.
 """
 
 import ast
@@ -46,7 +47,7 @@ def of_class(node):
 
 def python_page():
     page = "<!-- Generated from `sdk/python` by `make generate`; do not edit. -->\n\n# Python SDK: `agent_sandbox`\n\n"
-    page += "Every class that waits has an asynchronous twin whose methods are awaited: `AsyncClient`, `AsyncSandbox`, and so on.\n"
+    page += "Every class that waits has an asynchronous counterpart whose methods are awaited: `AsyncClient`, `AsyncSandbox`, and so on.\n"
     for module in MODULES:
         tree = ast.parse((PACKAGE / module).read_text())
         for node in tree.body:

@@ -1,4 +1,4 @@
-"""The first minute in numbers: `run` beside other tools, `up` until ready, and time to interactive of sandboxes, cold and warm."""
+"""Start-up times: `run` compared with other tools, `up` until ready, and time to interactive of sandboxes, cold and warm."""
 
 import argparse
 import json
@@ -38,7 +38,7 @@ def row(name, times, note=""):
 
 
 def oci_bundle(folder):
-    """What crun and runc run: the host's own programs, read-only, in namespaces of its own."""
+    """The bundle for crun and runc: the host's own programs, read-only, in separate namespaces."""
     (folder / "rootfs").mkdir()
     subprocess.run(["crun" if shutil.which("crun") else "runc", "spec"], cwd=folder, check=True)
     config = json.loads((folder / "config.json").read_text())
@@ -65,7 +65,7 @@ def run_beside_others(binary, rounds):
             for name in ("crun", "runc"):
                 tools.append((f"{name} run", [name, "run", "--bundle", bundle, f"bench-{name}-{os.getpid()}"], "namespaces, cgroup, seccomp by default profile"))
         rootfs = f"{bundle}/rootfs"
-        # Its default limits are above what a shell here may give; crun knows no hybrid control groups, so runc is there to fall back on.
+        # podman's default limits exceed those of a shell here; crun does not support hybrid cgroups, so runc is the fallback.
         podman = ["podman", "run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--volume", "/usr:/usr:ro"]
         for name in ("crun", "runc"):
             command = [*podman, "--runtime", name, "--rootfs", rootfs, "/usr/bin/true"]
@@ -79,13 +79,13 @@ def run_beside_others(binary, rounds):
 
 
 def memory(pid):
-    """Proportional set size in MB: what the process itself costs."""
+    """Proportional set size in MB: the memory of the process itself."""
     text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
     return int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1]) / 1024
 
 
 def start(binary, folder, warm):
-    """Starts an engine; gives the process and the seconds until it says that it is ready."""
+    """Starts an engine; returns the process and the seconds until it reports that it is ready."""
     command = [binary, "--data-dir", folder, "up", "--warm", str(warm), "--api-listen", "127.0.0.1:0", "--router-listen", "127.0.0.1:0"]
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True)
@@ -130,7 +130,7 @@ def wait_warm(kubectl, size):
 
 
 def measure(binary, client, mode, concurrency, count):
-    """What one engine of its own did, as the client saw it; a text when something failed."""
+    """The client's measurements of one separate engine; a string when something failed."""
     folder = tempfile.mkdtemp(prefix="agent-sandbox-bench-") + "/data"
     process, _ = start(binary, folder, 0)
     try:
@@ -138,7 +138,7 @@ def measure(binary, client, mode, concurrency, count):
         router = json.loads(pathlib.Path(folder, "up.json").read_text())["router"]
         if mode == "warm":
             kubectl = ["kubectl", "--kubeconfig", kubeconfig]
-            # Larger than the burst by half: a pool refills at once when it runs low, and then sandboxes are made, not claimed.
+            # Half as large again as the burst: a pool that runs low refills immediately, which would compete with the claims.
             size = count * 3 // 2 if concurrency > 1 else 10
             subprocess.run([*kubectl, "apply", "-f", "-"], input=POOL.format(size=size), text=True, check=True, stdout=subprocess.DEVNULL)
             wait_warm(kubectl, size)
@@ -154,7 +154,7 @@ def interactive(binary, client, plan, passes):
     print("| | at a time | count | p50 ms | p99 ms | per second (lowest, highest) | of it: created, ready (p50 ms) | target |\n|---|---|---|---|---|---|---|---|")
     targets = {("cold", 1): "p50 ≤ 15 ms", ("warm", 1): "p50 ≤ 8 ms"}
     seen = {row: [] for row in plan}
-    # Every pass measures everything, so that a slow minute of the machine does not fall on one row.
+    # Every pass measures everything, so that a temporarily slow machine does not affect only one row.
     for _ in range(passes):
         for row in plan:
             seen[row].append(measure(binary, client, *row))

@@ -54,7 +54,7 @@ def wait_port(port, process=None):
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.05)
-    raise SystemExit(f"nobody listens on port {port}")
+    raise SystemExit(f"no process listens on port {port}")
 
 
 def tree(pid):
@@ -85,7 +85,7 @@ def resident_mb(pid):
 
 
 class PodApi(http.server.BaseHTTPRequestHandler):
-    """The two calls a router needs: list Pods, and watch them (nothing ever happens)."""
+    """A fake API with the two requests that a router needs: list Pods, and watch them (without any event)."""
 
     protocol_version = "HTTP/1.1"
     pod = {
@@ -315,7 +315,7 @@ def main():
     ensure_tools()
     if options.router:
         options.router = options.router.split()
-        # `agent-sandbox router` has its minting elsewhere than the example.
+        # `agent-sandbox router` mints tokens with another command than the example.
         mint = [options.router[0], *(["mint"] if options.router[-1] == "serve" else ["token", "mint"])]
     else:
         subprocess.run(["cargo", "build", "--release", "-p", "agent-sandbox-router", "--example", "sandbox_router"],

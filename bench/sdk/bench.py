@@ -1,4 +1,4 @@
-"""Our Python SDK beside the published one, in one run, against one engine: prints a table.
+"""Compares our Python SDK with the published one, in one run, against one engine, and prints a table.
 
 `bench.py OURS PUBLISHED [SECTION...]`: two Python programs, one with our wheel, one with k8s-agent-sandbox. Ratios count, not times.
 """
@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BINARY = os.environ.get("AGENT_SANDBOX_BIN", str(ROOT / "target" / "release" / "agent-sandbox"))
 PEER = "1.0.8"
-# Seconds for one measurement.
+# Timeout for one measurement, in seconds.
 LIMIT = 120
 # Each has a best run of its own.
 SPEEDS = ("up", "down")
@@ -29,7 +29,7 @@ class Bench:
         self.rows = []
 
     def measure(self, who, *what, times=1):
-        """The best of several runs: the one that was disturbed least."""
+        """The best of several runs, which other load disturbed least."""
         best = None
         for _ in range(times):
             command = [self.pythons[who], str(HERE / "work.py"), *what]
@@ -113,7 +113,7 @@ class Bench:
                 self.rows.append((f"  failures, {who}", str(result["failed"]), "", "", "0"))
 
     def curl(self):
-        """The speeds of curl with the same requests to the same kind of sandbox, the best of three: a file up, and a file down to nowhere."""
+        """The speeds of curl with the same requests to the same kind of sandbox, best of three: an upload, and a discarded download."""
         keeper = subprocess.Popen(
             [self.pythons["ours"], str(HERE / "work.py"), "sandbox_for_curl"],
             env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

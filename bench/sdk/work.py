@@ -1,4 +1,4 @@
-"""One measurement of one SDK, in a process of its own: `python work.py WHAT [ARGUMENT]` prints a number or a JSON object."""
+"""One measurement of one SDK in a separate process: `python work.py WHAT [ARGUMENT]` prints a number or a JSON object."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def drop_in(mode):
 
 
 def peak():
-    """Megabytes. What getrusage says begins with the size of the process that started this one."""
+    """Peak memory in megabytes. getrusage is not used, because its value starts with the size of the parent process."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
 
@@ -33,7 +33,7 @@ def imported(package):
 
 
 def first(mode):
-    """From the call to the first result of a command; the SDK is loaded already."""
+    """Time from the call to the first result of a command; the SDK is already loaded."""
     client = drop_in(mode)
     times = []
     for _ in range(6):
@@ -72,7 +72,7 @@ def native_commands(mode):
 
 
 def floor(mode):
-    """The same thousand commands over one connection, with requests made beforehand: what no client can be faster than."""
+    """The same thousand commands over one connection with prepared requests: the lower bound for any client."""
     import socket
     import urllib.parse
 
@@ -118,7 +118,7 @@ def transfer(mode):
 
 
 def bare_download(mode):
-    """The same download with one prepared request into memory that is there already: what is left is the server and the kernel."""
+    """The same download with one prepared request into preallocated memory: only the server and the kernel remain."""
     import socket
     import urllib.parse
 
@@ -133,7 +133,7 @@ def bare_download(mode):
         with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
             view, got, begun = memoryview(memory), 0, time.perf_counter()
             connection.sendall(request)
-            # The head is a few hundred bytes of a hundred million.
+            # The response header is negligible: a few hundred bytes of a hundred million.
             while got < SIZE:
                 got += connection.recv_into(view[got : got + (1 << 20)])
             return {"down": SIZE / (time.perf_counter() - begun) / 1e6}

@@ -24,7 +24,7 @@ type Client struct {
 	options options
 }
 
-// NewClient chooses a cluster; nothing is sent to it yet.
+// NewClient chooses a cluster without sending a request to it.
 func NewClient(ctx context.Context, configure ...Option) (*Client, error) {
 	o := options{port: 8888, perAttempt: time.Minute, connection: connection{kind: "tunnel"}}
 	for _, option := range configure {
@@ -47,8 +47,8 @@ func NewClient(ctx context.Context, configure ...Option) (*Client, error) {
 	return &Client{kube: k, options: o}, nil
 }
 
-// Claim takes a sandbox from a warm pool of that name, else makes one from a template of that name, and waits until it is ready. When that
-// fails, or ctx ends, a claim whose name was made up goes away again.
+// Claim takes a sandbox from a warm pool of that name, else creates one from a template of that name, and waits until it is ready. When that
+// fails, or ctx ends, a claim with a generated name is deleted again.
 func (c *Client) Claim(ctx context.Context, source string, configure ...ClaimOption) (*Sandbox, error) {
 	o := claimOptions{namespace: c.options.namespace, readyTimeout: 180 * time.Second}
 	for _, option := range configure {
@@ -60,7 +60,7 @@ func (c *Client) Claim(ctx context.Context, source string, configure ...ClaimOpt
 	if err != nil {
 		return nil, err
 	}
-	// The creation itself comes to its end even when the caller gives up meanwhile: only then can it be undone.
+	// The create request is completed even when ctx is cancelled meanwhile: only then can it be undone.
 	creating, created := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	name, uid, version, err := c.create(creating, source, template, &o)
 	created()
@@ -79,7 +79,7 @@ func (c *Client) Claim(ctx context.Context, source string, configure ...ClaimOpt
 	return c.handle(o.namespace, claim.Status.Sandbox.Name, name)
 }
 
-// resolve says whether the name is a template's; a pool's comes first unless the caller says otherwise.
+// resolve reports whether the name is that of a template; a pool takes precedence unless the caller asks for a template.
 func (c *Client) resolve(ctx context.Context, namespace, name string, template bool) (bool, error) {
 	if template {
 		return true, nil
@@ -119,7 +119,7 @@ func (c *Client) create(ctx context.Context, source string, template bool, o *cl
 	return c.post(ctx, operation, o, metadata, map[string]any{"warmPoolRef": map[string]string{"name": source}}, false)
 }
 
-// post builds the claim of the version that can say where it comes from.
+// post creates the claim, in the API version that can refer to its source.
 func (c *Client) post(ctx context.Context, operation string, o *claimOptions, metadata metav1.ObjectMeta, spec map[string]any, alpha bool) (string, types.UID, string, error) {
 	if o.expiresAfter > 0 {
 		spec["lifecycle"] = map[string]string{
@@ -156,7 +156,7 @@ func (c *Client) post(ctx context.Context, operation string, o *claimOptions, me
 	return claim.Name, claim.UID, claim.ResourceVersion, apiError(operation, err)
 }
 
-// CreateFromImage makes a sandbox from an image and waits until it is ready. An empty name makes one up.
+// CreateFromImage creates a sandbox from an image and waits until it is ready. An empty name means a generated one.
 func (c *Client) CreateFromImage(ctx context.Context, name, image string, configure ...ClaimOption) (*Sandbox, error) {
 	o := claimOptions{namespace: c.options.namespace, readyTimeout: 180 * time.Second}
 	for _, option := range configure {
@@ -198,7 +198,7 @@ func (c *Client) CreateFromImage(ctx context.Context, name, image string, config
 	return box, nil
 }
 
-// Get finds a sandbox by its claim's name or its own.
+// Get returns a sandbox by its claim's name or its own.
 func (c *Client) Get(ctx context.Context, name string) (*Sandbox, error) {
 	claim, err := c.kube.claim(ctx, c.options.namespace, name)
 	switch {
@@ -215,7 +215,7 @@ func (c *Client) Get(ctx context.Context, name string) (*Sandbox, error) {
 	return c.handle(c.options.namespace, name, "")
 }
 
-// List is every claim in the client's namespace; an empty selector selects all.
+// List returns the claims in the client's namespace; an empty selector selects all.
 func (c *Client) List(ctx context.Context, selector string) (*extensions.SandboxClaimList, error) {
 	list := &extensions.SandboxClaimList{}
 	options := metav1.ListOptions{LabelSelector: selector}
@@ -224,14 +224,14 @@ func (c *Client) List(ctx context.Context, selector string) (*extensions.Sandbox
 	return list, apiError("list claims", err)
 }
 
-// Sandboxes is every Sandbox in the client's namespace.
+// Sandboxes returns all Sandboxes in the client's namespace.
 func (c *Client) Sandboxes(ctx context.Context) (*agents.SandboxList, error) {
 	list := &agents.SandboxList{}
 	err := c.kube.agents.Get().Namespace(c.options.namespace).Resource("sandboxes").Do(ctx).Into(list)
 	return list, apiError("list sandboxes", err)
 }
 
-// CreatePool makes a template with one container and a warm pool of the same name.
+// CreatePool creates a template with one container and a warm pool of the same name.
 func (c *Client) CreatePool(ctx context.Context, name, image string, replicas int32) error {
 	template := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: c.options.namespace}}
 	template.Spec.PodTemplate.Metadata = &extensions.SandboxTemplateSpecPodTemplateMetadata{Annotations: map[string]string{injectSandboxd: "true"}}
@@ -249,7 +249,7 @@ func (c *Client) CreatePool(ctx context.Context, name, image string, replicas in
 	return apiError(operation, c.kube.extensions.Post().Namespace(c.options.namespace).Resource("sandboxwarmpools").Body(pool).Do(ctx).Error())
 }
 
-// DeletePool deletes a warm pool and the template of the same name; what is gone already is fine.
+// DeletePool deletes a warm pool and the template of the same name; objects that do not exist are ignored.
 func (c *Client) DeletePool(ctx context.Context, name string) error {
 	for _, resource := range []string{"sandboxwarmpools", "sandboxtemplates"} {
 		err := c.kube.extensions.Delete().Namespace(c.options.namespace).Resource(resource).Name(name).Do(ctx).Error()

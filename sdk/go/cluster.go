@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// engine is a running `agent-sandbox up`, as it announces itself.
+// engine is a running `agent-sandbox up`, as described by its state file.
 type engine struct {
 	PID        int    `json:"pid"`
 	StartTicks uint64 `json:"startTicks"`
@@ -26,7 +26,7 @@ type engine struct {
 	folder     string
 }
 
-// usualFolder is where an engine keeps its data unless told otherwise.
+// usualFolder returns the default data folder of an engine.
 func usualFolder() string {
 	if folder := os.Getenv("AGENT_SANDBOX_DATA_DIR"); folder != "" {
 		return folder
@@ -41,7 +41,7 @@ func usualFolder() string {
 	return filepath.Join(base, "agent-sandbox")
 }
 
-// findEngine is the engine that runs on the folder, or nil.
+// findEngine returns the engine that runs on the folder, or nil.
 func findEngine(folder string) *engine {
 	if folder == "" {
 		folder = usualFolder()
@@ -57,13 +57,13 @@ func findEngine(folder string) *engine {
 	return found
 }
 
-// startTicks is field 22 of /proc/PID/stat; 0 for a process that is dead or not yet buried.
+// startTicks returns field 22 (starttime) of /proc/PID/stat; 0 for a process that does not exist or is a zombie.
 func startTicks(pid int) uint64 {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
-	// The program's name may hold spaces and brackets, so counting starts behind the last closing one.
+	// The program's name may contain spaces and brackets, so counting starts after the last closing one.
 	text := string(stat)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
@@ -95,7 +95,7 @@ func startEngine(ctx context.Context, folder string) (*engine, error) {
 	return nil, fmt.Errorf("%w: `%s up --detach` ended at once", ErrNoCluster, program)
 }
 
-// cluster chooses a cluster: the one named, else the Pod's own, KUBECONFIG, the engine on this machine, ~/.kube/config.
+// cluster chooses a cluster: the configured one, else the Pod's own, KUBECONFIG, the engine on this machine, ~/.kube/config.
 func cluster(ctx context.Context, o *options) (*rest.Config, string, error) {
 	if o.rest != nil {
 		return o.rest, "", nil

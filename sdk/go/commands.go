@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// outputLimit of each stream that Run keeps.
+	// outputLimit is the maximum number of bytes of each stream that Run returns.
 	outputLimit = 64 << 20
 	repetitions = 30
 )
 
 // Result is a finished command.
 type Result struct {
-	// ExitCode is 128 + N when signal N ended it, 124 when its time was over.
+	// ExitCode is 128 + N when signal N ended the command, 124 when it timed out.
 	ExitCode       int
 	Signal         *int
 	Stdout, Stderr []byte
 	TimedOut       bool
 }
 
-// Event is one thing that happened to a command.
+// Event is one event of a command.
 type Event struct {
 	// Kind is started, stdout, stderr, skipped or exit.
 	Kind     string
@@ -42,8 +42,8 @@ type Event struct {
 	TimedOut bool
 }
 
-// Run runs a shell command to its end. Without an idempotency key a connection that breaks in between is ErrOutcomeUnknown, and the sandbox
-// ends the command; with one the answer is fetched over a new connection and the command runs once.
+// Run runs a shell command and waits for its end. Without an idempotency key a lost connection gives ErrOutcomeUnknown, and the sandbox
+// ends the command; with one the result is fetched over a new connection, and the command runs once.
 func (s *Sandbox) Run(ctx context.Context, text string, configure ...RunOption) (*Result, error) {
 	return s.run(ctx, newCommand(text, nil, configure))
 }
@@ -119,7 +119,7 @@ func toResult(content []byte) (*Result, error) {
 	return result, nil
 }
 
-// Stream runs a shell command and hands out what happens as it happens. Closing the stream ends the command.
+// Stream runs a shell command and returns its events as they happen. Closing the stream ends the command.
 func (s *Sandbox) Stream(ctx context.Context, text string, configure ...RunOption) (*Events, error) {
 	return s.stream(ctx, newCommand(text, nil, configure))
 }
@@ -137,7 +137,8 @@ func (s *Sandbox) stream(ctx context.Context, c *command) (*Events, error) {
 	return &Events{ctx: ctx, operation: "run a command in " + s.Name, broken: ErrOutcomeUnknown, body: answer.Body, lines: newLines(answer.Body)}, nil
 }
 
-// keyed sends a request with an idempotency key until it is answered. A boot that is over is asked anew only for a key that was never sent.
+// keyed sends a request with an idempotency key until it gets a response. After a restart of the daemon it reads the new boot id only for a key
+// that was never sent.
 func (s *Sandbox) keyed(ctx context.Context, c *command, key, endpoint, operation string) ([]byte, error) {
 	boot, fresh := c.bootID, c.key == ""
 	var err error
@@ -187,7 +188,7 @@ func (s *Sandbox) keyed(ctx context.Context, c *command, key, endpoint, operatio
 	}
 }
 
-// Start starts a shell command that lives on without us.
+// Start starts a shell command that keeps running when this program ends.
 func (s *Sandbox) Start(ctx context.Context, text string, configure ...RunOption) (*Process, error) {
 	c := newCommand(text, nil, configure)
 	key := c.key
@@ -205,7 +206,7 @@ func (s *Sandbox) Start(ctx context.Context, text string, configure ...RunOption
 	return &Process{sandbox: s, ID: info.ID, PID: info.PID}, nil
 }
 
-// Process finds a process that was started before, by this program or another.
+// Process returns a process that was started earlier, by this or another program.
 func (s *Sandbox) Process(ctx context.Context, id int) (*Process, error) {
 	process := &Process{sandbox: s, ID: id}
 	info, err := process.Info(ctx)
@@ -216,7 +217,7 @@ func (s *Sandbox) Process(ctx context.Context, id int) (*Process, error) {
 	return process, nil
 }
 
-// Processes is every process that the sandbox remembers.
+// Processes returns all running processes, and those that ended recently.
 func (s *Sandbox) Processes(ctx context.Context) ([]ProcessInfo, error) {
 	var list struct{ Processes []ProcessInfo }
 	err := s.transport.fetch(ctx, call{method: "GET", path: prefix + "/processes", operation: "list processes", repeat: true}, &list)
@@ -230,7 +231,7 @@ type Events struct {
 	broken    error
 	body      io.Closer
 	lines     *bufio.Reader
-	// again opens the stream anew at an offset, where that can be done.
+	// again reopens the stream at an offset, where that is supported.
 	again  func(offset int64) (io.ReadCloser, error)
 	offset int64
 	begun  bool
@@ -248,7 +249,7 @@ func (e *Events) Close() error {
 	return e.body.Close()
 }
 
-// All yields the events until the end. An error is the last thing it yields.
+// All yields the events until the end. An error is the last value it yields.
 func (e *Events) All() iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		for !e.ended {
@@ -318,7 +319,7 @@ func (e *Events) decode(line []byte) (Event, bool, error) {
 	case "error":
 		return event, false, &HTTPError{Operation: e.operation, Code: wire.Code, Message: wire.Message, Status: 500}
 	case "started":
-		// After taking up a stream again, nobody's news.
+		// Repeated after the stream was reopened; the caller has already seen it.
 		again := e.begun
 		e.begun = true
 		return event, again, nil
@@ -337,7 +338,7 @@ func (e *Events) decode(line []byte) (Event, bool, error) {
 	return event, false, nil
 }
 
-// Process is a background process. It lives on when this program ends; its ID finds it again.
+// Process is a background process. It keeps running when this program ends; its ID identifies it.
 type Process struct {
 	ID, PID int
 	sandbox *Sandbox
@@ -347,13 +348,13 @@ func (p *Process) call(method, endpoint, operation string) call {
 	return call{method: method, path: fmt.Sprintf("%s/processes/%d%s", prefix, p.ID, endpoint), operation: operation, repeat: method != "POST"}
 }
 
-// Info is the process as the sandbox sees it now.
+// Info returns the current state of the process.
 func (p *Process) Info(ctx context.Context) (*ProcessInfo, error) {
 	info := &ProcessInfo{}
 	return info, p.sandbox.transport.fetch(ctx, p.call("GET", "", "look at a process"), info)
 }
 
-// Wait waits for its end.
+// Wait waits for the end of the process.
 func (p *Process) Wait(ctx context.Context) (*ProcessInfo, error) {
 	for {
 		info := &ProcessInfo{}
@@ -366,7 +367,7 @@ func (p *Process) Wait(ctx context.Context) (*ProcessInfo, error) {
 	}
 }
 
-// Events is everything from the offset on, until its end. A broken connection is taken up again where it broke.
+// Events returns all events from the offset on, until the process ends. After a lost connection the stream resumes at the same position.
 func (p *Process) Events(ctx context.Context, offset int64) (*Events, error) {
 	again := func(offset int64) (io.ReadCloser, error) {
 		c := p.call("GET", fmt.Sprintf("/output?follow=true&offset=%d", offset), "watch a process")
@@ -386,19 +387,19 @@ func (p *Process) Events(ctx context.Context, offset int64) (*Events, error) {
 	}, nil
 }
 
-// Write writes to its standard input.
+// Write writes to the standard input of the process.
 func (p *Process) Write(ctx context.Context, data []byte) error {
 	c := p.call("POST", "/stdin", "write to a process")
 	c.body = data
 	return p.done(ctx, c)
 }
 
-// EndInput ends its standard input.
+// EndInput closes the standard input of the process.
 func (p *Process) EndInput(ctx context.Context) error {
 	return p.done(ctx, p.call("POST", "/stdin?eof=true", "end a process's input"))
 }
 
-// Resize changes the size of its terminal.
+// Resize changes the size of the process's terminal.
 func (p *Process) Resize(ctx context.Context, columns, rows int) error {
 	c := p.call("POST", "/resize", "resize a terminal")
 	c.body, _ = json.Marshal(terminalSize{Columns: columns, Rows: rows})
@@ -412,7 +413,7 @@ func (p *Process) Signal(ctx context.Context, signal string) error {
 	return p.done(ctx, c)
 }
 
-// Kill ends it, and everything that it started, and forgets it.
+// Kill kills the process and all processes that it started, and removes it from the list of processes.
 func (p *Process) Kill(ctx context.Context) error {
 	c := p.call("DELETE", "", "end a process")
 	c.accept = []int{404}

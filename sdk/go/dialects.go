@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Runtime speaks the dialect of the python-compatible runtime, for images that bring that one instead of our daemon.
+// Runtime uses the dialect of the python-compatible runtime, for images that contain it instead of our daemon.
 type Runtime struct{ sandbox *Sandbox }
 
 // Runtime of the sandbox.
@@ -40,7 +40,7 @@ func (r *Runtime) Execute(ctx context.Context, text string) (*Execution, error) 
 	if err != nil {
 		return nil, err
 	}
-	// An answer that does not say how the command ended does not mean that it went well.
+	// A response without an exit code does not mean success.
 	result := &Execution{ExitCode: -1}
 	headers := http.Header{"Content-Type": {"application/json"}}
 	return result, r.sandbox.transport.fetch(ctx, call{method: "POST", path: "/execute", operation: "run a command", headers: headers, body: body}, result)
@@ -69,7 +69,7 @@ func (r *Runtime) Download(ctx context.Context, path string) (io.ReadCloser, err
 	return answer.Body, nil
 }
 
-// List is the files and directories of a directory; what is neither is left out.
+// List returns the files and directories of a directory; other entries are left out.
 func (r *Runtime) List(ctx context.Context, path string) ([]Entry, error) {
 	var all []Entry
 	if err := r.sandbox.transport.fetch(ctx, call{method: "GET", path: "/list/" + segment(path), operation: "list " + path, repeat: true}, &all); err != nil {
@@ -84,14 +84,14 @@ func (r *Runtime) List(ctx context.Context, path string) ([]Entry, error) {
 	return known, nil
 }
 
-// Exists says whether there is something at a path.
+// Exists reports whether a path exists.
 func (r *Runtime) Exists(ctx context.Context, path string) (bool, error) {
 	var answer struct{ Exists bool }
 	err := r.sandbox.transport.fetch(ctx, call{method: "GET", path: "/exists/" + segment(path), operation: "test " + path, repeat: true}, &answer)
 	return answer.Exists, err
 }
 
-// segment is a whole path as one segment of an address; dots are written so that nothing on the way cleans them up.
+// segment returns a whole path as one URL segment; dots are percent-encoded so that no proxy normalises them.
 func segment(path string) string {
 	parts := strings.Split(path, "/")
 	for i, part := range parts {
@@ -107,7 +107,7 @@ func segment(path string) string {
 	return strings.Join(parts, "%2F")
 }
 
-// Sandboxd speaks the sandboxd dialect's file API. It needs a way that ends at the daemon itself, such as WithPodTunnel.
+// Sandboxd uses the sandboxd dialect's file API. It needs a direct connection to the daemon, such as WithPodTunnel.
 type Sandboxd struct {
 	sandbox *Sandbox
 	port    int

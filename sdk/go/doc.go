@@ -5,7 +5,7 @@
 //	defer box.Delete(ctx)
 //	result, err := box.Run(ctx, "echo hello")
 //
-// The Kubernetes side is client-go; how commands and files travel is a Connection: by default a tunnel through the API's port-forward, for
-// which nothing but a kubeconfig is needed. Every call takes a context; its deadline and cancellation end the call, and a command that was
-// started with it.
+// Access to the Kubernetes API uses client-go. Options choose the connection for commands and files: by default a tunnel through the API's
+// port-forward, which needs only a kubeconfig. Every call takes a context; its deadline and cancellation end the call, and a command that
+// the call started.
 package sandbox

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// D-240: run, write, read, exists and list, in every way that needs no further set-up.
+// D-240: run, write, read, exists and list, over every connection that needs no further set-up.
 func TestEveryWayToConnect(t *testing.T) {
 	testClient(t)
 	for name, option := range map[string]Option{
@@ -36,7 +36,7 @@ func TestEveryWayToConnect(t *testing.T) {
 	}
 }
 
-// D-241, D-242: the API makes up unique names, and typed lists decode.
+// D-241, D-242: the API generates unique names, and typed lists decode.
 func TestNamesAreMadeUpAndListsAreTyped(t *testing.T) {
 	client := testClient(t)
 	first, second := testSandbox(t, client), testSandbox(t, client)
@@ -84,7 +84,7 @@ func TestTheRuntimesDialect(t *testing.T) {
 	}
 }
 
-// D-249: a tunnel that dies is made anew by the next operation; one that was under way is an error at once.
+// D-249: the next operation reopens a lost tunnel; an operation in progress fails immediately.
 func TestATunnelThatDiesIsMadeAnew(t *testing.T) {
 	ctx := testContext(t)
 	box := testSandbox(t, testClient(t))

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// engineUnderTest is one `agent-sandbox up` for all tests of a run, in a folder of its own.
+// engineUnderTest is one `agent-sandbox up` for all tests of a run, in its own folder.
 var engineUnderTest struct {
 	sync.Once
 	folder, router string
@@ -88,7 +88,7 @@ func testClient(t *testing.T, options ...Option) *Client {
 	return client
 }
 
-// givenClient is a client of an engine that runs already, which KUBECONFIG names (tests/python/second_engine.py).
+// givenClient is a client of an engine that already runs and that KUBECONFIG refers to (tests/python/second_engine.py).
 func givenClient(t *testing.T, way string) *Client {
 	t.Helper()
 	if way != "pod" {

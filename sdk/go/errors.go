@@ -5,37 +5,37 @@ import (
 	"fmt"
 )
 
-// What can go wrong, for errors.Is. Every error says what was tried and what to do next.
+// Errors for errors.Is. Every message says what was tried and what to do next.
 var (
-	// ErrNotFound: no sandbox, claim, file or process of that name.
+	// ErrNotFound: no sandbox, claim, file or process has that name.
 	ErrNotFound = errors.New("not found")
-	// ErrNoSource: the name is neither a warm pool's nor a template's.
+	// ErrNoSource: neither a warm pool nor a template has that name.
 	ErrNoSource = errors.New("neither a warm pool nor a template")
-	// ErrAlreadyExists: something of that name is there.
+	// ErrAlreadyExists: an object of that name already exists.
 	ErrAlreadyExists = errors.New("already exists")
-	// ErrTimeout: it took longer than allowed.
+	// ErrTimeout: the operation exceeded its timeout.
 	ErrTimeout = errors.New("timeout")
-	// ErrClaimFailed: the claim can never become ready; its condition says why.
+	// ErrClaimFailed: the claim can never become ready; the message contains the reason of its condition.
 	ErrClaimFailed = errors.New("claim failed")
-	// ErrSandboxDeleted: it was deleted while it was being waited for.
+	// ErrSandboxDeleted: the object was deleted while waiting for it.
 	ErrSandboxDeleted = errors.New("deleted meanwhile")
-	// ErrNotReady: it exists and cannot be talked to; it is starting or suspended.
+	// ErrNotReady: the sandbox exists but does not accept requests; it is starting or suspended.
 	ErrNotReady = errors.New("not ready")
-	// ErrNoCluster: no cluster is named and no engine runs on this machine.
+	// ErrNoCluster: no cluster is configured and no engine runs on this machine.
 	ErrNoCluster = errors.New("no cluster")
 	// ErrPortForward: the tunnel through the API could not be opened.
 	ErrPortForward = errors.New("port-forward failed")
-	// ErrDisconnected: the connection could not be made or taken up again; nothing was done twice.
+	// ErrDisconnected: the connection could not be opened or resumed; no operation was repeated.
 	ErrDisconnected = errors.New("disconnected")
-	// ErrOutcomeUnknown: the request was sent and no answer came. It was not repeated.
+	// ErrOutcomeUnknown: the request was sent but no response arrived. It was not repeated.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
-	// ErrTooLarge: larger than may be kept in memory; stream it.
+	// ErrTooLarge: the content is larger than the limit for reading it into memory; stream it instead.
 	ErrTooLarge = errors.New("too large")
-	// ErrUnsupportedByRuntime: the sandbox's runtime does not know the operation.
+	// ErrUnsupportedByRuntime: the sandbox's runtime does not support the operation.
 	ErrUnsupportedByRuntime = errors.New("unsupported by the sandbox's runtime")
 )
 
-// HTTPError is an answer from 400 on, of the sandbox or of the router in front of it.
+// HTTPError is a response with status 400 or above, from the sandbox or from the router in front of it.
 type HTTPError struct {
 	Operation string
 	Status    int
@@ -60,7 +60,7 @@ func (e *HTTPError) upper() string {
 	return e.Code
 }
 
-// Is lets errors.Is find what a status means.
+// Is maps statuses to the errors of this package, for errors.Is.
 func (e *HTTPError) Is(target error) bool {
 	switch target {
 	case ErrNotFound:

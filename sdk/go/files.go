@@ -18,10 +18,10 @@ import (
 	"strings"
 )
 
-// maxFile is how much ReadFile keeps in memory.
+// maxFile is the maximum size of a file that ReadFile reads into memory.
 const maxFile = 256 << 20
 
-// Files are a sandbox's. A path without a leading slash is below the sandbox's base directory.
+// Files gives access to a sandbox's files. A path without a leading slash is relative to the sandbox's base directory.
 type Files struct{ sandbox *Sandbox }
 
 // Files of the sandbox.
@@ -47,7 +47,7 @@ func (f *Files) done(ctx context.Context, c call) error {
 	return answer.Body.Close()
 }
 
-// Open reads a file as it arrives.
+// Open returns a reader that streams a file.
 func (f *Files) Open(ctx context.Context, path string) (io.ReadCloser, error) {
 	return f.OpenRange(ctx, path, 0, -1)
 }
@@ -72,7 +72,7 @@ func (f *Files) open(ctx context.Context, path string, offset, length int64) (*h
 	return f.send(ctx, call{method: "GET", path: at("files", path), operation: "read " + path, headers: headers, repeat: true})
 }
 
-// ReadFile is a whole file. One larger than 256 MiB is ErrTooLarge before anything is read.
+// ReadFile reads a whole file. A file larger than 256 MiB gives ErrTooLarge before anything is read.
 func (f *Files) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	answer, err := f.open(ctx, path, 0, -1)
 	if err != nil {
@@ -86,7 +86,7 @@ func (f *Files) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	return content, nil
 }
 
-// WriteFile writes a file, whole or not at all; repeated after a broken connection. A mode of 0 keeps the permissions.
+// WriteFile writes a file atomically; it is repeated after a lost connection. A mode of 0 keeps the permissions.
 func (f *Files) WriteFile(ctx context.Context, path string, content []byte, mode fs.FileMode) error {
 	if content == nil {
 		content = []byte{}
@@ -94,7 +94,7 @@ func (f *Files) WriteFile(ctx context.Context, path string, content []byte, mode
 	return f.done(ctx, call{method: "PUT", path: writePath(path, mode, false), operation: "write " + path, body: content, repeat: true})
 }
 
-// Write writes a file from a reader, whole or not at all. It is sent once.
+// Write writes a file from a reader, atomically. It is sent once.
 func (f *Files) Write(ctx context.Context, path string, content io.Reader) error {
 	return f.done(ctx, call{method: "PUT", path: writePath(path, 0, false), operation: "write " + path, stream: content})
 }
@@ -115,13 +115,13 @@ func writePath(path string, mode fs.FileMode, appending bool) string {
 	return at("files", path, more...)
 }
 
-// Stat looks at a path. Links are looked at themselves.
+// Stat returns information about a path; links are not followed.
 func (f *Files) Stat(ctx context.Context, path string) (*FileInfo, error) {
 	info := &FileInfo{}
 	return info, f.sandbox.transport.fetch(ctx, call{method: "GET", path: at("files/stat", path), operation: "look at " + path, repeat: true}, info)
 }
 
-// Exists says whether there is something at a path.
+// Exists reports whether a path exists.
 func (f *Files) Exists(ctx context.Context, path string) (bool, error) {
 	_, err := f.Stat(ctx, path)
 	if errors.Is(err, ErrNotFound) {
@@ -130,12 +130,12 @@ func (f *Files) Exists(ctx context.Context, path string) (bool, error) {
 	return err == nil, err
 }
 
-// List is the entries of a directory, sorted by name.
+// List returns the entries of a directory, sorted by name.
 func (f *Files) List(ctx context.Context, path string) ([]FileInfo, error) {
 	return f.list(ctx, at("files/list", path, "limit", "100000"), "list "+path)
 }
 
-// Glob is the files below a path that match a pattern such as **/*.py.
+// Glob returns the files below a path that match a pattern such as **/*.py.
 func (f *Files) Glob(ctx context.Context, path, pattern string) ([]FileInfo, error) {
 	return f.list(ctx, at("files/glob", path, "pattern", pattern, "limit", "100000"), "search "+path)
 }
@@ -154,7 +154,7 @@ func (f *Files) list(ctx context.Context, endpoint, operation string) ([]FileInf
 	return found.Entries, nil
 }
 
-// Search is the lines below a path that match a regular expression.
+// Search returns the lines below a path that match a regular expression.
 func (f *Files) Search(ctx context.Context, path, pattern string) ([]Match, error) {
 	var found struct{ Matches []Match }
 	err := f.sandbox.transport.fetch(ctx, call{method: "GET", path: at("files/search", path, "pattern", pattern), operation: "search " + path, repeat: true}, &found)
@@ -171,12 +171,12 @@ func (f *Files) RemoveAll(ctx context.Context, path string) error {
 	return f.done(ctx, call{method: "DELETE", path: at("files", path, "recursive", "true"), operation: "remove " + path})
 }
 
-// Mkdir makes a directory and those above it.
+// Mkdir creates a directory and its missing parents.
 func (f *Files) Mkdir(ctx context.Context, path string) error {
 	return f.change(ctx, "mkdir", map[string]any{"path": path}, "make "+path, true)
 }
 
-// Rename moves a file or a directory; what is at the destination stays unless overwrite.
+// Rename moves a file or a directory; an existing destination is replaced only with overwrite.
 func (f *Files) Rename(ctx context.Context, from, to string, overwrite bool) error {
 	return f.change(ctx, "move", map[string]any{"from": from, "to": to, "overwrite": overwrite}, "move "+from, false)
 }
@@ -199,7 +199,7 @@ func (f *Files) change(ctx context.Context, endpoint string, request map[string]
 	return f.done(ctx, call{method: "POST", path: prefix + "/files/" + endpoint, operation: operation, body: body, repeat: repeat})
 }
 
-// Watch yields changes below a path from now on. An error is the last thing it yields: changes may have been missed then.
+// Watch yields changes below a path from now on. An error is the last value it yields: changes may have been missed then.
 func (f *Files) Watch(ctx context.Context, path string, recursive bool) (iter.Seq2[Change, error], error) {
 	headers := http.Header{"Accept": {"application/x-ndjson"}}
 	answer, err := f.send(ctx, call{
@@ -209,7 +209,7 @@ func (f *Files) Watch(ctx context.Context, path string, recursive bool) (iter.Se
 		return nil, err
 	}
 	lines := newLines(answer.Body)
-	// The first line says that the watch stands.
+	// The first line reports that the watch is established.
 	if _, err := lines.ReadBytes('\n'); err != nil {
 		answer.Body.Close()
 		return nil, fmt.Errorf("watch %s: %w: %w", path, ErrDisconnected, err)
@@ -233,7 +233,7 @@ func (f *Files) Watch(ctx context.Context, path string, recursive bool) (iter.Se
 	}, nil
 }
 
-// UploadDir sends a local directory into the sandbox's, which is made when it is missing.
+// UploadDir copies a local directory into a directory of the sandbox, which is created when it is missing.
 func (f *Files) UploadDir(ctx context.Context, local, path string) error {
 	reader, writer := io.Pipe()
 	go func() {
@@ -242,14 +242,14 @@ func (f *Files) UploadDir(ctx context.Context, local, path string) error {
 		if err == nil {
 			err = archive.Close()
 		}
-		// The body breaks off, so that a cut archive is not taken for a whole one.
+		// Closing with an error aborts the body, so that a truncated archive is not taken for a complete one.
 		writer.CloseWithError(err)
 	}()
 	defer reader.Close()
 	return f.done(ctx, call{method: "PUT", path: at("files/tar", path), operation: "unpack into " + path, stream: reader})
 }
 
-// DownloadDir brings the sandbox's directory into a local one. Entries that would lead out of it are refused.
+// DownloadDir copies a directory of the sandbox into a local one. Entries that would lead out of it are rejected.
 func (f *Files) DownloadDir(ctx context.Context, path, local string) error {
 	answer, err := f.send(ctx, call{method: "GET", path: at("files/tar", path), operation: "pack " + path, repeat: true})
 	if err != nil {

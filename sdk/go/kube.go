@@ -30,14 +30,14 @@ const (
 	injectSandboxd    = "runtime.agents.x-k8s.io/inject-sandboxd"
 )
 
-// terminal are reasons of Ready=False that no amount of waiting heals.
+// terminal are the reasons of Ready=False that are permanent.
 var terminal = map[string]bool{
 	"TemplateNotFound": true, "WarmPoolNotFound": true, "InvalidMetadata": true, "EnvVarsInjectionRejected": true,
 	"VolumeClaimTemplatesError": true, "ClaimExpired": true, "SandboxExpired": true, "InvalidConfiguration": true,
 	"PodFailed": true, "PodSucceeded": true,
 }
 
-// kube is the Kubernetes side: one REST client per group and version.
+// kube accesses the Kubernetes API: one REST client per group and version.
 type kube struct {
 	config                          *rest.Config
 	core, agents, extensions, alpha rest.Interface
@@ -115,7 +115,7 @@ func (k *kube) exists(ctx context.Context, namespace, resource, name string) (bo
 	err := k.extensions.Get().Namespace(namespace).Resource(resource).Name(name).Do(ctx).Error()
 	switch {
 	case err == nil, apierrors.IsForbidden(err):
-		// Who may not look is told yes: the claim itself will say.
+		// A client without permission to read gets true; the claim's own status reports the error later.
 		return true, nil
 	case apierrors.IsNotFound(err):
 		return false, nil
@@ -135,7 +135,7 @@ func (k *kube) deleteClaim(ctx context.Context, namespace, name string, uid type
 	return apiError(fmt.Sprintf("delete claim %q in namespace %q", name, namespace), err)
 }
 
-// waitClaim follows a claim from its version on until it is ready and names its sandbox.
+// waitClaim watches a claim from its version on until it is ready and names its sandbox.
 func (k *kube) waitClaim(ctx context.Context, namespace, name string, uid types.UID, version string) (*extensions.SandboxClaim, error) {
 	last := "no controller has looked at it yet"
 	late := func() error {
@@ -206,7 +206,7 @@ func followClaim(changes watch.Interface, name string, uid types.UID, version, l
 	return nil, nil
 }
 
-// lookAt says whether Ready is true, and is an error when it can never be.
+// lookAt reports whether Ready is true, and returns an error when it can never become true.
 func lookAt(name string, conditions []metav1.Condition, last *string) (bool, error) {
 	for _, condition := range conditions {
 		if condition.Reason == "WarmPoolNotFound" || (condition.Type == "Ready" && condition.Status == metav1.ConditionFalse && terminal[condition.Reason]) {
@@ -220,7 +220,7 @@ func lookAt(name string, conditions []metav1.Condition, last *string) (bool, err
 	return false, nil
 }
 
-// waitSandbox polls nothing: it watches a Sandbox until done says so.
+// waitSandbox watches a Sandbox until done returns true.
 func (k *kube) waitSandbox(ctx context.Context, namespace, name, wanted string, done func(*agents.Sandbox) (bool, error)) error {
 	for {
 		seconds := int64(290)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Another module uses this one as `go get` would leave it.
+// Another module can use this one as a dependency, as after `go get`.
 func TestAnotherModuleCanUseThisOne(t *testing.T) {
 	here, err := os.Getwd()
 	if err != nil {

@@ -40,21 +40,21 @@ func WithKubeconfig(path string) Option { return func(o *options) { o.kubeconfig
 // WithContext names a context of the kubeconfig.
 func WithContext(name string) Option { return func(o *options) { o.context = name } }
 
-// WithRESTConfig uses a configuration that the caller has already.
+// WithRESTConfig uses an existing configuration.
 func WithRESTConfig(config *rest.Config) Option { return func(o *options) { o.rest = config } }
 
-// WithNamespace is where names are looked up; by default the kubeconfig's namespace, else "default".
+// WithNamespace sets the namespace in which names are looked up; by default the kubeconfig's namespace, else "default".
 func WithNamespace(name string) Option { return func(o *options) { o.namespace = name } }
 
-// WithLocal uses the engine on this machine, and starts one when none runs. The folder is the engine's; "" means the usual one.
+// WithLocal uses the engine on this machine, and starts one when none runs. The folder is the engine's data folder; "" means the default one.
 func WithLocal(dataDir string) Option {
 	return func(o *options) { o.local, o.startLocal, o.dataDir = true, true, dataDir }
 }
 
-// WithServerPort is the daemon's port inside the sandbox, instead of 8888.
+// WithServerPort sets the daemon's port inside the sandbox, instead of 8888.
 func WithServerPort(port int) Option { return func(o *options) { o.port = port } }
 
-// WithPerAttemptTimeout limits how long one attempt waits for an answer to begin, instead of 60 s.
+// WithPerAttemptTimeout sets the timeout of one attempt for the response to begin, instead of 60 s.
 func WithPerAttemptTimeout(limit time.Duration) Option {
 	return func(o *options) { o.perAttempt = limit }
 }
@@ -65,7 +65,7 @@ func WithTunnel(routerNamespace string) Option {
 	return func(o *options) { o.connection = connection{kind: "tunnel", routerNamespace: routerNamespace} }
 }
 
-// WithPodTunnel goes through the API's port-forward straight to the sandbox's Pod; no router is needed.
+// WithPodTunnel goes through the API's port-forward directly to the sandbox's Pod; no router is needed.
 func WithPodTunnel() Option { return func(o *options) { o.connection = connection{kind: "pod"} } }
 
 // WithGateway goes through a Gateway (Gateway API) in front of the router.
@@ -75,12 +75,12 @@ func WithGateway(name, namespace string, timeout time.Duration) Option {
 	}
 }
 
-// WithDirect goes to a router at a known address. Headers and TLS settings may be nil; names that start with X-Sandbox- are the SDK's own.
+// WithDirect goes to a router at a known address. Headers and TLS settings may be nil; headers that start with X-Sandbox- are reserved for the SDK.
 func WithDirect(url string, headers http.Header, config *tls.Config) Option {
 	return func(o *options) { o.connection = connection{kind: "direct", url: url, headers: headers, tls: config} }
 }
 
-// WithInCluster goes straight to the Pod from inside the cluster: its address, and the sandbox's name in DNS where it has none.
+// WithInCluster goes directly to the Pod from inside the cluster: by its address, or by the sandbox's DNS name where the status has no address.
 func WithInCluster() Option {
 	return func(o *options) { o.connection = connection{kind: "in-cluster"} }
 }
@@ -99,16 +99,16 @@ type claimOptions struct {
 	readyTimeout    time.Duration
 }
 
-// ClaimName gives the claim a name of the caller's own; it is then never deleted by the SDK itself.
+// ClaimName sets the name of the claim; the SDK never deletes such a claim by itself.
 func ClaimName(name string) ClaimOption { return func(o *claimOptions) { o.name = name } }
 
 // InNamespace overrides the client's namespace.
 func InNamespace(name string) ClaimOption { return func(o *claimOptions) { o.namespace = name } }
 
-// FromTemplate says that the name is a template's.
+// FromTemplate means that the name is that of a template.
 func FromTemplate() ClaimOption { return func(o *claimOptions) { o.template = true } }
 
-// ClaimEnv sets environment variables; any means a cold start.
+// ClaimEnv sets environment variables; with any of them the claim gets a new sandbox.
 func ClaimEnv(env map[string]string) ClaimOption { return func(o *claimOptions) { o.env = env } }
 
 // ClaimLabels are put on the claim.
@@ -121,12 +121,12 @@ func PodMetadata(labels, annotations map[string]string) ClaimOption {
 	return func(o *claimOptions) { o.podLabels, o.podAnnotations = labels, annotations }
 }
 
-// ExpiresAfter has it deleted that long from now, whatever becomes of this program.
+// ExpiresAfter schedules the deletion of the sandbox after that time, whether or not this program still runs.
 func ExpiresAfter(time time.Duration) ClaimOption {
 	return func(o *claimOptions) { o.expiresAfter = time }
 }
 
-// ReadyTimeout limits the wait until it is ready, instead of 180 s.
+// ReadyTimeout sets the timeout for the sandbox to become ready, instead of 180 s.
 func ReadyTimeout(limit time.Duration) ClaimOption {
 	return func(o *claimOptions) { o.readyTimeout = limit }
 }
@@ -150,12 +150,12 @@ func Cwd(folder string) RunOption { return func(c *command) { c.Cwd = folder } }
 // User is a name or number, optionally user:group.
 func User(user string) RunOption { return func(c *command) { c.User = user } }
 
-// Limit has the sandbox end the command after that long; its exit code is then 124.
+// Limit sets the command's timeout, after which the sandbox ends it with exit code 124.
 func Limit(time time.Duration) RunOption {
 	return func(c *command) { c.TimeoutSeconds = time.Seconds() }
 }
 
-// Stdin is text for standard input, which then ends.
+// Stdin is text for standard input, which is then closed.
 func Stdin(text string) RunOption { return func(c *command) { c.Stdin = &text } }
 
 // Terminal runs the command in a terminal of that size.
@@ -163,8 +163,8 @@ func Terminal(columns, rows int) RunOption {
 	return func(c *command) { c.Terminal = &terminalSize{Columns: columns, Rows: rows} }
 }
 
-// IdempotencyKey makes a command run once however often it is asked for with the same key, and a broken connection harmless.
+// IdempotencyKey makes a command run once however often it is requested with the same key, so that the call survives a lost connection.
 func IdempotencyKey(key string) RunOption { return func(c *command) { c.key = key } }
 
-// BootID is the boot (of Sandbox.Info) that the key was first used in, when that may have been in another program.
+// BootID is the boot id (from Sandbox.Info) with which the key was first used, when another program may have used it.
 func BootID(id string) RunOption { return func(c *command) { c.bootID = id } }

@@ -14,13 +14,13 @@ import (
 	agents "github.com/agent-sandbox/agent-sandbox-rs/sdk/go/api/v1beta1"
 )
 
-// Sandbox is one sandbox to work with. Letting go of it deletes nothing; Delete does.
+// Sandbox is a handle to one sandbox. The sandbox exists until Delete is called.
 type Sandbox struct {
-	// Name is its own, which differs from its claim's when it came from a pool.
+	// Name is the sandbox's own name, which differs from its claim's when it came from a pool.
 	Name string
-	// Namespace it lives in.
+	// Namespace of the sandbox.
 	Namespace string
-	// Claim through which it is held, or "".
+	// Claim is the name of the sandbox's claim, or "".
 	Claim string
 
 	transport *transport
@@ -28,12 +28,12 @@ type Sandbox struct {
 	boot      string
 }
 
-// Object is the Sandbox as the API has it now.
+// Object returns the current Sandbox object.
 func (s *Sandbox) Object(ctx context.Context) (*agents.Sandbox, error) {
 	return s.transport.kube.sandbox(ctx, s.Namespace, s.Name)
 }
 
-// Suspend stops it and waits until it has stopped. Its files and its name stay.
+// Suspend stops the sandbox and waits until it has stopped. Its files and its name are kept.
 func (s *Sandbox) Suspend(ctx context.Context) error {
 	if err := s.transport.kube.patchSandbox(ctx, s.Namespace, s.Name, []byte(`{"spec":{"operatingMode":"Suspended"}}`)); err != nil {
 		return err
@@ -48,7 +48,7 @@ func (s *Sandbox) Suspend(ctx context.Context) error {
 	})
 }
 
-// Resume lets it run again and waits until it is ready.
+// Resume starts a suspended sandbox again and waits until it is ready.
 func (s *Sandbox) Resume(ctx context.Context) error {
 	if err := s.transport.kube.patchSandbox(ctx, s.Namespace, s.Name, []byte(`{"spec":{"operatingMode":"Running"}}`)); err != nil {
 		return err
@@ -60,7 +60,7 @@ func (s *Sandbox) waitReady(ctx context.Context) error {
 	last := ""
 	return s.transport.kube.waitSandbox(ctx, s.Namespace, s.Name, "ready", func(found *agents.Sandbox) (bool, error) {
 		for _, condition := range found.Status.Conditions {
-			// A condition counts only when it speaks of the present generation.
+			// A condition counts only when its observedGeneration is the current generation.
 			if condition.Type == "Ready" && condition.ObservedGeneration != 0 && condition.ObservedGeneration < found.Generation {
 				return false, nil
 			}
@@ -69,7 +69,7 @@ func (s *Sandbox) waitReady(ctx context.Context) error {
 	})
 }
 
-// ExpireAfter has it deleted that long from now, whatever becomes of this program.
+// ExpireAfter schedules the deletion of the sandbox after that time, whether or not this program still runs.
 func (s *Sandbox) ExpireAfter(ctx context.Context, after time.Duration) error {
 	end := map[string]string{"shutdownTime": time.Now().Add(after).UTC().Format("2006-01-02T15:04:05Z"), "shutdownPolicy": "Delete"}
 	if s.Claim == "" {
@@ -82,7 +82,7 @@ func (s *Sandbox) ExpireAfter(ctx context.Context, after time.Duration) error {
 	return apiError(fmt.Sprintf("set when %q expires", s.Name), err)
 }
 
-// Delete deletes it: its claim, when it has one. One that is gone already is fine.
+// Delete deletes the sandbox, or its claim when it has one. A sandbox that does not exist is no error.
 func (s *Sandbox) Delete(ctx context.Context) error {
 	if s.Claim != "" {
 		return s.transport.kube.deleteClaim(ctx, s.Namespace, s.Claim, "")
@@ -94,7 +94,7 @@ func (s *Sandbox) Delete(ctx context.Context) error {
 	return apiError(fmt.Sprintf("delete sandbox %q", s.Name), err)
 }
 
-// Info is what the sandbox's daemon says about itself.
+// Info returns facts about the sandbox's daemon.
 func (s *Sandbox) Info(ctx context.Context) (*Info, error) {
 	info := &Info{}
 	err := s.transport.fetch(ctx, call{method: "GET", path: prefix, operation: "ask the sandbox about itself", repeat: true}, info)

@@ -71,7 +71,7 @@ func (r *scenarioRunner) compare(step step, came map[string]any, err error) {
 	r.t.Helper()
 	kinds := map[string]error{"not_found": ErrNotFound, "no_source": ErrNoSource, "too_large": ErrTooLarge}
 	if step.Error != "" {
-		// How much ReadFile keeps is fixed here: only streams go beyond it.
+		// The limit of ReadFile is fixed in this SDK; larger files must be streamed.
 		if step.Error == "too_large" {
 			return
 		}

@@ -22,7 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// pauses are the waits before the second and later attempts of a request that may be repeated.
+// pauses are the delays before the second and later attempts of a request that may be repeated.
 var pauses = []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
 
 const maxError = 64 * 1024
@@ -108,7 +108,7 @@ func (t *transport) dialPod(ctx context.Context, _, address string) (net.Conn, e
 	return t.through(t.namespace, pod).dial(ctx, port)
 }
 
-// through keeps one connection per Pod.
+// through returns the forwarder of a Pod; there is one per Pod.
 func (t *transport) through(namespace, pod string) *forwarder {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
@@ -118,7 +118,7 @@ func (t *transport) through(namespace, pod string) *forwarder {
 	return t.forward
 }
 
-// forget drops addresses that may have changed.
+// forget drops cached addresses that may have changed.
 func (t *transport) forget() {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
@@ -194,11 +194,11 @@ type call struct {
 	method, path, operation string
 	headers                 http.Header
 	body                    []byte
-	// stream is sent once; such a request is never repeated.
+	// stream is a body that can be sent only once; such a request is never repeated.
 	stream io.Reader
-	// repeat says that sending it twice does no harm.
+	// repeat means that the request is idempotent.
 	repeat bool
-	// patient calls wait for an answer as long as the context allows.
+	// patient calls wait for a response as long as the context allows.
 	patient bool
 	accept  []int
 	port    int
@@ -235,7 +235,7 @@ func (t *transport) send(ctx context.Context, c call) (*http.Response, error) {
 	}
 }
 
-// attempt sends the request once, and says whether any of it may have been sent.
+// attempt sends the request once, and reports whether any of it may have been sent.
 func (t *transport) attempt(ctx context.Context, c call) (*http.Response, bool, error) {
 	port := c.port
 	if port == 0 {
@@ -249,7 +249,7 @@ func (t *transport) attempt(ctx context.Context, c call) (*http.Response, bool, 
 	if body == nil && c.body != nil {
 		body = bytes.NewReader(c.body)
 	}
-	// The answer must begin in time; reading it may take longer.
+	// The timeout applies to the start of the response; reading it may take longer.
 	attempting, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(t.perAttempt, func() {
 		if !c.patient && c.stream == nil {
@@ -301,7 +301,7 @@ func (c *closing) Close() error {
 	return err
 }
 
-// seconds is the time left, at most one attempt's, as the shortest decimal.
+// seconds returns the time left, at most that of one attempt, as the shortest decimal.
 func seconds(ctx context.Context, perAttempt time.Duration) string {
 	left := perAttempt
 	if deadline, ok := ctx.Deadline(); ok {
@@ -336,7 +336,7 @@ func (t *transport) check(answer *http.Response, c call) (*http.Response, error)
 	return nil, &HTTPError{Operation: c.operation, Status: answer.StatusCode, Code: said.Code, Message: message}
 }
 
-// fetch sends a request and decodes the whole answer.
+// fetch sends a request and decodes the whole response.
 func (t *transport) fetch(ctx context.Context, c call, into any) error {
 	answer, err := t.send(ctx, c)
 	if err != nil {
@@ -356,7 +356,7 @@ func (t *transport) fetch(ctx context.Context, c call, into any) error {
 	return nil
 }
 
-// readLimited is the whole body, refused by its announced length before anything is read.
+// readLimited reads the whole body, or fails before reading when its announced length exceeds the limit.
 func readLimited(answer *http.Response, limit int64) ([]byte, error) {
 	if answer.ContentLength > limit {
 		return nil, fmt.Errorf("%w: %d bytes, %d are allowed; stream it instead", ErrTooLarge, answer.ContentLength, limit)
@@ -368,7 +368,7 @@ func readLimited(answer *http.Response, limit int64) ([]byte, error) {
 	return content, err
 }
 
-// gatewayAddress waits for the first address of a Gateway that can be one.
+// gatewayAddress waits for the first valid address of a Gateway.
 func (k *kube) gatewayAddress(ctx context.Context, o gatewayOptions) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
@@ -413,7 +413,7 @@ func firstAddress(object any) string {
 	return ""
 }
 
-// isHostName tells DNS names; one made of numbers alone would be read as an address by some resolvers.
+// isHostName reports whether the text is a DNS name; some resolvers would read a name of digits alone as an address.
 func isHostName(text string) bool {
 	if text == "" || len(text) > 253 {
 		return false

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// against is a sandbox behind a router that the test plays.
+// against returns a sandbox behind a fake router.
 func against(t *testing.T, answer http.HandlerFunc) *Sandbox {
 	t.Helper()
 	server := httptest.NewServer(answer)
@@ -26,7 +26,7 @@ func against(t *testing.T, answer http.HandlerFunc) *Sandbox {
 	return &Sandbox{Name: "box", Namespace: "default", transport: transport}
 }
 
-// D-243: the router is told the smaller of the time left and one attempt's.
+// D-243: the timeout sent to the router is the smaller of the time left and that of one attempt.
 func TestTheRouterIsToldHowLongWeWait(t *testing.T) {
 	var told atomic.Value
 	box := against(t, func(w http.ResponseWriter, r *http.Request) {
@@ -46,7 +46,7 @@ func TestTheRouterIsToldHowLongWeWait(t *testing.T) {
 	}
 }
 
-// D-244: an answer that does not say how a command ended does not mean success.
+// D-244: a response without an exit code does not mean success.
 func TestAnEmptyAnswerIsNoSuccess(t *testing.T) {
 	box := against(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, `{}`) })
 	if result, err := box.Runtime().Execute(context.Background(), "true"); err != nil || result.ExitCode != -1 {
@@ -54,7 +54,7 @@ func TestAnEmptyAnswerIsNoSuccess(t *testing.T) {
 	}
 }
 
-// D-245, D-246: unknown types are left out, and a dot is one segment that nothing cleans up.
+// D-245, D-246: unknown types are left out, and a dot is one segment that no proxy normalises.
 func TestListings(t *testing.T) {
 	var path atomic.Value
 	box := against(t, func(w http.ResponseWriter, r *http.Request) {
@@ -70,7 +70,7 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// D-247: sandboxd's file API takes the whole path as one segment; a path that leads out is refused here already.
+// D-247: sandboxd's file API takes the whole path as one segment; the client rejects a path that leads out.
 func TestSandboxdPaths(t *testing.T) {
 	var seen atomic.Value
 	box := against(t, func(w http.ResponseWriter, r *http.Request) { seen.Store(r.Method + " " + r.URL.EscapedPath()) })
@@ -86,7 +86,7 @@ func TestSandboxdPaths(t *testing.T) {
 	}
 }
 
-// D-248: the daemon's own words.
+// D-248: errors contain the daemon's own message.
 func TestErrorsAreToldInTheDaemonsWords(t *testing.T) {
 	box := against(t, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusConflict)

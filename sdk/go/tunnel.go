@@ -27,8 +27,8 @@ const (
 	routerPort      = 8080
 )
 
-// forwarder opens streams to ports of one Pod over one connection to the API. A connection that died is made anew, and so is one that
-// leads to a Pod that was replaced: an API server keeps that open, and every stream on it ends at once.
+// forwarder opens streams to ports of one Pod over one connection to the API. It replaces a lost connection, and also a connection to a Pod
+// that was replaced: an API server keeps that open, but every stream on it ends immediately.
 type forwarder struct {
 	kube           *kube
 	namespace, pod string
@@ -38,7 +38,7 @@ type forwarder struct {
 	next  int
 }
 
-// session is one connection to the API. Once it is retired it ends with its last stream.
+// session is one connection to the API. A retired session is closed with its last stream.
 type session struct {
 	httpstream.Connection
 	streams int
@@ -70,7 +70,7 @@ func (f *forwarder) dial(ctx context.Context, port int) (net.Conn, error) {
 	}
 }
 
-// release takes note of a stream's end. One that ended without a word retires its connection.
+// release records the end of a stream. A stream that ended without any data retires its connection.
 func (f *forwarder) release(s *session, wordless bool) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -84,7 +84,7 @@ func (f *forwarder) release(s *session, wordless bool) {
 	}
 }
 
-// connect upgrades a connection to the API: over a WebSocket where it can, over SPDY where it cannot.
+// connect upgrades a connection to the API: to a WebSocket where supported, otherwise to SPDY.
 func (f *forwarder) connect() (httpstream.Connection, error) {
 	address := f.kube.core.Get().Namespace(f.namespace).Resource("pods").Name(f.pod).SubResource("portforward").URL()
 	transport, upgrader, err := spdy.RoundTripperFor(f.kube.config)
@@ -112,7 +112,7 @@ func (f *forwarder) stream(port int) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Nothing is written to the error stream; what the other side writes ends the connection.
+	// Nothing is written to the error stream; data from the other side is an error and ends the connection.
 	failures.Close()
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	data, err := f.open.CreateStream(headers)
@@ -128,7 +128,7 @@ func (f *forwarder) stream(port int) (net.Conn, error) {
 	return conn, nil
 }
 
-// streamConn is a stream as a net.Conn. Deadlines are the HTTP client's concern.
+// streamConn is a stream as a net.Conn. Deadlines have no effect: the HTTP client enforces timeouts.
 type streamConn struct {
 	httpstream.Stream
 	forwarder       *forwarder
@@ -169,7 +169,7 @@ func (s *streamConn) SetDeadline(time.Time) error      { return nil }
 func (s *streamConn) SetReadDeadline(time.Time) error  { return nil }
 func (s *streamConn) SetWriteDeadline(time.Time) error { return nil }
 
-// router finds the router's running Pod behind its Service, in the namespaces given.
+// router finds the running Pod behind the router's Service, in the given namespaces.
 func (k *kube) router(ctx context.Context, namespaces []string) (namespace, pod string, port int, err error) {
 	for _, namespace := range namespaces {
 		service := &corev1.Service{}

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// prefix is where the daemon's native API lives.
+// prefix is the path prefix of the daemon's native API.
 const prefix = "/sandbox/v1"
 
 type terminalSize struct {
@@ -13,7 +13,7 @@ type terminalSize struct {
 	Rows    int `json:"rows"`
 }
 
-// command is the body of an exec request, and what goes with it.
+// command is the body of an exec request, with client-side options.
 type command struct {
 	Command        string            `json:"command,omitempty"`
 	Argv           []string          `json:"argv,omitempty"`
@@ -64,7 +64,7 @@ func (e *wireEvent) data() ([]byte, error) {
 	return []byte(e.Text), nil
 }
 
-// Info is what the sandbox's daemon says about itself.
+// Info describes the sandbox's daemon.
 type Info struct {
 	Version       string `json:"version"`
 	BootID        string `json:"bootId"`
@@ -77,7 +77,7 @@ type Info struct {
 	UptimeSeconds int64  `json:"uptimeSeconds"`
 }
 
-// ProcessInfo is a process as the sandbox sees it now.
+// ProcessInfo is the state of a process when it was read.
 type ProcessInfo struct {
 	ID       int      `json:"id"`
 	PID      int      `json:"pid"`
@@ -89,7 +89,7 @@ type ProcessInfo struct {
 	TimedOut bool     `json:"timedOut"`
 }
 
-// FileInfo is a file, directory, link or something else.
+// FileInfo is a file, directory, link or other directory entry.
 type FileInfo struct {
 	Path       string    `json:"path"`
 	Name       string    `json:"name"`
@@ -102,7 +102,7 @@ type FileInfo struct {
 	LinkTarget string    `json:"linkTarget"`
 }
 
-// IsDir tells directories.
+// IsDir reports whether the entry is a directory.
 func (f FileInfo) IsDir() bool { return f.Type == "directory" }
 
 // Change is one change below a watched path.
@@ -111,7 +111,7 @@ type Change struct {
 	Kind string `json:"change"`
 }
 
-// Match is one line that a search found.
+// Match is one matching line of a content search.
 type Match struct {
 	Path string `json:"path"`
 	Line int64  `json:"line"`

@@ -1,4 +1,4 @@
-"""Renders the reference pages from what the product itself says: its CRDs, its help texts, its metrics, its sources' enums, its OpenAPI.
+"""Renders the reference pages from the product itself: CRDs, help texts, metrics, enums in the sources, OpenAPI.
 
 `python tests/docs/reference.py` writes docs/reference; test_reference.py fails when a committed page differs.
 """
@@ -22,7 +22,7 @@ def generated_from(source):
 
 # --- custom resources
 
-# Kubernetes' own structures are described by Kubernetes.
+# Fields of Kubernetes' own structures, which Kubernetes documents.
 FOREIGN = {"podTemplate.spec": "a Kubernetes PodSpec", "volumeClaimTemplates[].spec": "a Kubernetes PersistentVolumeClaimSpec",
            "networkPolicy.egress": "rules as in a Kubernetes NetworkPolicy", "networkPolicy.ingress": "rules as in a Kubernetes NetworkPolicy"}
 
@@ -188,8 +188,8 @@ def implementation(source, name):
 # --- HTTP
 
 def http():
-    document = json.loads((ROOT / "crates/sandboxd/src/native/openapi.json").read_text())
-    page = generated_from("`crates/sandboxd/src/native/openapi.json`") + (
+    document = json.loads((ROOT / "crates/sandboxd/src/dialects/native/openapi.json").read_text())
+    page = generated_from("`crates/sandboxd/src/dialects/native/openapi.json`") + (
         f"# HTTP API of sandboxd\n\n{document['info']['description']} A running daemon serves this document as OpenAPI at `/sandbox/v1/openapi.json`.\n"
         "\n| call | parameters | what it does |\n|---|---|---|\n"
     )

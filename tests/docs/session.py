@@ -1,4 +1,4 @@
-"""One reader at one machine: a shell that keeps its variables from snippet to snippet, in a folder and with data of its own."""
+"""A shell session that keeps its variables from snippet to snippet, with its own folder and data."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ class Session:
     def run(self, script, seconds=120):
         """Runs a script in the shell; returns its exit status and everything it printed."""
         mark = f"end-of-snippet-{secrets.token_hex(8)}"
-        # The script reads from nowhere: otherwise it would eat the next snippet.
+        # Standard input is /dev/null: otherwise the script would read the next snippet.
         self.shell.stdin.write(f"{{ {script}\n}} </dev/null\nprintf '\\n%s %d\\n' {mark} $?\n".encode())
         self.shell.stdin.flush()
         deadline, output = time.monotonic() + seconds, b""
@@ -49,7 +49,7 @@ class Session:
         return output
 
     def close(self):
-        """Ends the shell and whatever it left in the background."""
+        """Ends the shell and its background processes."""
         try:
             os.killpg(self.shell.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -47,7 +47,7 @@ def front_matter(text):
 
 
 def snippets(page, text=None):
-    """All blocks of a page that claim to be something that runs."""
+    """All code blocks of a page that are executable."""
     found, block = [], None
     for number, line in enumerate((text if text is not None else page.read_text()).splitlines(), 1):
         fence = FENCE.match(line)

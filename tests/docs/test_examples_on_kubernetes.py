@@ -1,4 +1,4 @@
-"""The examples that need no image run on a real control plane too, with our controller and our node: the same pages, word for word."""
+"""The examples that need no image also run on a real control plane, with our controller and our node, unchanged."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def test_example(cluster, page, tmp_path):
             if not snippet.marked:
                 run(snippet, session)
     except (SnippetFailed, ValueError) as error:
-        pytest.fail(f"{relative(page)}: {error}\n{cluster.story()}", pytrace=False)
+        pytest.fail(f"{relative(page)}: {error}\n{cluster.diagnostics()}", pytrace=False)
     finally:
         session.close()
         # The next example begins where this one did.

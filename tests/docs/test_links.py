@@ -1,4 +1,4 @@
-"""Links of the documentation lead somewhere: to a file of this tree, and to a heading that is there."""
+"""Links of the documentation are valid: the file exists, and the heading exists in it."""
 
 import pathlib
 import re

@@ -15,7 +15,7 @@ from snippets import console_steps, front_matter, matches, snippets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("AGENT_SANDBOX_BIN", ROOT / "target" / "debug" / "agent-sandbox"))
-# Of all snippets, at most this share may be shown without being run.
+# Maximum share of snippets that may be marked as not run.
 MOST_MARKED = 0.10
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("README.md")])
@@ -27,7 +27,7 @@ def relative(page):
 
 
 def open_session(page, tmp_path, **variables):
-    """A shell for the reader of one page: the program on the path, and in a folder of its own what lies beside an example."""
+    """A shell session for one page: the program on the path, and a copy of the example's files in a folder of its own."""
     for program in front_matter(page.read_text()).get("needs", "").split():
         if shutil.which(program) is None:
             (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{relative(page)} needs {program}")
@@ -49,7 +49,7 @@ def open_session(page, tmp_path, **variables):
 
 @pytest.fixture
 def reader(request, tmp_path):
-    """A session for one page: programs on the path, an engine's data folder of its own, ports that nobody else uses."""
+    """A session for one page: programs on the path, its own data folder for the engine, free ports."""
     page = request.param
     settings = front_matter(page.read_text())
     data = tmp_path / "data"
@@ -113,7 +113,7 @@ def run(snippet, session):
 
 
 def chained(script):
-    """The script, failing when any of its commands did, in a shell that goes on afterwards."""
+    """The script in a form that fails when any of its commands fails, and that keeps the shell running."""
     return f"trap 'failed=$?' ERR; failed=0\n{script}\ntrap - ERR; (exit $failed)"
 
 
@@ -125,7 +125,7 @@ def test_few_snippets_are_marked_as_not_run():
 
 
 def test_the_checks_can_fail(tmp_path):
-    """A wrong output, a failing script and a failing program are each noticed."""
+    """A wrong output, a failing script and a failing program are each detected."""
     session = Session(tmp_path, dict(os.environ))
     page = tmp_path / "page.md"
     try:

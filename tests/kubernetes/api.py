@@ -1,4 +1,4 @@
-"""A plain client of the Kubernetes API: requests as they are written, answers as they come."""
+"""A minimal client of the Kubernetes API, without any interpretation of requests and responses."""
 
 import base64
 import http.client
@@ -79,7 +79,7 @@ class Api:
                 content = response.read()
                 return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, content)
             except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
-                # The server closed an idle connection; nothing was answered.
+                # The server closed an idle connection without a response.
                 connection.close()
                 self.local.connection = None
                 if attempt == 2:
@@ -89,7 +89,7 @@ class Api:
         return self.request("GET", path)
 
     def must(self, method, path, body=None, headers=None):
-        """The answer's object; anything but success fails."""
+        """The response's object; anything but success fails."""
         answer = self.request(method, path, body, headers)
         assert 200 <= answer.status < 300, f"{method} {path}: {answer}"
         return answer.json()

@@ -47,7 +47,7 @@ def stop(process, within=20):
 
 
 class Cluster:
-    """A running cluster, with every right."""
+    """A running cluster, with all permissions."""
 
     def __init__(self, engine, folder, process):
         self.engine = engine
@@ -72,10 +72,10 @@ class Cluster:
         return done
 
     def apply_crds(self):
-        """The CRDs without conversion: no webhook runs unless a test starts one."""
+        """Applies the CRDs without conversion, because no webhook runs unless a test starts one."""
         self.helm_free_apply(["sandboxes.agents.x-k8s.io", "sandboxclaims.extensions.agents.x-k8s.io",
                               "sandboxtemplates.extensions.agents.x-k8s.io", "sandboxwarmpools.extensions.agents.x-k8s.io"])
-        # Established is not served: for a moment each still answers 429.
+        # An Established CRD may not be served yet: for a moment requests still get 429.
         for group, plural in [("", "sandboxes"), *(("extensions.", f"sandbox{kind}") for kind in ("claims", "templates", "warmpools"))]:
             for version in ("v1beta1", "v1alpha1"):
                 path = f"/apis/{group}agents.x-k8s.io/{version}/{plural}"
@@ -87,7 +87,7 @@ class Cluster:
         self.kubectl("wait", "--for=condition=Established", "--timeout=60s", *(f"crd/{name}" for name in names))
 
     def namespace(self):
-        """A namespace of the caller's own."""
+        """Creates a namespace for the calling test."""
         name = f"t-{uuid.uuid4().hex[:8]}"
         self.api.must("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         self.api.eventually(
@@ -96,7 +96,7 @@ class Cluster:
         return name
 
     def account_kubeconfig(self, namespace, name):
-        """A kubeconfig with exactly the rights of a ServiceAccount."""
+        """A kubeconfig with exactly the permissions of a ServiceAccount."""
         token = self.api.must(
             "POST", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}},
@@ -134,13 +134,13 @@ class Controller:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
     def leads(self):
-        return any(line["fields"].get("message") == "Controller runs" for line in self.lines())
+        return any(line["fields"].get("message") == "Controller is running" for line in self.lines())
 
     def wait_until_it_leads(self):
-        self.cluster.api.eventually("the controller leads", lambda: self.leads() or self._must_live())
+        self.cluster.api.eventually("the controller leads", lambda: self.leads() or self._check_running())
         return self
 
-    def _must_live(self):
+    def _check_running(self):
         assert self.process.poll() is None, f"the controller ended: {self.log.read_text()}"
         return False
 
@@ -156,7 +156,7 @@ def cluster_of(engine, *flags):
     log = pathlib.Path(folder) / "log"
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            # Its standard input closes when we end, however that is, and it ends with it.
+            # With --lifeline the cluster ends when its standard input is closed, which happens however this process ends.
             [CLUSTER, engine, folder, "--lifeline", *flags], stdout=output, stderr=output, stdin=subprocess.PIPE
         )
     try:
@@ -187,7 +187,7 @@ def helm_program():
 
 @pytest.fixture(scope="session")
 def real():
-    """A real control plane without any of our objects, every request written down."""
+    """A real control plane without any of our objects, with an audit log of every request."""
     with cluster_of("real", "--audit", "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement") as cluster:
         yield cluster
 

@@ -1,4 +1,4 @@
-"""Runs one script of requests against two API servers and compares what they answer.
+"""Runs one script of requests against two API servers and compares their responses.
 
 The script is data: YAML files of steps (see script/README.md). Only what no two servers can agree on is taken out of answers before they
 are compared: uids, resourceVersions, times, generated names and addresses.
@@ -144,7 +144,7 @@ class Run:
             body["message"] = body["message"].replace(f"{cause['field']}: {cause['message']}", "<cause>")
 
     def race(self, race):
-        """The same request many times at once: how often each answer came, and what is there afterwards."""
+        """Sends the same request many times concurrently: the number of responses by status, and the resulting object."""
         with concurrent.futures.ThreadPoolExecutor(race["writers"]) as pool:
             requests = [substitute(race["request"], {"i": str(i)}) for i in range(race["writers"])]
             answers = list(pool.map(self.send, requests))
@@ -155,7 +155,7 @@ class Run:
         return {"answers": counts if race.get("count", True) else sorted(counts)}
 
     def until(self, step):
-        """Repeats a read until it has the wanted status: for what servers do in their own time."""
+        """Repeats a read until it has the wanted status, for asynchronous work of the servers."""
         def look():
             answer = self.send(step)
             return answer if answer.status == step["until"] else None
@@ -246,7 +246,7 @@ def differences(name, left, right, path=""):
 
 
 def accepted():
-    """Differences that are meant: each has a reason and names the clients that were tried with it."""
+    """Intended differences: each has a reason and names the clients that were tried with it."""
     return yaml.safe_load((HERE / "differences.yaml").read_text()) or []
 
 

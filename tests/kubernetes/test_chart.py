@@ -54,7 +54,7 @@ VALUE_SETS = {
     "no webhook, no CRDs": {"webhook": {"enabled": False}, "crds": {"install": False}, "namespace": {"create": False}},
     "own names": {"webhookServiceName": "my-hook", "namespace": {"name": "my-system"}, "service": {"name": "my-metrics"},
                   "serviceAccount": {"create": False, "name": "mine"}},
-    "router for everybody": {"router": {"enabled": True, "replicaCount": 1, "auth": {"mode": "allow-all"}, "podDisruptionBudget": {"enabled": False}}},
+    "router without authorisation": {"router": {"enabled": True, "replicaCount": 1, "auth": {"mode": "allow-all"}, "podDisruptionBudget": {"enabled": False}}},
 }
 
 REFUSED = {
@@ -100,7 +100,7 @@ def test_values_render_cleanly_and_are_accepted(real, tmp_path, name):
     assert "0 chart(s) failed" in lint.stdout and "[WARNING]" not in lint.stdout + lint.stderr
     assert "WARNING" not in done.stderr.upper(), done.stderr
     rendered = documents(done.stdout)
-    # The API server is asked whether it would take each of them; Prometheus' kinds are not its own.
+    # Dry run of each object against the API server, which does not have Prometheus' kinds.
     namespaces = {d["metadata"]["namespace"] for d in rendered if "namespace" in d["metadata"]}
     for namespace in namespaces:
         real.kubectl("create", "namespace", namespace, check=False)
@@ -182,7 +182,7 @@ def test_applying_extensions_on_top_is_applying_both(real):
     assert layered == both
 
 
-def test_life_of_a_release(real, tmp_path):
+def test_install_upgrade_and_uninstall(real, tmp_path):
     """Install, upgrade (with the CRDs), uninstall, reinstall, and uninstall with everything. Sandboxes run on throughout."""
     release = ("agent-sandbox", str(CHART), "--set", "controller.extensions=true")
     real.helm("install", *release)
@@ -211,7 +211,7 @@ def test_life_of_a_release(real, tmp_path):
     assert "Newer" in [column["name"] for column in shown["spec"]["versions"][0]["additionalPrinterColumns"]]
     assert real.api.must("GET", f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/agent-sandbox-controller")["spec"]["replicas"] == 2
 
-    # Uninstall: everything of the release goes but the CRDs and the users' objects.
+    # Uninstall removes everything of the release except the CRDs and the users' objects.
     real.helm("uninstall", "agent-sandbox", "--wait")
     objects.wait_gone(real, f"/api/v1/namespaces/{SYSTEM}")
     left = [line for kind in ("clusterroles", "clusterrolebindings") for line in real.kubectl("get", kind, "-o", "name").stdout.splitlines() if "sandbox" in line]
@@ -220,7 +220,7 @@ def test_life_of_a_release(real, tmp_path):
     after = {name: real.api.must("GET", f"{pods}/{name}")["metadata"]["uid"] for name in before}
     assert after == before, "Pods ran on"
 
-    # Reinstall: the CRDs that stayed are taken over, the same Pods serve, and new ones come.
+    # Reinstall adopts the remaining CRDs; the same Pods keep running, and new ones are created.
     real.helm("install", *release)
     with controller_on(real):
         real.api.must("POST", objects.sandboxes(namespace), objects.sandbox("later"))
@@ -228,8 +228,8 @@ def test_life_of_a_release(real, tmp_path):
         assert objects.is_ready(real.api.must("GET", objects.sandboxes(namespace, "kept")))
         assert {name: real.api.must("GET", f"{pods}/{name}")["metadata"]["uid"] for name in before} == before
 
-    # And when that is asked for, everything goes.
+    # Uninstall with the option that removes everything.
     real.helm("upgrade", *release, "--set", "crds.keep=false")
     real.helm("uninstall", "agent-sandbox", "--wait")
     real.api.eventually("no CRD is left", lambda: "agents.x-k8s.io" not in real.kubectl("get", "crds", "-o", "name").stdout)
-    # Their Pods are Kubernetes' to collect, and its collector may forget them when the kind of their owner goes at the same moment.
+    # Kubernetes garbage-collects the Pods, and may miss them when the CRD of their owner is removed at the same time.

@@ -1,10 +1,10 @@
-"""One script of requests, two API servers, the same answers."""
+"""The embedded API and a real kube-apiserver give the same responses to one script of requests."""
 
 import differential
 from conftest import cluster_of
 
 
-def test_both_apis_answer_alike():
+def test_both_apis_give_the_same_responses():
     with cluster_of("embedded", "--no-pods") as ours, cluster_of("real", "--no-pods") as theirs:
         theirs.apply_crds()
         steps = differential.load({})

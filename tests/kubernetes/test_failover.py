@@ -1,4 +1,4 @@
-"""Two controllers under load: one dies, or sleeps longer than its lease. No claim is lost, none is served twice."""
+"""Two controllers under load: one is killed, or stopped for longer than its lease. No claim is lost or served twice."""
 
 import concurrent.futures
 import os
@@ -8,9 +8,9 @@ import time
 import objects
 from conftest import SOAK, Controller, cluster_of
 
-# Upstream's: 15 s, counted by the standby from the last renewal that it saw itself.
+# Upstream's lease duration: 15 s, counted by the standby from the last renewal that it observed.
 LEASE_SECONDS = 15
-# A loaded machine is slow; what matters is that it ends.
+# Generous, because a loaded machine is slow; the test only checks that the condition is reached.
 PATIENCE = 30
 ROUNDS = 10 if SOAK else 2
 KILLS = 6 if SOAK else 1
@@ -34,7 +34,7 @@ def post_claims(cluster, namespace, names):
 
 
 def check_one_each(cluster, namespace, names):
-    """Every claim is Ready and controls exactly one Sandbox, and no Sandbox has two masters."""
+    """Every claim is Ready and controls exactly one Sandbox, and no Sandbox has two owners."""
     claims = {name: objects.wait_ready(cluster, objects.claims(namespace, name), 90) for name in names}
 
     def doubles():
@@ -97,7 +97,7 @@ def killed_under_load(cluster, namespace, running, round_):
 
 
 def sleeps_through_its_lease(cluster, namespace, running, round_):
-    """The leader stops in a burst for longer than its lease, then wakes up and finds itself deposed."""
+    """The leader is stopped during a burst for longer than its lease; when it continues, it has lost the lease."""
     wait_warm(cluster, namespace)
     leader = leader_of(running)
     [standby] = [controller for controller in running if controller is not leader]
@@ -111,7 +111,7 @@ def sleeps_through_its_lease(cluster, namespace, running, round_):
     cluster.api.eventually("the standby leads", standby.leads, LEASE_SECONDS + PATIENCE)
     os.kill(leader.process.pid, signal.SIGCONT)
     check_one_each(cluster, namespace, names)
-    # A deposed leader ends; its Deployment starts it again.
+    # A leader that lost its lease exits; its Deployment restarts it.
     leader.process.wait(30)
     running.remove(leader)
     running.append(Controller(cluster))
@@ -120,7 +120,7 @@ def sleeps_through_its_lease(cluster, namespace, running, round_):
 
 
 def clean_stop_hands_over(cluster, namespace, running):
-    """A leader that is asked to stop gives its lease back: nobody waits for it to run out."""
+    """A leader that is asked to stop releases its lease, so that the standby does not wait for its expiry."""
     leader = leader_of(running)
     [standby] = [controller for controller in running if controller is not leader]
     cluster.api.eventually("the standby stands by", lambda: "controller" in standby.log.read_text())

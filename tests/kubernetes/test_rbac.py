@@ -19,7 +19,7 @@ ACCOUNTS = {
 
 
 def audited(cluster):
-    """What our two accounts asked for since the start."""
+    """All audited requests of our two accounts."""
     with open(cluster.folder / "audit.log") as log:
         entries = [json.loads(line) for line in log if line.endswith("}\n")]
     return [entry for entry in entries if entry["user"].get("username") in ACCOUNTS]
@@ -30,7 +30,7 @@ def is_denied(entry):
 
 
 def install(cluster, webhook_port, *extra):
-    """The chart as it is, but for the webhook's Service: nothing routes to Services here, so it is a name for this machine."""
+    """Installs the unchanged chart, but the webhook's Service resolves to this machine, because nothing routes to Services."""
     rendered = cluster.helm(
         "template", "agent-sandbox", str(CHART),
         "--set", f"controller.extensions=true,webhookServicePort={webhook_port},router.enabled=true,router.auth.mode=tokenreview", *extra,
@@ -48,7 +48,7 @@ def install(cluster, webhook_port, *extra):
 
 
 def wait_for_owner_checks(cluster, account, namespace):
-    """The API server's own check of owners learns about new kinds only every half minute; until then it refuses them all."""
+    """The API server's owner check learns about new kinds only every 30 seconds; until then it rejects them all."""
     api = Api(account)
 
     def owned_by(api_version, kind):
@@ -61,8 +61,8 @@ def wait_for_owner_checks(cluster, account, namespace):
     cluster.api.eventually("owners of our kinds are known", lambda: all(owned_by(*kind) for kind in kinds), 90)
 
 
-def live_a_life(cluster, namespace):
-    """Every kind of write that the controller makes."""
+def exercise_all_writes(cluster, namespace):
+    """Causes every kind of write that the controller makes."""
     api = cluster.api
     volumes = [{"metadata": {"name": "d"}, "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "none", "resources": {"requests": {"storage": "1Gi"}}}}]
     api.must("POST", objects.sandboxes(namespace), objects.sandbox("plain", service=True))
@@ -80,7 +80,7 @@ def live_a_life(cluster, namespace):
     api.eventually("an empty pool", lambda: api.must("GET", pool).get("status", {}).get("replicas", 0) == 0)
     api.must("POST", objects.claims(namespace), objects.claim("cold"))
     objects.wait_ready(cluster, objects.claims(namespace, "cold"))
-    # Suspend and resume, a Service that goes, and one that expires by itself.
+    # Suspend and resume, a Service that is removed, and a Sandbox that expires.
     objects.merge(cluster, plain, {"spec": {"operatingMode": "Suspended", "service": False}})
     api.eventually("suspended", lambda: not api.must("GET", f"/api/v1/namespaces/{namespace}/pods?fieldSelector=metadata.name%3Dplain")["items"])
     objects.merge(cluster, plain, {"spec": {"operatingMode": "Running"}})
@@ -112,9 +112,9 @@ def test_nothing_is_denied(real):
         wait_for_owner_checks(real, account, namespace)
         before = len(audited(real))
         with controller_on(real, kubeconfig=account, election=SYSTEM, webhook=port) as controller:
-            # A second one stands by, watching the lease, and takes over when the first stops.
+            # A second controller is on standby, watching the lease, and takes over when the first stops.
             with controller_on(real, kubeconfig=account, election=SYSTEM, webhook=free_port(), wait=False) as standby:
-                live_a_life(real, namespace)
+                exercise_all_writes(real, namespace)
                 serve_a_request(real)
                 controller.close()
                 standby.wait_until_it_leads()
@@ -129,8 +129,8 @@ def test_nothing_is_denied(real):
         real.kubectl("delete", "--ignore-not-found", "--timeout=90s", "-f", str(path))
 
 
-# Rights for repairs that a calm life does not need: taking over children that somebody made before us, volumes of adopted Sandboxes,
-# live reads after an unclear answer, and the certificate's rotation.
+# Permissions for cases that this test does not cause: adopting existing children, volumes of adopted Sandboxes, live
+# reads after an unclear response, and the rotation of the certificate.
 FOR_REPAIRS = {
     ("", "persistentvolumeclaims", "get"), ("", "persistentvolumeclaims", "patch"), ("", "pods", "get"), ("", "services", "get"),
     ("", "services", "patch"), ("", "secrets", "update"), ("agents.x-k8s.io", "sandboxes", "get"),
@@ -142,7 +142,7 @@ FOR_REPAIRS = {
 
 
 def unused_grants(manifest, asked):
-    """Rights of the controller's roles that nothing used."""
+    """Permissions of the controller's roles that were never used."""
     granted = set()
     for document in yaml.safe_load_all(manifest.read_text()):
         if document["kind"] in ("Role", "ClusterRole") and document["metadata"]["name"].startswith("agent-sandbox-controller"):
@@ -237,7 +237,7 @@ def test_namespaced_mode_stays_in_its_namespace(real):
         before = len(audited(real))
         with controller_on(real, f"--watch-namespace={namespace}", kubeconfig=account, election=SYSTEM, webhook=port):
             real.api.must("POST", objects.sandboxes(elsewhere), objects.sandbox("not-mine"))
-            live_a_life(real, namespace)
+            exercise_all_writes(real, namespace)
         assert "status" not in real.api.must("GET", objects.sandboxes(elsewhere, "not-mine"))
         assert [entry for entry in audited(real)[before:] if is_denied(entry)] == []
         other = Api(account).get(objects.sandboxes(elsewhere))

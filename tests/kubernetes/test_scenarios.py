@@ -47,7 +47,7 @@ def test_a_sandbox_from_start_to_end(engine):
     engine.api.eventually("its Service too", lambda: not engine.api.must("GET", services)["items"])
 
 
-def test_a_lost_pod_comes_back(engine):
+def test_a_deleted_pod_is_recreated(engine):
     namespace = engine.namespace()
     engine.api.must("POST", objects.sandboxes(namespace), objects.sandbox("box"))
     objects.wait_ready(engine, objects.sandboxes(namespace, "box"))
@@ -80,7 +80,7 @@ def test_a_warm_claim_adopts_and_the_pool_refills(engine):
 
 
 def test_a_burst_never_shares_a_sandbox(engine):
-    """More claims at once than are warm: each gets one of its own, warm or cold."""
+    """More concurrent claims than warm Sandboxes: each claim gets its own Sandbox, warm or cold."""
     namespace = engine.namespace()
     setup_pool(engine, namespace, 10)
     names = [f"claim-{i}" for i in range(25)]
@@ -106,7 +106,7 @@ def test_scaling_a_pool(engine):
     engine.api.eventually("the pool is empty", lambda: not pods(engine, namespace))
 
 
-def test_what_is_missing_is_said_and_heals(engine):
+def test_missing_references_are_reported_and_resolved_later(engine):
     namespace = engine.namespace()
     path = objects.claims(namespace, "early")
     engine.api.must("POST", objects.claims(namespace), objects.claim("early"))
@@ -118,7 +118,7 @@ def test_what_is_missing_is_said_and_heals(engine):
     objects.wait_ready(engine, path)
 
 
-def test_an_expired_claim_goes(engine):
+def test_an_expired_claim_is_deleted(engine):
     namespace = engine.namespace()
     setup_pool(engine, namespace, 1)
     past = {"shutdownTime": "2020-01-01T00:00:00Z", "shutdownPolicy": "Delete"}
@@ -130,7 +130,7 @@ def test_an_expired_claim_goes(engine):
     engine.api.eventually("it says so", lambda: objects.condition(engine.api.must("GET", kept)).get("reason") == "ClaimExpired")
 
 
-def test_a_namespace_that_goes_takes_everything(engine):
+def test_deleting_a_namespace_deletes_everything_in_it(engine):
     namespace = engine.namespace()
     setup_pool(engine, namespace, 2)
     engine.api.must("POST", objects.claims(namespace), objects.claim("mine"))
@@ -147,7 +147,7 @@ def test_kubectl_shows_the_columns(engine):
     shown = engine.kubectl("-n", namespace, "get", "sandboxclaims,swp,sandboxes", "--no-headers").stdout
     assert "sandboxclaim.extensions.agents.x-k8s.io/mine" in shown and "True" in shown
     engine.kubectl("-n", namespace, "wait", "--for=condition=Ready", "sandboxclaim/mine", "--timeout=20s")
-    # The adopted Sandbox speaks of its new generation soon, which is what `wait` looks at.
+    # The adopted Sandbox's conditions get the new observedGeneration soon, which `kubectl wait` checks.
     adopted = engine.api.must("GET", objects.claims(namespace, "mine"))["status"]["sandbox"]["name"]
     engine.kubectl("-n", namespace, "wait", "--for=condition=Ready", f"sandbox/{adopted}", "--timeout=5s")
     described = engine.kubectl("-n", namespace, "describe", "sandboxclaim", "mine").stdout

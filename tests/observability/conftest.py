@@ -1,4 +1,4 @@
-"""A running engine with some traffic behind it, and a real Prometheus that scrapes it."""
+"""A running engine that has served some traffic, and a real Prometheus that scrapes it."""
 
 import json
 import os
@@ -55,7 +55,7 @@ class Engine:
         return subprocess.run([BINARY, *words], env=self.environment, check=True, capture_output=True, text=True, timeout=120).stdout
 
     def traffic(self):
-        """A warm claim, a cold one, and requests that succeed, are refused and fail."""
+        """Creates a warm claim and a cold one, and sends requests that succeed, are rejected and fail."""
         self.cli("claim", "python-sandbox-template", "--name", "warm")
         self.cli("pool", "create", "empty", "--template", "python-sandbox-template", "--replicas", "0")
         self.cli("claim", "empty", "--name", "cold")
@@ -120,7 +120,7 @@ def prometheus(engine):
     prometheus = Prometheus(engine.folder, engine.metrics)
     try:
         wait_for("a scrape", lambda: prometheus.query("up == 1"))
-        # Rates need a series to move while it is watched.
+        # Rates need a series that changes between scrapes.
         first = prometheus.query("sum(sandbox_router_requests_total)")
         engine.cli("delete", "warm", "cold")
         engine.cli("claim", "python-sandbox-template", "--name", "warm")

@@ -1,4 +1,4 @@
-"""The dashboard, the rules and the list of metrics are true: real Prometheus, real processes."""
+"""The dashboard, the rules and the list of metrics match a running engine, with a real Prometheus."""
 
 import json
 import os
@@ -18,7 +18,7 @@ sys.path.insert(0, str(KIT))
 import dashboard  # noqa: E402
 
 QUERIES = [(entry[0], query) for _, entries in dashboard.ROWS for entry in entries for query, _ in entry[4]]
-# A failure that did not happen has no series; these queries are right to be empty on a healthy engine.
+# A failure that did not happen has no series, so these queries may be empty on a healthy engine.
 THRESHOLD = re.compile(r"\s[<>]\s(?:\d[\d.]*|2 \* .*)$")
 
 
@@ -41,7 +41,7 @@ def test_each_rule_is_evaluated(prometheus):
 
 
 @pytest.mark.parametrize("rule", yaml.safe_load(RULES.read_text())["groups"][0]["rules"], ids=lambda rule: rule.get("alert") or rule["record"])
-def test_each_rule_looks_at_something_that_is_there(prometheus, rule):
+def test_each_rule_refers_to_existing_series(prometheus, rule):
     """Without its threshold, every alert's expression has data; and nothing fires on a healthy engine that leads."""
     expression = THRESHOLD.sub("", rule["expr"])
     metrics = re.findall(r"[a-z_:0-9]+(?=\{|\[|\)| [<>]|$)", expression)
@@ -58,7 +58,7 @@ def test_each_rule_looks_at_something_that_is_there(prometheus, rule):
 
 
 def test_the_dashboard_fits_grafanas_published_schema(tmp_path):
-    """Grafana publishes the shape of a dashboard as types (`@grafana/schema`): the compiler checks ours against them, and a wrong one fails."""
+    """Grafana publishes dashboards as types (`@grafana/schema`): the compiler checks ours, and rejects an invalid one."""
     if shutil.which("npm") is None:
         pytest.fail("npm is not installed") if os.environ.get("CI") else pytest.skip("npm is not installed")
     command = [ROOT / "scripts" / "npm-cache", "grafana", "@grafana/schema@13", "typescript@5"]
@@ -107,7 +107,7 @@ def test_every_metric_is_listed(engine):
 
 
 def test_every_listed_metric_is_in_the_sources():
-    sources = "".join((ROOT / path).read_text() for path in ("crates/controller/src/metrics.rs", "crates/controller/src/metrics/sandboxes.rs", "crates/router/src/metrics.rs"))
+    sources = "".join((ROOT / path).read_text() for path in ("crates/controller/src/serving/metrics.rs", "crates/controller/src/serving/metrics/sandboxes.rs", "crates/router/src/observability/metrics.rs"))
     for name in rows((ROOT / "docs" / "reference" / "metrics.md").read_text()):
         word = name.removesuffix("_total").removeprefix("sandbox_router_")
         assert f'"{word}"' in sources or f'"{word.removeprefix("workqueue_")}"' in sources, name

@@ -1,4 +1,4 @@
-"""One engine for all tests of a run: `agent-sandbox up` in a folder of its own, on ports of its own."""
+"""One engine for all tests of a run: `agent-sandbox up` with its own folder and ports."""
 
 import json
 import os
@@ -16,16 +16,16 @@ from which_sdk import VERSION
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("AGENT_SANDBOX_BIN", str(ROOT / "target" / "debug" / "agent-sandbox"))
 READY = 60
-# An engine that runs already (`second_engine.py`): how sandboxes are reached there. KUBECONFIG names it.
+# Set by `second_engine.py` when an engine already runs: how its sandboxes are reached. KUBECONFIG refers to it.
 GIVEN = os.environ.get("AGENT_SANDBOX_TEST_CONNECTION")
 FOLDER = tempfile.mkdtemp(prefix="agent-sandbox-test-")
 if not GIVEN:
-    # The Kubernetes client reads the variable once, when it is imported: before any test module is.
+    # The Kubernetes client reads the variable once, when it is imported, so it must be set before test modules load.
     os.environ["KUBECONFIG"] = str(pathlib.Path(FOLDER) / "kubeconfig")
 
 
 class GivenEngine:
-    """An engine that somebody else started."""
+    """An engine that was started outside of this test run."""
 
     def __init__(self, kubeconfig, connection):
         self.kubeconfig = pathlib.Path(kubeconfig)
@@ -33,7 +33,7 @@ class GivenEngine:
 
 
 class Engine:
-    # As clients choose by themselves.
+    # Clients choose the connection themselves.
     connection = None
 
     def __init__(self, folder, process):
@@ -51,11 +51,11 @@ class Engine:
         return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
 
     def token(self):
-        """What the router's listener and the API ask for."""
+        """The bearer token for the router and the API."""
         return re.search(r"token: \"?([^\"\s]+)", self.kubeconfig.read_text()).group(1)
 
     def router_program(self):
-        """A router of its own, on the port that Gateways listen on."""
+        """The command line of a separate router, on the port that Gateways listen on."""
         flags = ["--http-bind-address", ":80", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
         return [BINARY, "router", "--kubeconfig", str(self.kubeconfig), *flags]
 
@@ -65,7 +65,7 @@ class Engine:
 
 
 def purge(folder):
-    """Ends what still runs, also of an engine that was killed, and takes everything back."""
+    """Stops everything that still runs, also after a killed engine, and removes its data."""
     subprocess.run([BINARY, "--data-dir", str(folder), "down", "--purge"], check=True, timeout=120)
 
 
@@ -112,7 +112,7 @@ def engine():
 
 @pytest.fixture
 def no_claims(engine):
-    """None before and none after: examples count and list what is there."""
+    """Deletes all claims before and after the test, because examples count and list claims."""
     delete = ("delete", "sandboxclaims", "--all", "-n", "default", "--wait=true", "--timeout=60s")
     assert engine.kubectl(*delete).returncode == 0
     yield

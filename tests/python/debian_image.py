@@ -1,4 +1,4 @@
-"""An image with Python, made with Debian's own tools from the packages that this machine has installed: nothing is fetched."""
+"""Builds an image with Python, with Debian's own tools, from the packages installed on this machine: nothing is downloaded."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ ROOTS = ("python3-minimal", "dash", "coreutils")
 
 
 def missing():
-    """Why no image can be made here, if none can."""
+    """Why no image can be built here, or None."""
     if not shutil.which("dpkg-query"):
         return "dpkg is not installed: the image is made of Debian's packages"
     asked = subprocess.run(["dpkg-query", "-W", *ROOTS], capture_output=True, text=True)
@@ -29,7 +29,7 @@ def plain(name):
 
 
 def packages():
-    """What the roots need, themselves included."""
+    """The root packages and all their dependencies."""
     form = "${binary:Package}\t${Provides}\t${Pre-Depends}, ${Depends}\n"
     listed = subprocess.run(["dpkg-query", "-W", "-f", form], capture_output=True, text=True, check=True).stdout
     needs, provider = {}, {}

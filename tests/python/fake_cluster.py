@@ -1,4 +1,4 @@
-"""A Kubernetes API and a router that do what a test tells them, for behaviours that a real engine shows only now and then.
+"""A scripted Kubernetes API and router, for behaviours that a real engine shows only occasionally.
 
 Enough of both for every SDK: claims that become what the test says after they are created, Sandboxes with a given status, and a router that
 answers from a script and remembers what it was sent.
@@ -64,7 +64,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class FakeRouter:
-    """Answers requests from a list; remembers each as (method, path, headers, body). What is not listed is a plain success."""
+    """Returns responses from a list, or 200 once the list is empty; records each request as (method, path, headers, body)."""
 
     def __init__(self):
         self.seen = []
@@ -92,7 +92,7 @@ class FakeRouter:
 
 
 class FakeCluster:
-    """Claims and Sandboxes. `becomes` is what happens to a new claim: statuses in order, or "DELETED"."""
+    """Claims and Sandboxes. `becomes` lists what happens to a new claim: its statuses in order, or "DELETED"."""
 
     def __init__(self):
         self.version = 100
@@ -213,7 +213,7 @@ class FakeCluster:
             elif resource == SANDBOXES:
                 _send_event(request, "ADDED", self._sandbox(name, request.path.split("/")[3]))
             elif not since:
-                # Without a version: what is there now, then what changes.
+                # Without a resourceVersion: first the existing objects, then the changes.
                 since = self.version
                 if name in self.claims:
                     _send_event(request, "ADDED", self.claims[name])

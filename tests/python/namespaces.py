@@ -1,4 +1,4 @@
-"""A network namespace of the test's own, joined to the host by a cable: a place outside the sandboxes with an address of its own."""
+"""A network namespace for tests, connected to the host by a veth pair: a client outside the sandboxes with its own address."""
 
 import ctypes
 import itertools
@@ -9,13 +9,14 @@ import subprocess
 import threading
 
 CLONE_NEWNET = 0x40000000
-# Of a range that nobody routes (RFC 2544) every process takes a few addresses, four for each of its namespaces.
+# Every process uses a few addresses of the benchmarking range 198.18.0.0/15 (RFC 2544), which is not routed: four for
+# each of its namespaces.
 FIRST = 4 * (os.getpid() % 16000)
 NUMBERS = itertools.count()
 
 
 def missing():
-    """Why there can be none here, if there can be none."""
+    """Why network namespaces cannot be used here, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     return None if shutil.which("ip") else "`ip` is not installed (Debian: apt-get install iproute2)"
@@ -26,7 +27,7 @@ def ip(*words):
 
 
 class Namespace:
-    """Made when entered, gone with everything in it when left."""
+    """Context manager: creates the namespace, and removes it with everything in it."""
 
     def __init__(self):
         number = next(NUMBERS)
@@ -62,22 +63,22 @@ class Namespace:
         ip("netns", "del", self.name)
 
     def start(self, command, **options):
-        """A program inside, which ends with the namespace."""
+        """Starts a program inside the namespace; it is terminated with the namespace."""
         process = subprocess.Popen(["ip", "netns", "exec", self.name, *command], stdin=subprocess.DEVNULL, **options)
         self.processes.append(process)
         return process
 
-    def lead(self, inside, outside):
-        """Connections to an address inside come out at one of the host's."""
-        made = []
-        thread = threading.Thread(target=lambda: made.append(self._listen(inside)))
+    def forward(self, inside, outside):
+        """Forwards connections to an address inside the namespace to an address of the host."""
+        listeners = []
+        thread = threading.Thread(target=lambda: listeners.append(self._listen(inside)))
         thread.start()
         thread.join()
-        self.listeners.append(made[0])
-        threading.Thread(target=pass_all_on, args=(made[0], outside), daemon=True).start()
+        self.listeners.extend(listeners)
+        threading.Thread(target=forward_connections, args=(listeners[0], outside), daemon=True).start()
 
     def _listen(self, address):
-        """A socket belongs to the namespace of the thread that makes it; the thread ends with that."""
+        """Creates a socket inside the namespace. It must run in a thread of its own, whose namespace it changes."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open(f"/run/netns/{self.name}") as inside:
             if libc.setns(inside.fileno(), CLONE_NEWNET) != 0:
@@ -85,7 +86,7 @@ class Namespace:
         return socket.create_server(address)
 
 
-def pass_all_on(listener, target):
+def forward_connections(listener, target):
     while True:
         try:
             near, _ = listener.accept()
@@ -93,10 +94,10 @@ def pass_all_on(listener, target):
             return
         far = socket.create_connection(target)
         for source, sink in ((near, far), (far, near)):
-            threading.Thread(target=pass_on, args=(source, sink), daemon=True).start()
+            threading.Thread(target=copy_bytes, args=(source, sink), daemon=True).start()
 
 
-def pass_on(source, sink):
+def copy_bytes(source, sink):
     try:
         while data := source.recv(65536):
             sink.sendall(data)

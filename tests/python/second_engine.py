@@ -24,9 +24,9 @@ CLUSTER = os.environ.get("AGENT_SANDBOX_TEST_CLUSTER", str(TARGET / "test-cluste
 NODE = "sdk-node"
 READY = 120
 SOURCE = "python-sandbox-template"
-# Whose volumes our node mounts.
+# Name of the provisioner whose volumes our node mounts.
 PROVISIONER = "agents.x-k8s.io/node"
-# What `agent-sandbox up` makes by itself.
+# Objects that `agent-sandbox up` creates by itself.
 READY_MADE = [
     {
         "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
@@ -47,7 +47,7 @@ READY_MADE = [
         "spec": {"replicas": 1, "sandboxTemplateRef": {"name": SOURCE}},
     },
 ]
-# The role of this name is the one that docs/node.md shows: what a kubelet may not read and network policies are made of.
+# Binds the role from docs/node.md: read access to the objects that network policies need and a kubelet may not read.
 NETWORK_READER = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "ClusterRoleBinding",
@@ -63,7 +63,7 @@ def shown_role():
 
 
 def volume(name):
-    """A volume of the node, of no class: for the next claim that names none."""
+    """A PersistentVolume of the node without a StorageClass, for the next claim that names no class."""
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
     spec = {
         "capacity": {"storage": "1Gi"},
@@ -96,7 +96,7 @@ def free_port():
 
 
 class SecondEngine:
-    """A running engine, from a client's side."""
+    """A running control plane with our controller and node, as clients see it."""
 
     connection = "pod"
 
@@ -111,18 +111,18 @@ class SecondEngine:
 
     def must(self, *words, **options):
         done = self.kubectl(*words, **options)
-        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}\n{self.story()}"
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}\n{self.diagnostics()}"
         return done.stdout
 
     def provide(self):
-        """The template and the pool that every engine begins with, and a volume: nobody here makes them for claims."""
+        """Creates the template and the pool that every engine starts with, and a volume: no provisioner runs here."""
         self.volumes += 1
         self.must("apply", "-f", "-", input=json.dumps(volume(f"by-hand-{self.volumes}")))
         self.must("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": READY_MADE}))
         self.must("wait", "--for=jsonpath={.status.readyReplicas}=1", f"swp/{SOURCE}", "-n", "default", f"--timeout={READY}s")
 
-    def story(self):
-        """What somebody who looks for the cause would ask for first."""
+    def diagnostics(self):
+        """Objects, node conditions, logs and free disk space, for the message of a failed assertion."""
         objects = self.kubectl("get", "sandboxes,pods,events", "--all-namespaces", "-o", "wide").stdout[-3000:]
         nodes = self.kubectl("get", "nodes", "-o", "jsonpath={.items[*].spec.taints}{.items[*].status.conditions}").stdout
         logs = [f"== {log.stem}\n{log.read_text(errors='replace')[-2000:]}" for log in sorted(self.folder.glob("*.log"))]
@@ -166,7 +166,7 @@ def second_engine():
             def start(name, command, **options):
                 running[name] = stack.enter_context(process(folder, name, command, **options))
 
-            # Its standard input closes when we end, however that is, and it ends with it.
+            # With --lifeline the cluster ends when its standard input is closed, which happens however this process ends.
             cluster = [CLUSTER, "real", str(folder), "--lifeline", "--no-pods", f"--node={NODE}"]
             start("cluster", cluster, stdin=subprocess.PIPE)
             wait_for("control plane", (folder / "ready").exists, running, folder)
@@ -194,7 +194,7 @@ def second_engine():
 
 
 def empty(engine):
-    """Everything goes while the node can still stop it: it leaves its Pods running."""
+    """Deletes everything before the node is stopped, because a stopped node leaves its Pods running."""
     for kind in ("swp", "sandboxclaims", "sandboxes"):
         engine.kubectl("delete", kind, "--all", "--all-namespaces", "--wait=true", "--timeout=60s")
     engine.kubectl("wait", "--for=delete", "pods", "--all", "-n", "default", "--timeout=60s")

@@ -1,14 +1,15 @@
 """Python snippets of the documents that the product comes from.
 
-The documents lie beside the project (`../shared/seeds`) where it is developed; a plain clone has none, and tests that want them skip.
-Documents 000, 001 and 004 are used as they stand, 002 and 003 after the repairs that `repairs.py` lists.
+The documents are beside the project (`../shared/seeds`) where it is developed; a plain clone has none, and tests that
+need them are skipped. Documents 000, 001 and 004 are used unchanged, 002 and 003 after the steps that `restore_code.py`
+lists.
 """
 
 import ast
 import pathlib
 import re
 
-import repairs
+import restore_code
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT.parent / "shared" / "seeds"
@@ -31,14 +32,14 @@ def parses(text):
 
 
 def looks_like_code(text):
-    """Prose of one word parses too: code calls, assigns or imports something."""
+    """Whether a text is code. A single word of prose parses too, so code must also call, assign or import something."""
     return parses(text) and any(
         isinstance(node, (ast.Call, ast.Assign, ast.Import, ast.ImportFrom)) for node in ast.walk(ast.parse(text))
     )
 
 
 def snippets(text):
-    """Runs of code paragraphs; each import of the SDK starts a new one. For pages that kept their form."""
+    """Consecutive code paragraphs; each import of the SDK starts a new snippet. For pages that kept their formatting."""
     paragraphs = []
     for paragraph in text.split("\n\n"):
         lines = [line for line in paragraph.splitlines() if not line.startswith(FOOTER)]
@@ -67,7 +68,7 @@ def examples(text):
         if line.startswith("def "):
             section = re.match(r"def (\w+)", line).group(1)
         if line.strip() == "Example:":
-            found.append((section, repairs.break_lines(repairs.straighten_quotes(lines[at + 1]))))
+            found.append((section, restore_code.break_lines(restore_code.straighten_quotes(lines[at + 1]))))
     return found
 
 
@@ -80,12 +81,12 @@ def modes(text):
             continue
         program = []
         while at < len(lines):
-            line, ended = repairs.cut_at_prose(repairs.straighten_quotes(lines[at]))
+            line, ended = restore_code.cut_at_prose(restore_code.straighten_quotes(lines[at]))
             program.append(line)
             at += 1
             if ended:
                 break
-        found.append(repairs.indent(program))
+        found.append(restore_code.indent(program))
     return found
 
 

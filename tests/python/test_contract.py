@@ -1,4 +1,4 @@
-"""What an SDK does in situations that a scripted cluster and router bring about: ours, and the published ones where they can.
+"""Behaviour of SDKs in situations that a scripted cluster and router create: ours, and the published ones where possible.
 
 `fake_cluster.py` plays both, so that every answer and every moment is the test's choice.
 """
@@ -52,7 +52,7 @@ def sandbox(client):
 
 @needs(not OLD, "0.4 knows no terminal reasons")
 def test_a_terminal_reason_ends_the_wait_at_once(cluster, client):
-    """D-188: a reason that nothing heals is an error well before the timeout, and nothing is left behind."""
+    """D-188: a permanent failure is an error well before the timeout, and the claim is deleted."""
     cluster.becomes = [cluster.not_ready("InvalidMetadata")]
     begun = time.monotonic()
     with pytest.raises(exceptions.SandboxClaimFailedError, match="InvalidMetadata"):
@@ -61,8 +61,8 @@ def test_a_terminal_reason_ends_the_wait_at_once(cluster, client):
     wait_until(lambda: cluster.deleted == [cluster.created[0]["metadata"]["name"]])
 
 
-def test_a_passing_reason_is_waited_out(cluster, client):
-    """D-188: the controller is still at work."""
+def test_a_temporary_reason_is_waited_out(cluster, client):
+    """D-188: a temporary reason is not an error, because the controller retries."""
     cluster.becomes = [cluster.not_ready("AdoptionPending"), cluster.not_ready("SandboxNotReady"), cluster.ready("box")]
     assert client.create_sandbox("pool", sandbox_ready_timeout=60).sandbox_id == "box"
 
@@ -75,7 +75,7 @@ def test_a_claim_that_is_deleted_meanwhile_is_an_error(cluster, client):
 
 
 def test_the_deadline_deletes_the_claim(cluster, client):
-    """D-190: TimeoutError, and the claim whose name was made up goes away."""
+    """D-190: TimeoutError, and the claim with the generated name is deleted."""
     cluster.becomes = [cluster.not_ready("SandboxNotReady")]
     with pytest.raises(TimeoutError):
         client.create_sandbox("pool", sandbox_ready_timeout=1)
@@ -97,7 +97,7 @@ def test_an_impossible_expiry_is_refused_before_anything_is_sent(cluster, client
     assert cluster.created == []
 
 
-def test_a_claim_is_found_again_and_missing_ones_are_said_to_be(cluster, client, sandbox):
+def test_an_existing_claim_is_found_and_a_missing_one_is_an_error(cluster, client, sandbox):
     """D-196."""
     name = sandbox.claim_name
     assert client.get_sandbox(name) is sandbox
@@ -120,7 +120,7 @@ def test_the_router_is_told_an_ipv4_address(cluster, router, sandbox):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_may_not_look_at_sandboxes_can_still_use_them(cluster, router, sandbox, status):
+def test_a_client_without_permission_to_read_sandboxes_can_use_them(cluster, router, sandbox, status):
     """D-200."""
     reason = {401: "Unauthorized", 403: "Forbidden"}[status]
     failure = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": reason}
@@ -129,7 +129,7 @@ def test_who_may_not_look_at_sandboxes_can_still_use_them(cluster, router, sandb
     assert "x-sandbox-pod-ip" not in router.headers()
 
 
-def test_a_missing_file_is_an_answer_not_a_broken_connection(router, sandbox):
+def test_a_missing_file_is_a_response_not_a_lost_connection(router, sandbox):
     """D-201."""
     router.script = [(404, {"message": "File not found"})]
     with pytest.raises(exceptions.SandboxRequestError) as caught:
@@ -146,7 +146,7 @@ def test_redirects_are_refused(router, sandbox):
         sandbox.files.exists("x")
 
 
-def test_a_read_is_repeated_after_a_passing_answer(router, sandbox):
+def test_a_read_is_repeated_after_a_temporary_error(router, sandbox):
     """D-203."""
     router.script = [(503, b"busy")]
     assert sandbox.files.read("x") == b"content"
@@ -164,11 +164,11 @@ def test_a_command_is_never_repeated(router, sandbox):
 
 
 def test_a_gateways_address_is_used_with_router_headers(cluster, router, monkeypatch):
-    """D-205: the first address of the status; port 80, which the test's own network gives to the router."""
+    """D-205: the first address of the status; port 80, on which the router listens here."""
     from k8s_agent_sandbox.models import SandboxGatewayConnectionConfig
 
     metadata = {"name": "gw", "namespace": "default", "uid": "g", "resourceVersion": "1"}
-    # A loopback address of its own, so that port 80 of nobody else is taken.
+    # A loopback address of its own, so that port 80 does not collide with another listener.
     address = "127.77.5.1"
     cluster.gateway = {
         "apiVersion": "gateway.networking.k8s.io/v1",
@@ -234,7 +234,7 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(router, sandbox):
     assert target.getvalue() == b""
 
 
-def test_the_agent_inside_is_asked(cluster, router):
+def test_a_query_reaches_the_agent_in_the_sandbox(cluster, router):
     """D-213."""
     from k8s_agent_sandbox.extensions.computer_use import ComputerUseSandboxClient
 
@@ -281,8 +281,8 @@ def test_the_async_client_does_the_same(cluster, router):
 
 
 @needs(OURS, "an answer of ours")
-def test_a_name_that_is_nothing_names_both_kinds(cluster, client, monkeypatch):
-    """D-187: pool first, template second; the error is either's."""
+def test_an_unknown_name_gives_an_error_that_names_both_kinds(cluster, client, monkeypatch):
+    """D-187: the pool is looked up first, then the template; the error may be either's."""
     monkeypatch.setattr(FakeCluster, "handle", lambda self, request: request.answer(404, {"code": 404, "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "message": "not found"}))
     with pytest.raises(exceptions.SandboxWarmPoolNotFoundError, match="neither a warm pool nor a template"):
         client.create_sandbox("nothing")

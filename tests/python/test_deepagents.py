@@ -64,7 +64,7 @@ def test_commands_uploads_and_downloads_agree_on_paths(backend):
     assert backend.execute("ls -A /app").output.split() == ["beside.txt", "work"], "nothing is left over"
 
 
-def test_what_cannot_be_done_is_said_in_the_words_of_deep_agents(backend):
+def test_failures_use_the_error_names_of_deep_agents(backend):
     backend.execute("mkdir -p folder")
     errors = [answer.error for answer in backend.download_files(["missing", "folder", "/tmp/missing", ""])]
     assert errors == ["file_not_found", "is_directory", "file_not_found", "invalid_path"]

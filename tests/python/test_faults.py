@@ -24,7 +24,7 @@ from conftest import BINARY, start_engine  # noqa: E402
 
 
 class Relay:
-    """Passes connections on to a server, until it is told to cut them or to refuse new ones."""
+    """A proxy that forwards connections to a server, until it is told to close them or to refuse new ones."""
 
     def __init__(self, target):
         parts = urllib.parse.urlsplit(target)
@@ -103,7 +103,7 @@ def later(seconds, action):
     return timer
 
 
-def test_a_stream_of_a_process_is_taken_up_where_it_broke(sandbox, relay):
+def test_a_stream_of_a_process_resumes_after_a_lost_connection(sandbox, relay):
     process = sandbox.start("for i in $(seq 1 40); do echo $i; sleep 0.05; done")
     timers = [later(0.4, relay.cut), later(1.0, relay.cut)]
     seen = b"".join(event.data for event in process.events() if event.kind == "stdout")
@@ -126,7 +126,7 @@ def test_a_command_with_a_key_survives_and_runs_once(sandbox, relay):
     assert lines(sandbox) == "1"
 
 
-def test_a_router_that_is_away_for_a_while_is_waited_for(sandbox, relay):
+def test_calls_wait_for_a_router_that_is_temporarily_down(sandbox, relay):
     sandbox.files.write("x", "1")
     relay.refusing = True
     relay.cut()
@@ -140,7 +140,7 @@ def test_a_router_that_is_away_for_a_while_is_waited_for(sandbox, relay):
     assert lines(sandbox) == "1"
 
 
-def test_a_download_is_taken_up_where_it_broke(sandbox, relay, tmp_path):
+def test_a_download_resumes_after_a_lost_connection(sandbox, relay, tmp_path):
     sandbox.run("head -c 30000000 /dev/urandom > big; sha256sum big > sum")
     chunks = sandbox.files.open("big")
     got = bytearray()
@@ -156,7 +156,7 @@ def test_a_download_is_taken_up_where_it_broke(sandbox, relay, tmp_path):
     assert hashlib.sha256(got).hexdigest() == sandbox.files.read_text("sum").split()[0]
 
 
-def test_an_upload_that_breaks_leaves_the_old_file(sandbox, relay):
+def test_an_interrupted_upload_leaves_the_old_file(sandbox, relay):
     sandbox.files.write("file", "old")
 
     class Breaking:
@@ -191,7 +191,7 @@ def daemon_of(sandbox):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="looks at and kills a process of another user")
 def test_a_daemon_that_is_killed_mid_command_leaves_the_outcome_unknown(engine):
-    """Its keys are forgotten with it: the command is not run again, and later commands work."""
+    """The daemon loses its idempotency keys: the command is not run again, and later commands work."""
     client = Client(kubeconfig=str(engine.kubeconfig))
     with client.sandbox("host") as sandbox:
         daemon = daemon_of(sandbox)
@@ -219,14 +219,14 @@ def test_suspended_and_resumed_between_calls(engine):
         assert sandbox.files.read("kept") == b"1"
         assert sandbox.run("echo again").stdout == "again\n"
         assert sandbox.start("true").wait().exit_code == 0
-        # A key from before the suspend cannot be known any more: it is not run again.
+        # An idempotency key from before the suspend is unknown now: the command is not run again.
         with pytest.raises(errors.SandboxOutcomeUnknownError):
             sandbox.run("echo x >> count", idempotency_key="old", boot_id=before)
         assert lines(sandbox) == "0"
 
 
 def test_the_engine_is_restarted_mid_stream():
-    """API and router go away and come back; the sandbox lives on, and so does a process's stream."""
+    """API and router are restarted; the sandbox keeps running, and the stream of a process continues."""
     folder = tempfile.mkdtemp(prefix="agent-sandbox-test-")
     os.rmdir(folder)
     engine = start_engine(folder, "--router-auth", "none")

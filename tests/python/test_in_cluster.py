@@ -1,4 +1,4 @@
-"""Our SDK where it is meant to run in a cluster: in a Pod, with names from the cluster's DNS and a policy that lets it out. D-206."""
+"""Our SDK inside a Pod, with the cluster's DNS and a NetworkPolicy that allows its connections. D-206."""
 
 import importlib.util
 import pathlib
@@ -18,7 +18,7 @@ if why := namespaces.missing():
 from agent_sandbox import Client  # noqa: E402
 
 API_PORT = 6443
-# What the wheel needs beside Python itself.
+# Modules that the wheel needs in addition to Python itself.
 PACKAGES = ["agent_sandbox", "k8s_agent_sandbox", "pydantic", "pydantic_core", "annotated_types", "typing_inspection"]
 MODULES = ["typing_extensions"]
 SETUP = """
@@ -77,10 +77,10 @@ for kind in ("dns", "service"):
 
 @pytest.fixture(scope="module")
 def agent(engine):
-    """A sandbox with our wheel in it, which may talk to the API and to other sandboxes and to nobody else."""
+    """A sandbox with our wheel in it, whose NetworkPolicy allows connections only to the API and to other sandboxes."""
     with namespaces.Namespace() as place:
         api = urllib.parse.urlsplit(engine.api)
-        place.lead((place.address, API_PORT), (api.hostname, api.port))
+        place.forward((place.address, API_PORT), (api.hostname, api.port))
         applied = engine.kubectl("apply", "-f", "-", input=SETUP.replace("API", place.address))
         assert applied.returncode == 0, applied.stderr
         with Client(kubeconfig=str(engine.kubeconfig)).sandbox(template="agent") as sandbox:
@@ -121,11 +121,11 @@ def test_the_published_program_runs_in_a_pod(agent, index):
 
 
 def test_names_come_from_the_clusters_dns(agent):
-    """D-206, without an address to fall back from; and by the Service's own name."""
+    """D-206: by DNS name without using the address, and by the Service's name."""
     assert program(agent, BY_NAME).splitlines() == ["dns True", "service True"]
 
 
-def test_the_policy_lets_the_pod_out_to_nobody_else(agent):
-    """The same place as the API, another port: silence."""
+def test_the_policy_allows_no_other_destination(agent):
+    """A connection to the API's address on another port gets no response."""
     code = f"import socket; socket.create_connection(({agent.api_address!r}, {API_PORT + 1}), 0.5)"
     assert "imed out" in agent.run(f'python3 -c "{code}"').stderr

@@ -1,4 +1,4 @@
-"""`agent-sandbox mcp` as the official MCP client sees it, on a real engine: over HTTP with several sessions, and on standard input and output."""
+"""`agent-sandbox mcp` with the official MCP client on a real engine: over HTTP with several sessions, and over stdio."""
 
 import asyncio
 import base64
@@ -218,8 +218,8 @@ def test_a_named_session_outlives_its_server(engine):
     assert asyncio.run(run(find)) == "kept"
 
 
-def test_the_server_is_closed_to_strangers(engine, url):
-    """No page in a browser, no other name for this machine, no session without a beginning; and nothing beyond it by accident."""
+def test_the_server_rejects_foreign_origins_hosts_and_sessions(engine, url):
+    """Requests with a browser's Origin, another Host or an unknown session are rejected, and so is a non-local address."""
     import urllib.error
     import urllib.request
 

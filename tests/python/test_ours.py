@@ -1,4 +1,4 @@
-"""What only our Python SDK promises, on a real engine: interrupts, forks, threads, expiry, dialects, and errors that say what to do."""
+"""Guarantees that only our Python SDK makes, on a real engine: interrupts, forks, threads, expiry, dialects, helpful errors."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ def program(engine, code, **options):
     """Starts a Python program of its own against the engine."""
     environment = {**os.environ, "KUBECONFIG": str(engine.kubeconfig)}
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    # A shell starts background jobs with interrupts ignored, and Python then leaves them ignored.
+    # A shell starts background jobs with SIGINT ignored, and Python leaves it ignored.
     heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard, **options
@@ -69,7 +69,7 @@ def test_a_sandbox_from_an_image(client):
         wait_until(lambda: client.get(name) is None)
 
 
-def test_the_older_one_liner(engine, monkeypatch):
+def test_the_older_minimal_api(engine, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(engine.kubeconfig))
     from agentic_sandbox_client import SandboxClient as Older
 
@@ -81,7 +81,7 @@ def test_the_older_one_liner(engine, monkeypatch):
         sandbox.delete()
 
 
-def test_a_claim_disappears_when_its_time_is_over(engine, monkeypatch):
+def test_a_claim_is_deleted_when_it_expires(engine, monkeypatch):
     """D-191."""
     monkeypatch.setenv("KUBECONFIG", str(engine.kubeconfig))
     client = SandboxClient()
@@ -284,7 +284,7 @@ def test_cancelling_a_task_ends_the_command(engine, client):
 
 
 def test_errors_say_what_to_do(engine, client, tmp_path, monkeypatch):
-    """Unknown template, wrong namespace, no cluster, expired credentials, sandbox gone, too large, time over, bytes that are no text."""
+    """Unknown template, wrong namespace, no cluster, expired credentials, deleted sandbox, too large, timeout, invalid UTF-8."""
     with pytest.raises(errors.SandboxTemplateNotFoundError, match="no-such"):
         client.sandbox(template="no-such", ready_timeout=20).open()
     with pytest.raises(errors.SandboxError, match="nowhere"):
@@ -321,8 +321,8 @@ def test_errors_say_what_to_do(engine, client, tmp_path, monkeypatch):
     wait_until(lambda: raises(errors.SandboxError, lambda: gone.run("true", timeout=5)))
 
 
-def test_an_answer_that_fits_into_no_memory_is_too_large(engine, monkeypatch):
-    """Said by its length, before anything is read."""
+def test_a_response_larger_than_memory_is_too_large(engine, monkeypatch):
+    """Detected by its Content-Length, before the body is read."""
     from k8s_agent_sandbox.models import SandboxDirectConnectionConfig
 
     monkeypatch.setenv("KUBECONFIG", str(engine.kubeconfig))
@@ -344,7 +344,7 @@ def test_an_answer_that_fits_into_no_memory_is_too_large(engine, monkeypatch):
             sandbox.terminate()
 
 
-def test_files_with_holes_arrive_whole(client, tmp_path):
+def test_sparse_files_arrive_complete(client, tmp_path):
     folder = tmp_path / "up"
     folder.mkdir()
     with open(folder / "holes", "wb") as file:
@@ -358,8 +358,8 @@ def test_files_with_holes_arrive_whole(client, tmp_path):
     assert (tmp_path / "down" / "holes").read_bytes() == (folder / "holes").read_bytes()
 
 
-def test_a_large_file_comes_back_as_it_went(client):
-    """Through the tunnel, larger than every buffer on the way; the memory it is read into is made of large pages."""
+def test_a_large_file_round_trips(client):
+    """Through the tunnel, larger than every buffer in between; it is read into memory with huge pages."""
     content = os.urandom(1 << 20) * 9 + b"tail"
     with client.sandbox() as sandbox:
         sandbox.files.write("large", content)

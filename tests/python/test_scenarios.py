@@ -161,7 +161,7 @@ class Runner:
 
 
 def way(engine):
-    """How sandboxes of this engine are reached, where not as usual."""
+    """How sandboxes of this engine are reached, where it is not the default."""
     return getattr(Connection, engine.connection)() if engine.connection else None
 
 

@@ -6,7 +6,7 @@ import re
 import debian_image
 import pytest
 import seeds
-import surroundings
+import cluster_environment
 from k8s_agent_sandbox.exceptions import SandboxRequestError
 from which_sdk import OLD, OURS
 
@@ -32,7 +32,7 @@ spec: {replicas: 0, sandboxTemplateRef: {name: node-sandbox-template}}
 
 
 def adapt(code):
-    """From 0.5 on the published SDK says `warmpool=` for what 0.4 calls `template=`; ours knows both."""
+    """From 0.5 on the published SDK has `warmpool=` where 0.4 has `template=`; ours accepts both."""
     return code if OLD or OURS else re.sub(r"\btemplate=", "warmpool=", code)
 
 
@@ -44,7 +44,7 @@ def text_of(prefix):
 
 
 def run(code, **names):
-    """Runs a snippet and gives its names; what it printed is the business of the test that calls this."""
+    """Runs a snippet and returns its variables; the calling test checks what it printed."""
     exec(compile(adapt(code), "snippet", "exec"), names)  # noqa: S102 - the documents' own code
     return names
 
@@ -123,7 +123,7 @@ def test_the_reference_page_runs(engine, no_claims, capsys, method):
 
 
 def named(code, cluster):
-    """Our SDK asks for names outside Python, where `cluster` cannot answer: it gets the router's address instead of its name."""
+    """Our SDK resolves names outside Python, where `cluster` cannot intercept: it gets the router's address instead."""
     name = "sandbox-router-svc.default.svc.cluster.local"
     if not OURS or name not in code:
         return code
@@ -138,7 +138,7 @@ def test_the_clients_own_page_runs(engine, no_claims, capsys, mode):
     """Each way to connect: D-205 for the gateway, D-206 in the cluster, D-180 through the tunnel."""
     programs = dict(zip(MODES, seeds.modes(text_of("003")), strict=True))
     if mode == "gateway":
-        with surroundings.Gateway(engine, "external-http-gateway") as gateway:
+        with cluster_environment.Gateway(engine, "external-http-gateway") as gateway:
             run(programs[mode])
             assert gateway.statuses() == ["200"], "the command went through this router"
     elif mode == "port":
@@ -146,14 +146,14 @@ def test_the_clients_own_page_runs(engine, no_claims, capsys, mode):
         names = run(programs[mode])
         with pytest.raises(SandboxRequestError) as refused:
             names["sandbox"].commands.run("true")
-        # Python's own server knows no commands: the request has reached it, and not our runtime.
+        # Python's own HTTP server does not support commands: the error shows that the request reached it, not our runtime.
         assert "501" in f"{refused.value} {refused.value.__cause__}"
         names["sandbox"].terminate()
         return
     else:
         if "in-cluster" in mode and os.geteuid() != 0:
             pytest.skip("without root a sandbox has no address of its own")
-        with surroundings.ClusterNames(engine) as cluster:
+        with cluster_environment.ClusterNames(engine) as cluster:
             run(named(programs[mode], cluster))
         assert bool(cluster.asked) == ("direct" in mode) or "in-cluster" in mode
     greeting = {"gateway": "Cloud", "tunnel": "Local", "in-cluster": "in-cluster", "direct": None}
@@ -173,7 +173,7 @@ def test_the_manifests_of_the_summary_page_are_understood(engine, no_claims):
     for kind, name in (("sandbox", "my-sandbox"), ("sandboxclaim", "my-claim")):
         waited = engine.kubectl("wait", "--for=condition=Ready", "--timeout=60s", f"{kind}/{name}")
         assert waited.returncode == 0, engine.kubectl("describe", kind, name).stdout
-    # The page's placeholder is no image; it is refused, not guessed.
+    # The page's placeholder is not an image; it is rejected.
     assert "<IMAGE>" in found[0] and found[0] == found[1]
     engine.kubectl("delete", "sandbox/my-sandbox", "sandboxclaim/my-claim", "sandboxwarmpool/python-agent", "sandboxtemplate/python-agent")
 

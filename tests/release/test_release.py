@@ -1,4 +1,4 @@
-"""What `make release` makes can be installed, checked and run. Built with the quick profile: the packaging is what is tested."""
+"""The output of `make release` can be installed, verified and run. Built with the quick profile, as this tests the packaging."""
 
 import functools
 import hashlib
@@ -47,7 +47,7 @@ def test_installed_from_an_address_it_runs(dist, tmp_path):
         server.shutdown()
     assert done.returncode == 0, done.stderr
     program = tmp_path / "bin" / "agent-sandbox"
-    # Another folder, no sandboxd beside it: the one file is a complete installation.
+    # Another folder without a sandboxd file: the one binary is a complete installation.
     run = subprocess.run([program, "run", "--", "echo", "works"], capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout) == (0, "works\n"), run.stderr
     assert (tmp_path / "share" / "man" / "man1" / "agent-sandbox.1").stat().st_size > 1000
@@ -62,7 +62,7 @@ def test_a_changed_archive_is_not_installed(dist, tmp_path):
     assert done.returncode != 0 and "checksum" in done.stderr and not (tmp_path / "prefix" / "bin").exists(), done.stderr
 
 
-def test_without_a_place_to_install_from_it_says_so(tmp_path):
+def test_the_installer_reports_a_missing_release_address(tmp_path):
     done = install(tmp_path / "nothing", tmp_path)
     assert done.returncode != 0 and "there is no" in done.stderr
 
@@ -88,7 +88,7 @@ def test_the_bill_of_materials_names_what_is_shipped(dist):
     assert all(component["licenses"] for component in bill["components"])
 
 
-def test_documentation_of_versions_lies_side_by_side(dist, tmp_path):
+def test_documentation_of_several_versions_is_published_together(dist, tmp_path):
     """The newest is shown, the menu knows the others, and a page that is not there finds its style."""
     archive = next(dist.glob("agent-sandbox-*-docs.tar.gz"))
     with tarfile.open(archive) as tar:

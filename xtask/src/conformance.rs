@@ -1,8 +1,8 @@
-//! The conformance table: which test shows which numbered behaviour.
+//! The conformance table: which test proves which numbered behaviour.
 //!
 //! `tests/conformance/ids.txt` lists every behaviour id. An id is *shown* when a test cites it, *exempt* when a file
-//! `tests/conformance/<area>.md` has a line `- D-051: reason`, and *open* when `tests/conformance/open.txt` lists it. Anything else is an
-//! error, and so is an open id that a test already cites: the open list can only shrink.
+//! `tests/conformance/<area>.md` has a line `- D-051: reason`, and *open* when `tests/conformance/open.txt` lists it.
+//! Anything else is an error, and so is an open id that a test already cites: the open list can only shrink.
 
 mod citations;
 
@@ -19,7 +19,7 @@ use citations::{Citation, is_id};
 const TABLE: &str = "tests/conformance.md";
 const FOLDER: &str = "tests/conformance";
 
-/// Fails when the committed table differs from what the tests say, or an id is unaccounted for.
+/// Fails when the committed table differs from the tests' citations, or when an id is neither shown, exempt nor open.
 pub(crate) fn check() -> Result<()> {
     let root = root();
     let state = State::read(&root)?;
@@ -29,7 +29,7 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Rewrites the table and drops open ids that are shown by now.
+/// Rewrites the table and removes open ids that a test now cites.
 pub(crate) fn write() -> Result<()> {
     let root = root();
     let mut state = State::read(&root)?;
@@ -68,7 +68,7 @@ impl State {
         })
     }
 
-    /// What is neither shown nor exempt is open: used only when the table is rewritten.
+    /// Marks every id that is neither shown nor exempt as open; used only when the table is rewritten.
     fn reopen(&mut self) {
         self.open = self
             .ids

@@ -1,8 +1,9 @@
-//! Trims Kubernetes' own OpenAPI to the schemas that our CRDs embed: `trim_schemas <api/openapi-spec/v3> > data/kubernetes.json`.
+//! Trims Kubernetes' own OpenAPI to the schemas that our CRDs embed:
+//! `trim_schemas <api/openapi-spec/v3> > data/kubernetes.json`.
 //!
-//! Kept: types, formats, required keys, list and map types, and the defaults an API server stamps. Dropped: prose, patch
-//! hints of strategic merge, and the zero values that OpenAPI shows for required fields and for structs, which are no
-//! defaults of a CRD.
+//! Kept: types, formats, required keys, list and map types, and the defaults that an API server sets. Dropped:
+//! descriptions, strategic-merge patch hints, and the zero values that OpenAPI shows for required fields and for
+//! structs, which are not defaults of a CRD.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,11 +19,11 @@ const ROOTS: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Defaults that Kubernetes computes by reference; generators of CRDs do not see them, so neither do stored objects.
+/// Defaults that Kubernetes computes by reference. CRD generators do not emit them, so stored objects lack them too.
 const COMPUTED_DEFAULTS: [(&str, &str); 2] =
     [("AzureDiskVolumeSource", "cachingMode"), ("AzureDiskVolumeSource", "kind")];
 
-/// Schemas that our CRDs write in their own form.
+/// Schemas that `crd::kubernetes` writes by hand instead of copying.
 const OPAQUE: [&str; 4] = ["Quantity", "IntOrString", "Time", "ObjectMeta"];
 
 const DROPPED: [&str; 4] =
@@ -50,7 +51,7 @@ fn main() -> anyhow::Result<()> {
     print_one_per_line(&trimmed)
 }
 
-/// A schema without what we do not keep; names of the schemas it refers to are added to `pending`.
+/// Returns the schema without the dropped keys, and adds the names of the schemas it refers to to `pending`.
 fn trim(owner: &str, schema: &Value, pending: &mut Vec<String>) -> Value {
     let Some(schema) = schema.as_object() else { return schema.clone() };
     let required: Vec<&str> =
@@ -96,7 +97,7 @@ fn short(full: &str) -> &str {
     full.rsplit('.').next().unwrap_or(full)
 }
 
-/// One schema per line, so that a change of Kubernetes reads well in a diff.
+/// Prints one schema per line, so that an upgrade of Kubernetes gives a readable diff.
 #[expect(clippy::print_stdout, reason = "the output of this program")]
 fn print_one_per_line(schemas: &BTreeMap<String, Value>) -> anyhow::Result<()> {
     let lines: Vec<String> = schemas

@@ -1,6 +1,6 @@
 //! Condition types, reasons and messages: wire values that dashboards and SDKs match byte for byte.
 //!
-//! A condition is built from a [`Verdict`]; each kind of condition has one enum whose variants are its only
+//! A condition is built from a [`DesiredCondition`]; each kind of condition has one enum whose variants are its only
 //! constructors ([`SandboxReady`], [`SandboxSuspended`], [`ClaimReady`], …), so a reason cannot be paired with the
 //! wrong status or text.
 
@@ -28,7 +28,7 @@ pub enum ConditionType {
 }
 
 impl ConditionType {
-    /// The word on the wire.
+    /// The wire value.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Suspended => "Suspended",
@@ -41,14 +41,14 @@ impl ConditionType {
 
 /// A condition's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Truth {
+pub enum ConditionStatus {
     True,
     False,
     Unknown,
 }
 
-impl Truth {
-    /// The word on the wire.
+impl ConditionStatus {
+    /// The wire value.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -57,9 +57,9 @@ impl Truth {
         }
     }
 
-    /// The word's meaning; anything unknown is unknown.
-    pub fn from_wire(word: &str) -> Self {
-        match word {
+    /// Parses the wire value; any other text is `Unknown`.
+    pub fn from_wire(value: &str) -> Self {
+        match value {
             "True" => Self::True,
             "False" => Self::False,
             _ => Self::Unknown,
@@ -104,7 +104,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The word on the wire.
+    /// The wire value.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotSuspended => "NotSuspended",
@@ -143,23 +143,28 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// What a condition will say, before times and generations are known.
+/// A condition to be written, without transition time and observed generation, which [`upsert()`] adds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct DesiredCondition {
     pub type_: ConditionType,
-    pub status: Truth,
-    /// An enum's word, or one mirrored from a Pod.
+    pub status: ConditionStatus,
+    /// A [`Reason`], or a reason mirrored from a Pod.
     pub reason: Cow<'static, str>,
     pub message: Cow<'static, str>,
 }
 
-impl Verdict {
-    fn new(type_: ConditionType, status: Truth, reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
+impl DesiredCondition {
+    fn new(
+        type_: ConditionType,
+        status: ConditionStatus,
+        reason: Reason,
+        message: impl Into<Cow<'static, str>>,
+    ) -> Self {
         Self { type_, status, reason: Cow::Borrowed(reason.as_str()), message: message.into() }
     }
 }
 
-/// True when the condition holds.
+/// True when the condition exists with status `True`.
 pub fn is_true(condition: Option<&Condition>) -> bool {
-    condition.is_some_and(|condition| condition.status == Truth::True.as_str())
+    condition.is_some_and(|condition| condition.status == ConditionStatus::True.as_str())
 }

@@ -1,9 +1,10 @@
 //! Conversion between the two versions, on raw JSON.
 //!
-//! Raw, because a typed round trip rewrites quantities and loses fields. What v1alpha1 says and v1beta1 cannot is kept
-//! in a state annotation on the stored object, and the other way round in annotations that v1alpha1 clients carry
-//! along; so nothing is lost by reading or writing through either version. A state annotation that does not parse is
-//! ignored: any editor can write one, and a failed conversion would break every list that holds the object.
+//! Raw, because a typed round trip rewrites quantities and loses fields. Fields of v1alpha1 that v1beta1 does not have
+//! are kept in a state annotation on the stored object; fields of v1beta1 that v1alpha1 does not have are kept in
+//! annotations on the v1alpha1 object, which its clients send back. Reading or writing through either version
+//! therefore loses nothing. A state annotation that does not parse is ignored: any client can write one, and a failed
+//! conversion would break every list that contains the object.
 
 mod claim;
 mod object;
@@ -24,16 +25,16 @@ use object::Object;
 /// Why an object cannot be converted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ConversionError {
-    /// Something that must be a JSON object is not.
+    /// A value that must be a JSON object is not one.
     #[error("{field} must be a JSON object")]
     NotAnObject { field: &'static str },
-    /// The object is not of ours.
+    /// The object's kind is none of this product's kinds.
     #[error("cannot convert kind {kind:?} of {api_version:?}: it is none of this product's kinds")]
     UnknownKind { api_version: String, kind: String },
-    /// We do not serve the version asked for.
+    /// The requested version is not served.
     #[error("cannot convert {kind} from {from:?} to {to:?}: no such version")]
     UnknownVersion { kind: String, from: String, to: String },
-    /// A v1alpha1 client edited the annotation that stands for the policy.
+    /// A v1alpha1 client wrote an invalid value into the annotation that represents the policy.
     #[error("invalid VolumeClaimTemplatesPolicy annotation value: {0:?}")]
     InvalidVolumePolicy(String),
 }
@@ -44,7 +45,7 @@ enum Direction {
     FromHub,
 }
 
-/// Converts one object to `desired_api_version`. An object already in that version comes back unchanged.
+/// Converts one object to `desired_api_version`. An object that already has that version is returned unchanged.
 pub fn convert(object: Value, desired_api_version: &str) -> Result<Value, ConversionError> {
     let mut object = Object::new(object)?;
     let from = object.text("apiVersion").to_owned();
@@ -67,7 +68,7 @@ pub fn convert(object: Value, desired_api_version: &str) -> Result<Value, Conver
     Ok(object.into_value())
 }
 
-/// Which way to go; none when the object is already there.
+/// The direction of the conversion; `None` when the object already has the version.
 fn direction(from: &str, kind: &str, to: &str) -> Result<Option<Direction>, ConversionError> {
     let (hub, spoke) = match kind {
         SANDBOX => (CORE_V1BETA1, CORE_V1ALPHA1),

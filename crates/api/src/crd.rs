@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 
 use crate::groups;
 
-/// Name of the Service that the CRDs' conversion points to, unless an installation says otherwise.
+/// Name of the conversion webhook's Service in the CRDs, unless an installation configures another.
 pub const WEBHOOK_SERVICE: &str = "agent-sandbox-webhook-service";
-/// Its namespace.
+/// Namespace of the conversion webhook's Service.
 pub const WEBHOOK_NAMESPACE: &str = "agent-sandbox-system";
-/// Its path.
+/// URL path of the conversion webhook.
 pub const WEBHOOK_PATH: &str = "/convert";
 
 /// All four definitions, the core one first.
@@ -53,7 +53,8 @@ struct Version {
     description: &'static str,
 }
 
-/// Large pieces are moved to their places, here and in the kinds' own modules: `json!` would copy them at every level.
+/// Builds one CRD. Large values are moved into their places, here and in the kinds' own modules, because `json!` would
+/// copy them at every level.
 fn definition(names: &Names, v1beta1: Version, v1alpha1: Version) -> Value {
     let mut definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1",

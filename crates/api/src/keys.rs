@@ -2,7 +2,7 @@
 
 /// Prefix of keys that users may not put on Pods through a Pod template.
 pub const CORE_PREFIX: &str = "agents.x-k8s.io/";
-/// The same, of the extensions group.
+/// Prefix of the extensions group's keys, which users may not put on Pods either.
 pub const EXTENSIONS_PREFIX: &str = "extensions.agents.x-k8s.io/";
 
 /// Label keys.
@@ -37,25 +37,25 @@ pub mod annotations {
     pub const TEMPLATE_REF: &str = "agents.x-k8s.io/sandbox-template-ref";
     /// Pod: sorted, comma-joined keys of the labels that the Pod template gave it.
     pub const PROPAGATED_LABELS: &str = "agents.x-k8s.io/propagated-labels";
-    /// Pod: the same for annotations.
+    /// Pod: sorted, comma-joined keys of the annotations that the Pod template gave it.
     pub const PROPAGATED_ANNOTATIONS: &str = "agents.x-k8s.io/propagated-annotations";
     /// Claim, Sandbox: JSON map of W3C trace headers.
     pub const TRACE_CONTEXT: &str = "opentelemetry.io/trace-context";
     /// Any kind: when the object was rewritten in the stored version.
     pub const STORAGE_MIGRATED_AT: &str = "agents.x-k8s.io/storage-migrated-at";
-    /// Pool: made for claims of v1alpha1 that name only a template.
+    /// Pool: created for claims of v1alpha1 that name only a template.
     pub const MIGRATION_SHADOW: &str = "agents.x-k8s.io/migration-shadow";
-    /// Such a pool: the template's name.
+    /// Pool with [`MIGRATION_SHADOW`]: name of the template.
     pub const MIGRATION_SOURCE_TEMPLATE: &str = "agents.x-k8s.io/migration-source-template";
-    /// Claim: the assigned warm Sandbox. What a restarted controller finishes an adoption from.
+    /// Claim: the assigned warm Sandbox. A restarted controller completes an unfinished adoption from it.
     pub const SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
     /// Claim: when a controller first saw it.
     pub const CONTROLLER_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/controller-first-observed-at";
     /// Claim: when it first was Ready, or `unknown`.
     pub const CLAIM_FIRST_READY_AT: &str = "agents.x-k8s.io/claim-first-ready-at";
-    /// Claim: when its client began asking.
+    /// Claim: when its client sent the first request for it.
     pub const CLIENT_FIRST_REQUESTED_AT: &str = "agents.x-k8s.io/client-first-requested-at";
-    /// Claim: when an admission webhook saw it.
+    /// Claim: when an admission webhook first saw it.
     pub const WEBHOOK_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/webhook-first-observed-at";
     /// Pod template, Pod: whether the cluster autoscaler may evict it.
     pub const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
@@ -65,25 +65,25 @@ pub mod annotations {
     /// Under a domain of its own, because keys of `agents.x-k8s.io/` in Pod templates never reach Pods.
     pub const INJECT_SANDBOXD: &str = "runtime.agents.x-k8s.io/inject-sandboxd";
 
-    /// Stored Sandbox: what v1alpha1 said and v1beta1 cannot.
+    /// Stored Sandbox: v1alpha1 fields that v1beta1 does not have.
     pub const V1ALPHA1_SANDBOX_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandbox-state";
-    /// Stored claim: the same.
+    /// Stored claim: v1alpha1 fields that v1beta1 does not have.
     pub const V1ALPHA1_CLAIM_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxclaim-state";
-    /// Stored template: the same.
+    /// Stored template: v1alpha1 fields that v1beta1 does not have.
     pub const V1ALPHA1_TEMPLATE_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxtemplate-state";
-    /// Stored pool: the same.
+    /// Stored pool: v1alpha1 fields that v1beta1 does not have.
     pub const V1ALPHA1_POOL_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxwarmpool-state";
     /// v1alpha1 template: the policy for claims' volumes, which v1alpha1 has no field for.
     pub const V1BETA1_VOLUME_POLICY: &str = "api.agents.x-k8s.io/v1beta1-volume-claim-templates-policy";
     /// v1alpha1 claim: its volumes, as JSON, which v1alpha1 has no field for.
     pub const V1BETA1_CLAIM_VOLUMES: &str = "api.agents.x-k8s.io/v1beta1-volume-claim-templates";
-    /// v1alpha1 claim: its pool, where template and pool policy alone would not lead back to it.
+    /// v1alpha1 claim: its pool, where it cannot be derived from template and pool policy.
     pub const V1BETA1_CLAIM_POOL: &str = "api.agents.x-k8s.io/v1beta1-warm-pool-ref";
 }
 
 /// Value of [`labels::LAUNCH_TYPE`] for a Sandbox that was waiting in a pool.
 pub const LAUNCH_WARM: &str = "warm";
-/// Value of [`labels::LAUNCH_TYPE`] for a Sandbox made on demand.
+/// Value of [`labels::LAUNCH_TYPE`] for a Sandbox created on demand.
 pub const LAUNCH_COLD: &str = "cold";
 /// Value of [`labels::CREATED_BY`] on pool Sandboxes.
 pub const CREATED_BY_CONTROLLER: &str = "controller";
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_for_the_daemon_passes_through_a_pod_template() {
+    fn the_annotation_that_injects_sandboxd_passes_through_a_pod_template() {
         assert!(!is_reserved_annotation(annotations::INJECT_SANDBOXD));
     }
 

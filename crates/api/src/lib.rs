@@ -1,11 +1,11 @@
 //! The Kubernetes API of the product: types of both versions, conversion, conditions, every key, names and hashes,
 //! and the CRDs as data.
 //!
-//! Refuses: IO, async, clocks. Whatever depends on time takes it as an argument. Nothing here knows a client; the
-//! types implement `k8s_openapi::{Resource, Metadata}`, which is all that `kube::Api<Sandbox>` needs.
+//! Refuses: IO, async, clocks. Functions that depend on time take it as an argument. The crate does not depend on a
+//! client; the types implement `k8s_openapi::{Resource, Metadata}`, which is all that `kube::Api<Sandbox>` needs.
 //!
 //! Pod specs and PVC specs are [`Opaque`] JSON from end to end: a typed round trip would rewrite quantities, lose
-//! fields newer than our dependencies, and trip the immutability rule of `volumeClaimTemplates`.
+//! fields newer than our dependencies, and violate the immutability rule of `volumeClaimTemplates`.
 
 mod opaque;
 mod resource;

@@ -1,4 +1,4 @@
-//! Names of children, and the hashes that stand for names in labels.
+//! Names of child objects, and the hashes that represent names in labels.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ pub const SHADOW_POOL_PREFIX: &str = "shadow-pool-";
 pub const SUFFIX_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 /// Length of the random part of a pool member's name.
 pub const SUFFIX_LENGTH: usize = 5;
-/// `generateName` keeps so many characters of its prefix.
+/// Maximum number of characters of the prefix that `generateName` keeps.
 const GENERATED_PREFIX_LENGTH: usize = 58;
 
 /// 32-bit FNV-1a of a name, as eight lower-case hex digits.
@@ -31,7 +31,7 @@ pub fn pool_selector(pool: &str) -> String {
     format!("{}={}", labels::WARM_POOL_SANDBOX, name_hash(pool))
 }
 
-/// The PVC of one of a Sandbox's claim templates.
+/// The name of the PVC for one of a Sandbox's `volumeClaimTemplates`.
 pub fn volume_claim(volume: &str, sandbox: &str) -> String {
     format!("{volume}-{sandbox}")
 }
@@ -61,7 +61,7 @@ pub fn pool_member_prefix(pool: &str) -> String {
     format!("{pool}-")
 }
 
-/// A pool member's name: what the server would have generated, with random bytes of ours.
+/// A pool member's name, in the form of the server's `generateName`, from random bytes given by the caller.
 pub fn pool_member(pool: &str, random: [u8; SUFFIX_LENGTH]) -> String {
     let prefix = pool_member_prefix(pool);
     let mut name: String = prefix.chars().take(GENERATED_PREFIX_LENGTH).collect();
@@ -76,8 +76,8 @@ pub fn without_last_segment(sandbox: &str) -> &str {
 
 /// Hash of a blueprint (`sandbox-template-hash`).
 ///
-/// A fast path only: upstream hashes Go's JSON text, we hash JSON with sorted keys, and both sides compare blueprints
-/// when the labels differ.
+/// Used only as a fast path: upstream hashes Go's JSON text and this function hashes JSON with sorted keys, so both
+/// implementations compare the blueprints themselves when the labels differ.
 pub fn blueprint_hash(
     pod_template: &PodTemplate,
     volume_claim_templates: &[VolumeClaimTemplate],
@@ -140,9 +140,9 @@ mod tests {
 
     use super::*;
 
-    /// The worked values of both contracts.
+    /// The example values of both contracts.
     #[test]
-    fn name_hash_gives_the_worked_values() {
+    fn name_hash_gives_the_example_values() {
         for (name, hash) in [
             ("", "811c9dc5"),
             ("a", "e40c292c"),
@@ -169,9 +169,9 @@ mod tests {
         }
     }
 
-    /// The worked values for blueprints: upstream hashes its own JSON text with the same function.
+    /// The example values for blueprints: upstream hashes its own JSON text with the same function.
     #[test]
-    fn name_hash_of_upstreams_blueprint_texts_gives_the_worked_values() {
+    fn name_hash_of_upstreams_blueprint_texts_gives_the_example_values() {
         for (text, hash) in [
             (
                 r#"{"podTemplate":{"spec":{"containers":[{"name":"test-container","image":"test-image","resources":{}}]},"metadata":{}}}"#,

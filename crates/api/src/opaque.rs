@@ -1,7 +1,7 @@
-//! JSON that we carry but do not interpret, shared by reference.
+//! JSON that is stored and forwarded but not interpreted, shared by reference.
 //!
-//! Thousands of Sandboxes of one pool hold the same Pod spec: behind an `Arc` a clone is a counter, and a cache may
-//! intern equal values.
+//! Thousands of Sandboxes of one pool hold the same Pod spec. Behind an `Arc` a clone only increments a counter, and a
+//! cache may intern equal values.
 
 use std::ops::Deref;
 use std::sync::Arc;

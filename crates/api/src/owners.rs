@@ -1,4 +1,4 @@
-//! Owner references: how we write them and how we judge them.
+//! Owner references: writing and checking them.
 //!
 //! Ownership is the controller reference's uid. Kinds are matched by group and kind only: objects written before an
 //! upgrade keep the old version in their references for ever.
@@ -7,20 +7,20 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use crate::groups;
 
-/// How an object stands to a would-be owner.
+/// The relation of an object to a possible owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
     /// Its controller reference carries the owner's uid.
     Owned,
     /// It has no controller reference.
     Unowned,
-    /// Its controller is another object, maybe an earlier one of the same name.
+    /// Its controller is another object, possibly an earlier one of the same name.
     Foreign,
 }
 
-/// Metadata with owner references, in whatever form a program keeps it.
+/// Metadata with owner references; implemented by every form in which a program stores metadata.
 pub trait Owned {
-    /// All of them, in the object's order.
+    /// All owner references, in the object's order.
     fn owner_references(&self) -> &[OwnerReference];
 }
 
@@ -30,12 +30,12 @@ impl Owned for ObjectMeta {
     }
 }
 
-/// The one reference that says `controller: true`.
+/// The reference with `controller: true`.
 pub fn controller_of<M: Owned>(metadata: &M) -> Option<&OwnerReference> {
     metadata.owner_references().iter().find(|reference| reference.controller == Some(true))
 }
 
-/// How the object stands to the owner with this uid. An empty uid owns nothing.
+/// The relation of the object to the owner with this uid. An empty uid owns nothing.
 pub fn ownership<M: Owned>(metadata: &M, owner_uid: &str) -> Ownership {
     match controller_of(metadata) {
         None => Ownership::Unowned,

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-/// An amount of something, in billionths of its unit: the finest that Kubernetes knows. What is finer is rounded up, as there.
+/// An amount in billionths of its unit, which is the finest step in Kubernetes. Finer values are rounded up, as
+/// Kubernetes does.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Quantity(i128);
 
@@ -16,12 +17,12 @@ const NANOS: i128 = 1_000_000_000;
 impl Quantity {
     pub const ZERO: Self = Self(0);
 
-    /// Reads the text of a quantity.
+    /// Parses the text of a quantity.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         read(text).map(Self).ok_or_else(|| QuantityError(text.to_owned()))
     }
 
-    /// Reads a quantity of an object: text or a bare number. `None` when it is neither, or malformed.
+    /// Parses a quantity in JSON: a string or a number. `None` when it is neither, or malformed.
     pub fn of_json(value: &Value) -> Option<Self> {
         match value {
             Value::String(text) => read(text).map(Self),
@@ -30,7 +31,7 @@ impl Quantity {
         }
     }
 
-    /// Thousandths, rounded up: what CPU time is counted in.
+    /// Thousandths, rounded up: the unit of CPU requests and limits.
     pub fn milli(self) -> i128 {
         divide_up(self.0, NANOS / 1000)
     }
@@ -50,7 +51,7 @@ fn divide_up(amount: i128, by: i128) -> i128 {
     amount.div_euclid(by) + i128::from(amount.rem_euclid(by) != 0)
 }
 
-/// Digits a number may have: more than any quantity that fits needs.
+/// Maximum number of digits: more than any quantity that fits into the type needs.
 const MAX_DIGITS: usize = 30;
 
 fn read(text: &str) -> Option<i128> {
@@ -71,7 +72,7 @@ fn read(text: &str) -> Option<i128> {
     let (numerator, denominator) = scale(suffix)?;
     let divisor = 10_i128.checked_pow(fraction.len() as u32)?.checked_mul(denominator)?;
     let scaled = digits.checked_mul(numerator)?;
-    // Whole billionths first, so that what fits does not overflow on the way.
+    // Whole billionths first, so that a value that fits does not overflow in an intermediate step.
     let nanos = (scaled / divisor).checked_mul(NANOS)?;
     let rest = (scaled % divisor).checked_mul(NANOS)?;
     let nanos = nanos.checked_add(divide_up(rest, divisor))?;
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_quantity_is_refused_with_its_text() {
+    fn invalid_quantities_are_rejected_with_their_text() {
         for text in
             ["", "Mi", ".", "1.2.3", "1 Gi", " 1", "one", "1KB", "1gi", "e5", "1e", "--1", "1e99", &"9".repeat(40)]
         {
@@ -162,7 +163,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics_and_order_follows_the_numbers(text in "[-+]?[0-9.]{0,8}[numkMGTPEi e0-9-]{0,4}", a in 0u32.., b in 0u32..) {
+        fn no_text_panics_and_order_follows_the_numbers(
+            text in "[-+]?[0-9.]{0,8}[numkMGTPEi e0-9-]{0,4}",
+            a in 0u32..,
+            b in 0u32..,
+        ) {
             let _ = Quantity::parse(&text);
             let read = |n: u32| Quantity::parse(&format!("{n}m"));
             prop_assert_eq!(read(a).ok().cmp(&read(b).ok()), a.cmp(&b));

@@ -1,4 +1,4 @@
-//! The macro that makes a struct with `metadata`, `spec` and maybe `status` a Kubernetes resource.
+//! The macro that makes a struct with `metadata`, `spec` and optionally `status` a Kubernetes resource.
 
 /// Implements serialisation with `apiVersion` and `kind`, and k8s-openapi's resource traits.
 ///

@@ -2,9 +2,9 @@
 
 /// An enum over the strings of a schema's `enum`.
 ///
-/// Reading is lenient: the schema has already refused unknown words, so one can only come from a newer schema or from
-/// storage older than the rule, and an object that cannot be decoded would stop a whole watch. Such a word reads as
-/// the default, which the contract prescribes for empty and unknown values.
+/// Deserialisation is lenient: the schema has already rejected unknown values, so one can only come from a newer schema
+/// or from an object stored before the rule existed, and an object that cannot be decoded would stop a whole watch. An
+/// unknown value decodes as the default, which the contract prescribes for empty and unknown values.
 macro_rules! string_enum {
     ($(#[$meta:meta])* $name:ident { $(#[$default_meta:meta])* $default:ident $(, $(#[$variant_meta:meta])* $variant:ident)* $(,)? }) => {
         $(#[$meta])*
@@ -17,10 +17,10 @@ macro_rules! string_enum {
         }
 
         impl $name {
-            /// Every word of the schema, default first.
+            /// Every value of the schema, default first.
             pub const ALL: &'static [Self] = &[Self::$default $(, Self::$variant)*];
 
-            /// The word on the wire.
+            /// The wire value.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     Self::$default => stringify!($default),
@@ -28,9 +28,9 @@ macro_rules! string_enum {
                 }
             }
 
-            /// The word's meaning; unknown words mean the default.
-            pub fn from_wire(word: &str) -> Self {
-                match word {
+            /// Parses the wire value; unknown values give the default.
+            pub fn from_wire(value: &str) -> Self {
+                match value {
                     $(stringify!($variant) => Self::$variant,)*
                     _ => Self::$default,
                 }
@@ -51,8 +51,8 @@ macro_rules! string_enum {
 
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let word = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-                Ok(Self::from_wire(&word))
+                let value = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+                Ok(Self::from_wire(&value))
             }
         }
     };

@@ -8,26 +8,26 @@ use serde::{Deserialize, Serialize};
 use crate::Opaque;
 use crate::string_enum::string_enum;
 
-/// A Pod to be: its spec word for word, and the metadata we copy to it.
+/// Template of a Pod: its spec, unchanged, and the metadata that is copied to the Pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodTemplate {
     /// core/v1 PodSpec, opaque.
     #[serde(default)]
     pub spec: Opaque,
-    /// Shared, as the spec is: members of a pool all carry the same.
+    /// Shared like the spec: all members of a pool have the same metadata.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Arc<PodMetadata>>,
 }
 
 impl PodTemplate {
-    /// A copy of the metadata to change; empty when there is none.
+    /// A mutable copy of the metadata; empty when there is none.
     pub fn metadata(&self) -> PodMetadata {
         self.metadata.as_deref().cloned().unwrap_or_default()
     }
 }
 
-/// Labels and annotations; nothing else of a Pod's metadata can be asked for.
+/// Labels and annotations; the other fields of a Pod's metadata cannot be set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodMetadata {
@@ -37,7 +37,7 @@ pub struct PodMetadata {
     pub annotations: Option<BTreeMap<String, String>>,
 }
 
-/// A PersistentVolumeClaim to be made for each Sandbox.
+/// Template of a PersistentVolumeClaim that is created for each Sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeClaimTemplate {
@@ -84,9 +84,9 @@ impl NameRef {
 string_enum! {
     /// What happens to a Sandbox at its shutdown time.
     ShutdownPolicy {
-        /// Children go, the Sandbox stays.
+        /// Deletes the Pod and Service, keeps the Sandbox.
         Retain,
-        /// The Sandbox goes too.
+        /// Deletes the Sandbox too.
         Delete,
     }
 }
@@ -94,11 +94,11 @@ string_enum! {
 string_enum! {
     /// What happens to a claim when it expires.
     ClaimShutdownPolicy {
-        /// The Sandbox goes, the claim stays.
+        /// Deletes the Sandbox, keeps the claim.
         Retain,
-        /// The claim goes, its Sandbox is collected.
+        /// Deletes the claim; garbage collection deletes its Sandbox.
         Delete,
-        /// As `Delete`, with the claim visible until Sandbox and Pod are gone.
+        /// Like `Delete`, but the claim stays visible until Sandbox and Pod are deleted.
         DeleteForeground,
     }
 }
@@ -116,11 +116,11 @@ string_enum! {
 string_enum! {
     /// Whether a claim may bring environment variables or volumes of its own.
     InjectionPolicy {
-        /// It may not.
+        /// The claim may not add any.
         Disallowed,
-        /// New names only.
+        /// The claim may add new names only.
         Allowed,
-        /// New names, and replacing the template's.
+        /// The claim may add new names and replace those of the template.
         Overrides,
     }
 }
@@ -128,7 +128,7 @@ string_enum! {
 string_enum! {
     /// How a pool follows a changed template.
     UpdateStrategyType {
-        /// Only members created from now on are new.
+        /// Only members created later use the changed template.
         OnReplenish,
         /// Stale members are replaced.
         Recreate,

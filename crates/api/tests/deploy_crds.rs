@@ -9,7 +9,7 @@ fn folder() -> std::path::PathBuf {
 }
 
 #[test]
-fn the_tree_holds_what_the_types_render() {
+fn deploy_crds_match_the_rendered_types() {
     let crds = agent_sandbox_api::crd::crds();
     for crd in &crds {
         let name = crd["metadata"]["name"].as_str().expect("name");

@@ -1,4 +1,5 @@
-//! Durable writes per second, watch delivery, memory and start of the embedded API. Prints a table; asserts nothing.
+//! Measures durable writes per second, watch delivery, memory and start time of the embedded API. Prints a table;
+//! asserts nothing.
 //!
 //! `cargo bench -p agent-sandbox-apiserver` (optionally a folder on the disk to measure as argument).
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement stops when something is wrong")]
@@ -13,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_sandbox_apiserver::{ApiServer, Config, Converter, ListenerConfig, store::Moment};
+use agent_sandbox_apiserver::{ApiServer, Config, Converter, ListenerConfig, store::PublishPhase};
 use futures::StreamExt as _;
 use kube::{
     Api,
@@ -21,9 +22,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-struct Ours;
+/// Converts the product's kinds between versions.
+struct ProductConverter;
 
-impl Converter for Ours {
+impl Converter for ProductConverter {
     fn handles(&self, group: &str, _: &str) -> bool {
         group.ends_with("agents.x-k8s.io")
     }
@@ -68,7 +70,8 @@ fn pod(name: &str) -> DynamicObject {
 }
 
 async fn open(folder: &Path) -> ApiServer {
-    let config = Config { data_dir: Some(folder.to_owned()), converter: Some(Arc::new(Ours)), ..Config::default() };
+    let config =
+        Config { data_dir: Some(folder.to_owned()), converter: Some(Arc::new(ProductConverter)), ..Config::default() };
     ApiServer::open(config).await.unwrap()
 }
 
@@ -83,7 +86,7 @@ async fn load_crds(server: &ApiServer) {
     }
 }
 
-/// Runs `work` from `clients` tasks until `count` were done; returns rate and median latency.
+/// Runs `work` `count` times from `clients` tasks; returns rate and median latency.
 async fn rate<F, R>(clients: usize, count: usize, work: F) -> (f64, Duration)
 where
     F: Fn(usize, usize) -> R + Send + Sync + Clone + 'static,
@@ -127,7 +130,7 @@ fn row(what: &str, value: &str) {
     println!("| {what:<58} | {value:>38} |");
 }
 
-/// What the disk allows: an append of 64 KiB and an `fdatasync`, one after the other.
+/// Baseline of the disk: sequential appends of 64 KiB, each with an `fdatasync`.
 fn disk(folder: &Path) {
     let mut file = std::fs::File::create(folder.join("disk")).unwrap();
     let block = vec![7; 64 << 10];
@@ -164,9 +167,9 @@ async fn writes(folder: &Path) {
     server.close();
 }
 
-/// What a client reads of an answer: most want to know the new version, and get the rest from their watch.
+/// The part of a response that the clients parse: most need only the new version, and get the object from their watch.
 #[derive(serde::Deserialize)]
-struct Answer {
+struct PatchedObject {
     metadata: Metadata,
 }
 
@@ -179,7 +182,7 @@ struct Metadata {
 async fn measure_writes(way: &str, clients: usize, count: usize, client: impl Fn(usize) -> kube::Client) {
     let clients_of: Arc<[kube::Client]> = (0..clients).map(client).collect();
     let prefix = format!("{}{clients}", way.to_lowercase());
-    // The clients' own work of making the object is not what is measured.
+    // Building the object in the client is not part of the measurement.
     let body = serde_json::to_string(&sandbox("NAME")).unwrap();
     let path = "/apis/agents.x-k8s.io/v1beta1/namespaces/default/sandboxes";
     let work = |create: bool| {
@@ -194,8 +197,8 @@ async fn measure_writes(way: &str, clients: usize, count: usize, client: impl Fn
                 kube::core::Request::new(path).patch(&name, &PatchParams::default(), &patch)
             };
             async move {
-                let answer: Answer = client.request(request.unwrap()).await.unwrap();
-                assert!(!answer.metadata.resource_version.is_empty());
+                let object: PatchedObject = client.request(request.unwrap()).await.unwrap();
+                assert!(!object.metadata.resource_version.is_empty());
             }
         }
     };
@@ -210,20 +213,20 @@ async fn measure_writes(way: &str, clients: usize, count: usize, client: impl Fn
     }
 }
 
-/// Processor time of this process, clients included.
+/// CPU time of this process, including the clients.
 fn cpu_time() -> Duration {
     let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
 }
 
-/// From the commit (seen by the first observer of the store) to the watcher's hands.
+/// Time from the commit (seen by the first observer of the store) until the client has parsed the watch event.
 async fn delivery(folder: &Path) {
     let server = open(&folder.join("delivery")).await;
     load_crds(&server).await;
     let api: Api<DynamicObject> = Api::namespaced_with(server.client(), "default", &sandboxes());
     let (sender, mut committed) = tokio::sync::mpsc::unbounded_channel();
     server.store().observe(move |storage, _, moment| {
-        if moment == Moment::BeforeShown && &**storage == "agents.x-k8s.io/sandboxes" {
+        if moment == PublishPhase::BeforePublish && &**storage == "agents.x-k8s.io/sandboxes" {
             let _ = sender.send(Instant::now());
         }
     });
@@ -281,7 +284,7 @@ fn main() {
     let folder = std::env::args().skip(1).find(|a| !a.starts_with('-')).map(PathBuf::from);
     let temporary = tempfile::tempdir().unwrap();
     let folder = folder.unwrap_or_else(|| temporary.path().to_owned());
-    // Memory and start are measured in processes that have done nothing else.
+    // Memory and start time are measured in processes of their own.
     let part = |name: &str| {
         let own = std::env::current_exe().unwrap();
         std::process::Command::new(own).arg(&folder).env("BENCH_PART", name).status().unwrap();

@@ -1,12 +1,13 @@
-//! Runs the API alone, for trying kubectl against it: `cargo run -p agent-sandbox-apiserver --example serve -- kubeconfig`.
+//! Runs the API server alone, to try kubectl against it:
+//! `cargo run -p agent-sandbox-apiserver --example serve -- kubeconfig`.
 //!
-//! It keeps nothing and runs no Pods: exec, logs and port-forward answer that no node is attached.
+//! Objects are kept in memory only and no Pods run: exec, logs and port-forward fail because no node is attached.
 
 use agent_sandbox_apiserver::{ApiServer, Config, ListenerConfig};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args().nth(1).ok_or("usage: serve <where to write the kubeconfig>")?;
+    let path = std::env::args().nth(1).ok_or("usage: serve <path of the kubeconfig to write>")?;
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let server = ApiServer::open(Config::default()).await?;
     let listener = server.listen(ListenerConfig { kubeconfig: Some(path.into()), ..ListenerConfig::default() }).await?;

@@ -1,5 +1,5 @@
-//! Writes `data/kubernetes-schemas.json`: the structure (types, defaults, merge keys) of the built-in kinds, taken from
-//! the OpenAPI documents of the Go module `k8s.io/kubernetes` and stripped of all prose.
+//! Writes `data/kubernetes-schemas.json`: the schemas (types, defaults, merge keys) of the built-in kinds, taken from
+//! the OpenAPI documents of the Go module `k8s.io/kubernetes`, without descriptions.
 //!
 //! Usage: `cargo run -p agent-sandbox-apiserver --example trim-openapi -- <module>/api/openapi-spec/v3`.
 //! One schema per line, sorted, so that a change of Kubernetes version is a readable diff.
@@ -11,7 +11,7 @@ use std::{env, fs, io};
 
 use serde_json::Value;
 
-/// Group versions whose kinds the embedded API stores or answers.
+/// Group versions whose kinds the embedded API serves.
 const DOCUMENTS: [&str; 14] = [
     "api__v1",
     "apis__apiextensions.k8s.io__v1",
@@ -42,7 +42,7 @@ fn collect(folder: &Path) -> io::Result<BTreeMap<String, Value>> {
         let mut parsed: Value = serde_json::from_str(&text)?;
         if let Some(Value::Object(found)) = parsed.pointer_mut("/components/schemas").map(Value::take) {
             for (name, mut schema) in found {
-                strip_prose(&mut schema);
+                strip_descriptions(&mut schema);
                 schemas.entry(name).or_insert(schema);
             }
         }
@@ -50,14 +50,14 @@ fn collect(folder: &Path) -> io::Result<BTreeMap<String, Value>> {
     Ok(schemas)
 }
 
-/// Removes every `description` that is text; a property that happens to be called `description` is an object and stays.
-fn strip_prose(value: &mut Value) {
+/// Removes every `description` that is a string; a property named `description` is an object and stays.
+fn strip_descriptions(value: &mut Value) {
     match value {
         Value::Object(members) => {
             members.retain(|key, member| !(key == "description" && member.is_string()));
-            members.values_mut().for_each(strip_prose);
+            members.values_mut().for_each(strip_descriptions);
         }
-        Value::Array(items) => items.iter_mut().for_each(strip_prose),
+        Value::Array(items) => items.iter_mut().for_each(strip_descriptions),
         _ => {}
     }
 }

@@ -108,7 +108,7 @@ fn qualify(package: &str, imports: &BTreeMap<String, String>, kind: &str) -> Str
     }
 }
 
-/// Replaces aliases by what they stand for, also inside lists and maps.
+/// Replaces aliases by the types that they stand for, also inside lists and maps.
 fn resolve(messages: &mut Messages, aliases: &BTreeMap<String, String>) {
     let resolved = |kind: &str| {
         let split = kind.rfind(']').or_else(|| kind.rfind('}')).map_or(0, |at| at + 1);

@@ -1,4 +1,4 @@
-//! What Kubernetes does to its own kinds on the way in: names, defaults, validation, immutability.
+//! Name checks, defaulting, validation and immutability rules of Kubernetes' built-in kinds.
 
 use std::{
     collections::HashMap,
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::{
-    openapi::builtin as definitions,
+    documents::openapi::builtin as definitions,
     registry::Resource,
     schema::Schema,
     status::{FieldError, Path},
@@ -26,8 +26,8 @@ mod storage;
 
 pub(crate) use network::cluster_ip;
 
-/// The schema of a built-in kind; parsed on first use, because most kinds are never used.
-/// Stored versions are what is validated; an alias shares its original's schema.
+/// The schema of a built-in kind in its storage version, which is what is validated. It is compiled on first use,
+/// because most kinds are never used. An alias has the schema of its original.
 pub fn schema(resource: &Resource) -> Option<Arc<Schema>> {
     static COMPILED: OnceLock<Mutex<HashMap<String, Option<Arc<Schema>>>>> = OnceLock::new();
     let mut compiled = COMPILED.get_or_init(Mutex::default).lock();
@@ -39,7 +39,7 @@ pub fn schema(resource: &Resource) -> Option<Arc<Schema>> {
     schema
 }
 
-/// The schema of events in their own version, the only kind that is stored as another.
+/// The schema of `events.k8s.io` events, the only built-in kind that is stored in the version of another group.
 pub(crate) fn alias_schema(resource: &Resource) -> Option<Arc<Schema>> {
     static COMPILED: OnceLock<Option<Arc<Schema>>> = OnceLock::new();
     COMPILED.get_or_init(|| compile(&resource.versions.first()?.api_version, &resource.kind)).clone()
@@ -51,7 +51,7 @@ fn compile(api_version: &str, kind: &str) -> Option<Arc<Schema>> {
     name.and_then(Schema::of_builtin).map(Arc::new)
 }
 
-/// How names of this resource must look.
+/// Checks the name of an object of this resource; returns what is wrong with it.
 pub fn check_name(resource: &Resource, name: &str) -> Vec<String> {
     match &*resource.storage {
         "/namespaces" => names::dns1123_label(name),
@@ -61,7 +61,7 @@ pub fn check_name(resource: &Resource, name: &str) -> Vec<String> {
     }
 }
 
-/// Fills in what Kubernetes fills in: on every write, since an update may add things.
+/// Applies Kubernetes' defaults. Called on every write, since an update may add fields that have defaults.
 pub fn apply_defaults(resource: &Resource, object: &mut Value) {
     match &*resource.storage {
         "/pods" => pod_defaults::pod(object),
@@ -80,7 +80,7 @@ pub fn apply_defaults(resource: &Resource, object: &mut Value) {
     }
 }
 
-/// Adds what the server itself decides: nobody owns it.
+/// Sets fields that the server itself decides. No field manager owns them.
 pub fn admit(resource: &Resource, object: &mut Value) {
     match &*resource.storage {
         "/pods" => pod_defaults::admit(object),
@@ -91,10 +91,10 @@ pub fn admit(resource: &Resource, object: &mut Value) {
     }
 }
 
-/// Sets what a new object starts with, whatever the client sent: mostly its status.
-pub fn begin(resource: &Resource, object: &mut Value) {
+/// Sets the initial status of a new object and other fields that a client cannot choose on creation.
+pub fn prepare_for_create(resource: &Resource, object: &mut Value) {
     match &*resource.storage {
-        "/pods" => pod_defaults::begin(object),
+        "/pods" => pod_defaults::init_status(object),
         "/namespaces" => object["status"] = serde_json::json!({ "phase": "Active" }),
         "/persistentvolumeclaims" | "/persistentvolumes" => {
             object["status"] = serde_json::json!({ "phase": "Pending" });
@@ -103,12 +103,12 @@ pub fn begin(resource: &Resource, object: &mut Value) {
         "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
             object["status"] = serde_json::json!({});
         }
-        "apiextensions.k8s.io/customresourcedefinitions" => crd::accept(object, None),
+        "apiextensions.k8s.io/customresourcedefinitions" => crd::establish(object, None),
         _ => {}
     }
 }
 
-/// Everything wrong with an object of a built-in kind.
+/// All validation errors of an object of a built-in kind.
 pub fn validate(resource: &Resource, object: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     match &*resource.storage {
@@ -131,18 +131,18 @@ pub fn validate(resource: &Resource, object: &Value) -> Vec<FieldError> {
     errors
 }
 
-/// True for kinds that a replacement creates when they are not there.
-pub fn created_by_update(resource: &Resource) -> bool {
+/// True for kinds whose objects a PUT creates if they do not exist.
+pub fn allows_create_on_update(resource: &Resource) -> bool {
     matches!(&*resource.storage, "/services" | "/endpoints" | "/events" | "/limitranges" | "coordination.k8s.io/leases")
         || resource.group == "rbac.authorization.k8s.io"
 }
 
-/// How often Kubernetes reports a fault of the metadata in an update: once for each of its layers that looks.
+/// How often Kubernetes reports the same metadata error in an update: once for each of its layers that validates.
 pub fn metadata_reports(resource: &Resource) -> usize {
     if matches!(&*resource.storage, "/configmaps" | "/secrets" | "/serviceaccounts") { 4 } else { 3 }
 }
 
-/// What an update may not change.
+/// Errors for changes that an update may not make.
 pub fn validate_update(resource: &Resource, old: &Value, new: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     match &*resource.storage {
@@ -172,18 +172,18 @@ pub fn validate_update(resource: &Resource, old: &Value, new: &Value) -> Vec<Fie
     errors
 }
 
-/// Recomputes what follows from a changed spec: a CRD's accepted names and stored versions.
-pub fn settle(resource: &Resource, old: &Value, new: &mut Value) {
+/// Updates fields that are derived from the spec: accepted names and stored versions of a CRD.
+pub fn prepare_for_update(resource: &Resource, old: &Value, new: &mut Value) {
     if &*resource.storage == "apiextensions.k8s.io/customresourcedefinitions" {
-        crd::accept(new, Some(old));
+        crd::establish(new, Some(old));
     }
 }
 
-/// Why an object cannot be read at all, beyond its shape.
-pub fn unreadable(resource: &Resource, object: &Value) -> Option<String> {
+/// The error for a value that Kubernetes could not even decode although its type is right, such as invalid base64.
+pub fn decode_error(resource: &Resource, object: &Value) -> Option<String> {
     match &*resource.storage {
         "/configmaps" | "/secrets" => {
-            kinds::broken_base64(object).map(|at| format!("illegal base64 data at input byte {at}"))
+            kinds::invalid_base64_offset(object).map(|at| format!("illegal base64 data at input byte {at}"))
         }
         _ => None,
     }
@@ -204,7 +204,7 @@ pub fn has_generation(resource: &Resource) -> bool {
     )
 }
 
-/// Sets a member that is absent or null.
+/// Sets a member if it is absent or null.
 fn default_to(object: &mut Value, key: &str, value: impl Into<Value>) {
     let Some(members) = object.as_object_mut() else { return };
     if members.get(key).is_none_or(Value::is_null) {

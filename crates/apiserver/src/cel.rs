@@ -27,16 +27,16 @@ pub(crate) struct Rule {
     message_program: Option<Program>,
     reason: FieldErrorKind,
     field_path: String,
-    /// Mentions `oldSelf`: asked only about changes.
+    /// A transition rule: it uses `oldSelf` and is evaluated only on updates.
     transition: bool,
-    /// Asked about creations too; `oldSelf` is an optional then.
+    /// The rule is evaluated on creation too; `oldSelf` is then an optional value.
     optional_old_self: bool,
-    /// What of `self` and `oldSelf` it looks at.
+    /// The parts of `self` and `oldSelf` that the rule reads.
     reads: Selection,
 }
 
 impl Rule {
-    /// Compiles one entry of `x-kubernetes-validations` against the schema it stands on.
+    /// Compiles one entry of `x-kubernetes-validations` against the schema that contains it.
     pub(crate) fn compile(raw: &Value, schema: &Schema, path: &Path<'_>) -> Result<Self, FieldError> {
         let source = raw["rule"].as_str().unwrap_or_default().trim().to_owned();
         let field = path.child("rule");
@@ -92,15 +92,15 @@ fn reason(name: Option<&str>) -> FieldErrorKind {
 
 /// Evaluates every rule of `schema` on `object`.
 pub(crate) fn check(schema: &Schema, object: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
-    FUNCTIONS.with(|functions| walk(functions, schema, object, old, &Path::Root, errors));
+    FUNCTIONS.with(|functions| check_node(functions, schema, object, old, &Path::Root, errors));
 }
 
 thread_local! {
-    /// Kubernetes' functions, registered once per thread: that takes longer than most rules.
+    /// Kubernetes' CEL functions, registered once per thread, because that takes longer than evaluating most rules.
     static FUNCTIONS: Context<'static> = Context::default().with_all();
 }
 
-fn walk(
+fn check_node(
     functions: &Context<'_>,
     schema: &Schema,
     value: &Value,
@@ -118,24 +118,24 @@ fn walk(
         Value::Object(members) => {
             for (name, member) in members {
                 if let Some(child) = schema.member(name) {
-                    walk(functions, child, member, old.and_then(|o| o.get(name)), &path.child(name), errors);
+                    check_node(functions, child, member, old.and_then(|o| o.get(name)), &path.child(name), errors);
                 }
             }
         }
         Value::Array(items) => {
             let Some(child) = schema.items.as_deref().filter(|c| c.has_rules()) else { return };
-            let before = correlate(&schema.list_type, old);
+            let before = old_items_by_key(&schema.list_type, old);
             for (i, item) in items.iter().enumerate() {
                 let old = list_key(&schema.list_type, item).and_then(|k| before.get(&k).copied());
-                walk(functions, child, item, old, &path.index(i), errors);
+                check_node(functions, child, item, old, &path.index(i), errors);
             }
         }
         _ => {}
     }
 }
 
-/// Old items of a list by key. Only map lists can be matched item by item.
-fn correlate<'a>(list_type: &ListType, old: Option<&'a Value>) -> HashMap<String, &'a Value> {
+/// Old items of a list by key. Only items of map lists can be correlated with their old values.
+fn old_items_by_key<'a>(list_type: &ListType, old: Option<&'a Value>) -> HashMap<String, &'a Value> {
     let items = old.and_then(Value::as_array).into_iter().flatten();
     items.filter_map(|item| list_key(list_type, item).map(|key| (key, item))).collect()
 }
@@ -169,8 +169,8 @@ fn evaluate_all(
         match rule.program.execute(&context) {
             Ok(Cel::Bool(true)) => {}
             Ok(Cel::Bool(false)) => errors.push(violation(rule, &context, schema, path)),
-            Ok(_) => errors.push(broken(rule, schema, path, "the rule did not evaluate to a boolean")),
-            Err(e) => errors.push(broken(rule, schema, path, &e.to_string())),
+            Ok(_) => errors.push(evaluation_error(rule, schema, path, "the rule did not evaluate to a boolean")),
+            Err(e) => errors.push(evaluation_error(rule, schema, path, &e.to_string())),
         }
     }
 }
@@ -191,7 +191,7 @@ fn violation(rule: &Rule, context: &Context<'_>, schema: &Schema, path: &Path<'_
     FieldError { kind: rule.reason, field: field.trim_start_matches('.').to_owned(), shown, detail: message }
 }
 
-fn broken(rule: &Rule, schema: &Schema, path: &Path<'_>, why: &str) -> FieldError {
+fn evaluation_error(rule: &Rule, schema: &Schema, path: &Path<'_>, why: &str) -> FieldError {
     FieldError::invalid_str(path, schema.kind.name(), format!("rule evaluation error: {:?}: {why}", rule.source))
 }
 

@@ -1,7 +1,7 @@
-//! What a controller manager does in a cluster and nobody else does here: garbage collection, emptying namespaces,
-//! default service accounts, endpoint slices, expiring events, removing the objects of a removed CRD.
+//! The controllers that kube-controller-manager runs in a cluster: garbage collection, namespace deletion, default
+//! service accounts, EndpointSlices, expiry of Events, deletion of the objects of a deleted CRD.
 //!
-//! The store's events put things to look at into an inbox, each once; one task looks at them.
+//! The store's events add tasks to a work queue without duplicates; one loop reconciles them.
 
 use std::{
     collections::HashSet,
@@ -14,149 +14,155 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    gc::{self, Graph, Item},
     server::Core,
     status::ApiError,
-    store::{Event, EventKind, Moment, ObjectKey, Stored},
+    store::{Event, EventKind, ObjectKey, PublishPhase, Stored},
 };
 
-mod accounts;
 mod crds;
-mod expiry;
+mod endpoint_slices;
+mod event_expiry;
+mod gc;
 mod namespaces;
-mod slices;
+mod service_accounts;
 
-use expiry::Expiry;
-pub(crate) use slices::own_address;
+pub(crate) use endpoint_slices::cluster_ip;
+use event_expiry::EventExpiry;
+use gc::{DependencyGraph, Item};
 
-/// Things looked at side by side: most of the time is spent waiting for the disk.
+/// Maximum number of tasks that are reconciled concurrently; most of their time is spent waiting for the disk.
 const CONCURRENCY: usize = 64;
-/// How long a failed look waits for the next try.
-const RETRY: Duration = Duration::from_millis(200);
+/// Delay before a failed task is retried.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 pub(crate) const NAMESPACES: &str = "/namespaces";
 pub(crate) const SERVICES: &str = "/services";
 const EVENTS: &str = "/events";
 
-/// Something to look at.
+/// One unit of work: an object to reconcile.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Task {
-    /// A dependent: do its owners still exist?
-    Check(Item),
-    /// An owner in foreground or orphaning deletion.
-    Release(Item),
-    /// A namespace that may have to be emptied, or to get its service account.
+    /// A dependent whose owners may have been deleted.
+    Dependent(Item),
+    /// An owner that is being deleted in the foreground or with orphaning.
+    DeletedOwner(Item),
+    /// A namespace whose content may have to be deleted, or that may lack its default service account.
     Namespace(Box<str>),
-    /// A service whose endpoints may have changed.
-    Slices(ObjectKey),
+    /// A Service whose endpoints may have changed.
+    Service(ObjectKey),
     /// A CRD that is being deleted.
-    Definition(Box<str>),
+    Crd(Box<str>),
 }
 
-/// Everything the controllers remember between looks.
+/// State of the controllers.
 #[derive(Default)]
 pub(crate) struct Controllers {
-    pub(crate) graph: Graph,
-    inbox: Mutex<HashSet<Task>>,
+    pub(crate) graph: DependencyGraph,
+    work_queue: Mutex<HashSet<Task>>,
     wake: Notify,
+    /// Names of the namespaces that are being deleted.
     terminating: Mutex<HashSet<Box<str>>>,
-    services: slices::Services,
-    events: Mutex<Expiry>,
+    services: endpoint_slices::ServiceIndex,
+    event_expiry: Mutex<EventExpiry>,
 }
 
 impl Controllers {
-    /// The service that has this address.
-    pub(crate) fn address_holder(&self, address: &str) -> Option<ObjectKey> {
-        self.services.holder(address)
+    /// The Service that has this cluster IP.
+    pub(crate) fn service_with_ip(&self, ip: &str) -> Option<ObjectKey> {
+        self.services.service_with_ip(ip)
     }
 
-    pub(crate) fn push(&self, task: Task) {
-        if self.inbox.lock().insert(task) {
+    pub(crate) fn enqueue(&self, task: Task) {
+        if self.work_queue.lock().insert(task) {
             self.wake.notify_one();
         }
     }
 
-    /// Called by the store for every published event, on the writer's thread. The graph of owners is never behind what can be read; tasks
-    /// come once it can be, or a look would still find the state before.
-    pub(crate) fn observe(&self, storage: &Arc<str>, event: &Event, moment: Moment) {
-        if moment == Moment::BeforeShown {
-            self.graph.follow(storage, event);
+    /// Called by the store for every event, on the writer's thread, twice. Before readers can see the event, the graph
+    /// of owners is updated, so that it is never behind what can be read. Once readers can see it, tasks are enqueued:
+    /// earlier, a task could still read the previous state.
+    pub(crate) fn observe(&self, storage: &Arc<str>, event: &Event, moment: PublishPhase) {
+        if moment == PublishPhase::BeforePublish {
+            self.graph.apply(storage, event);
             return;
         }
         let object = &event.object;
         match event.kind {
-            EventKind::Deleted => self.gone(storage, object),
-            EventKind::Added | EventKind::Modified => self.present(storage, object, event.previous.as_deref()),
+            EventKind::Deleted => self.on_deleted(storage, object),
+            EventKind::Added | EventKind::Modified => self.on_stored(storage, object, event.previous.as_deref()),
         }
         match &**storage {
-            NAMESPACES => self.push(Task::Namespace(object.key.name.clone())),
-            EVENTS if event.kind == EventKind::Deleted => self.events.lock().forget(&object.key),
-            EVENTS => self.events.lock().happened(&object.key, Instant::now()),
-            SERVICES => self.services.follow(event).into_iter().for_each(|key| self.push(Task::Slices(key))),
-            "/pods" => self.services.concerned(event).into_iter().for_each(|key| self.push(Task::Slices(key))),
+            NAMESPACES => self.enqueue(Task::Namespace(object.key.name.clone())),
+            EVENTS if event.kind == EventKind::Deleted => self.event_expiry.lock().remove(&object.key),
+            EVENTS => self.event_expiry.lock().touch(&object.key, Instant::now()),
+            SERVICES => self.services.apply(event).into_iter().for_each(|key| self.enqueue(Task::Service(key))),
+            "/pods" => {
+                self.services.apply_pod(event).into_iter().for_each(|key| self.enqueue(Task::Service(key)));
+            }
             _ => {}
         }
     }
 
-    fn gone(&self, storage: &Arc<str>, object: &Stored) {
+    fn on_deleted(&self, storage: &Arc<str>, object: &Stored) {
         for dependent in self.graph.dependents(object.uid()) {
-            self.push(Task::Check(dependent));
+            self.enqueue(Task::Dependent(dependent));
         }
-        // An owner that waits for its last dependent; harmless for the others.
+        // The owner may wait for its last dependent; for other owners the task does nothing.
         for owner in &object.facts.owners {
             if owner.blocks {
-                self.push(Task::Release((owner_storage(owner), ObjectKey::new(&object.key.namespace, &owner.name))));
+                let key = ObjectKey::new(&object.key.namespace, &owner.name);
+                self.enqueue(Task::DeletedOwner((owner_storage(owner), key)));
             }
         }
         if &**storage == NAMESPACES {
             self.terminating.lock().remove(&object.key.name);
         }
-        self.concerns_namespace(object);
-        if let Some(name) = crds::definition_of(storage) {
-            self.push(Task::Definition(name));
+        self.enqueue_terminating_namespace(object);
+        if let Some(name) = crds::crd_of(storage) {
+            self.enqueue(Task::Crd(name));
         }
-        if &**storage == accounts::STORAGE {
-            self.push(Task::Namespace(object.key.namespace.clone()));
+        if &**storage == service_accounts::STORAGE {
+            self.enqueue(Task::Namespace(object.key.namespace.clone()));
         }
     }
 
-    /// A namespace that is being emptied is looked at again whenever something in it changes.
-    fn concerns_namespace(&self, object: &Stored) {
+    /// A namespace that is being deleted is reconciled again whenever one of its objects changes.
+    fn enqueue_terminating_namespace(&self, object: &Stored) {
         if !object.key.namespace.is_empty() && self.terminating.lock().contains(&object.key.namespace) {
-            self.push(Task::Namespace(object.key.namespace.clone()));
+            self.enqueue(Task::Namespace(object.key.namespace.clone()));
         }
     }
 
-    fn present(&self, storage: &Arc<str>, object: &Stored, previous: Option<&Stored>) {
+    fn on_stored(&self, storage: &Arc<str>, object: &Stored, previous: Option<&Stored>) {
         if &**storage == NAMESPACES && object.facts.deleting {
             self.terminating.lock().insert(object.key.name.clone());
         }
-        self.concerns_namespace(object);
+        self.enqueue_terminating_namespace(object);
         let item = || (storage.clone(), object.key.clone());
-        // Other changes of a dependent say nothing about its owners.
+        // Other changes of a dependent do not concern its owners.
         let owners = &object.facts.owners;
         if !owners.is_empty() && previous.is_none_or(|p| p.facts.owners != *owners) {
-            self.push(Task::Check(item()));
+            self.enqueue(Task::Dependent(item()));
         }
         if object.facts.deleting && object.facts.collector_finalizer.is_some() {
-            self.push(Task::Release(item()));
+            self.enqueue(Task::DeletedOwner(item()));
         }
         if &**storage == crds::STORAGE && object.facts.deleting {
-            self.push(Task::Definition(object.key.name.clone()));
+            self.enqueue(Task::Crd(object.key.name.clone()));
         }
     }
 
-    /// Events of before a restart have lived for a while.
+    /// Loads the Events that were stored before a restart, with their age: a restart must not prolong their lifetime.
     fn load_events(&self, events: Vec<Arc<Stored>>) {
         let (now, wall) = (Instant::now(), jiff::Timestamp::now());
-        let mut known = self.events.lock();
+        let mut expiry = self.event_expiry.lock();
         for event in events {
-            let age = event_age(&event.parse(), wall).min(expiry::LIFE);
-            known.happened(&event.key, now.checked_sub(age).unwrap_or(now));
+            let age = event_age(&event.parse(), wall).min(event_expiry::EVENT_TTL);
+            expiry.touch(&event.key, now.checked_sub(age).unwrap_or(now));
         }
     }
 
-    /// Takes in what was stored before this process began.
+    /// Loads the objects that were stored before this process started.
     pub(crate) fn load(&self, core: &Core) {
         for (storage, collection) in core.store.collections() {
             if &*storage == EVENTS {
@@ -164,10 +170,10 @@ impl Controllers {
             }
             for object in collection.list("") {
                 self.graph.load(&storage, &object);
-                self.present(&storage, &object, None);
+                self.on_stored(&storage, &object, None);
                 match &*storage {
-                    NAMESPACES => self.push(Task::Namespace(object.key.name.clone())),
-                    SERVICES => self.push(Task::Slices(self.services.load(&object))),
+                    NAMESPACES => self.enqueue(Task::Namespace(object.key.name.clone())),
+                    SERVICES => self.enqueue(Task::Service(self.services.load(&object))),
                     _ => {}
                 }
             }
@@ -175,27 +181,28 @@ impl Controllers {
     }
 }
 
-/// How long ago an event last happened, as far as it says.
+/// Time since the last occurrence of an Event, according to its timestamps.
 fn event_age(event: &serde_json::Value, now: jiff::Timestamp) -> Duration {
-    let said = [&event["series"]["lastObservedTime"], &event["lastTimestamp"], &event["eventTime"]];
-    said.into_iter()
+    let times = [&event["series"]["lastObservedTime"], &event["lastTimestamp"], &event["eventTime"]];
+    times
+        .into_iter()
         .chain([&event["metadata"]["creationTimestamp"]])
         .find_map(|time| time.as_str()?.parse::<jiff::Timestamp>().ok())
         .and_then(|time| Duration::try_from(now.duration_since(time)).ok())
         .unwrap_or_default()
 }
 
-/// The collection an owner reference points into. Custom kinds are resolved when the task is looked at, so the kind's
-/// name stands in for the plural.
+/// A placeholder `group#Kind` for the collection that an owner reference points into: the plural is looked up when the
+/// task is reconciled.
 fn owner_storage(owner: &crate::store::OwnerRef) -> Arc<str> {
     format!("{}#{}", owner.group, owner.kind).into()
 }
 
-/// Looks at things until the server is gone.
+/// Reconciles tasks until the server is dropped.
 pub(crate) async fn run(core: Weak<Core>) {
     loop {
         let Some(strong) = core.upgrade() else { return };
-        let tasks: Vec<Task> = strong.controllers.inbox.lock().drain().collect();
+        let tasks: Vec<Task> = strong.controllers.work_queue.lock().drain().collect();
         if tasks.is_empty() {
             let next = next_expiry(&strong.controllers);
             let controllers = strong.controllers.clone();
@@ -207,44 +214,44 @@ pub(crate) async fn run(core: Weak<Core>) {
             }
             continue;
         }
-        stream::iter(tasks).for_each_concurrent(CONCURRENCY, |task| look(strong.clone(), task)).await;
+        stream::iter(tasks).for_each_concurrent(CONCURRENCY, |task| reconcile_or_retry(strong.clone(), task)).await;
     }
 }
 
-async fn look(core: Arc<Core>, task: Task) {
-    let Err(error) = act(&core, &task).await else { return };
+async fn reconcile_or_retry(core: Arc<Core>, task: Task) {
+    let Err(error) = reconcile(&core, &task).await else { return };
     if matches!(error.code.as_u16(), 404 | 409) {
         return;
     }
-    tracing::warn!(%error, ?task, "Housekeeping failed, trying again");
+    tracing::warn!(%error, ?task, "Controller task failed, will retry");
     let core = Arc::downgrade(&core);
     tokio::spawn(async move {
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(RETRY_DELAY).await;
         if let Some(core) = core.upgrade() {
-            core.controllers.push(task);
+            core.controllers.enqueue(task);
         }
     });
 }
 
-async fn act(core: &Arc<Core>, task: &Task) -> Result<(), ApiError> {
+async fn reconcile(core: &Arc<Core>, task: &Task) -> Result<(), ApiError> {
     let controllers = &core.controllers;
     match task {
-        Task::Check(item) => gc::check(core, &controllers.graph, item).await,
-        Task::Release(item) => {
-            let Some(item) = resolve(core, item) else { return Ok(()) };
-            for dependent in gc::release(core, &controllers.graph, &item).await? {
-                controllers.push(Task::Check(dependent));
+        Task::Dependent(item) => gc::reconcile_dependent(core, &controllers.graph, item).await,
+        Task::DeletedOwner(item) => {
+            let Some(item) = resolve_owner(core, item) else { return Ok(()) };
+            for dependent in gc::reconcile_deleted_owner(core, &controllers.graph, &item).await? {
+                controllers.enqueue(Task::Dependent(dependent));
             }
             Ok(())
         }
-        Task::Namespace(name) => namespaces::look(core, name).await,
-        Task::Slices(key) => slices::look(core, key).await,
-        Task::Definition(name) => crds::look(core, name).await,
+        Task::Namespace(name) => namespaces::reconcile(core, name).await,
+        Task::Service(key) => endpoint_slices::reconcile(core, key).await,
+        Task::Crd(name) => crds::reconcile(core, name).await,
     }
 }
 
-/// Finds the collection of an owner that was named by kind.
-fn resolve(core: &Core, item: &Item) -> Option<Item> {
+/// Replaces the placeholder of [`owner_storage`] by the collection of the owner's kind.
+fn resolve_owner(core: &Core, item: &Item) -> Option<Item> {
     let Some((group, kind)) = item.0.split_once('#') else { return Some(item.clone()) };
     let registry = core.registry.snapshot();
     let resource = registry.by_kind(group, kind)?;
@@ -253,23 +260,23 @@ fn resolve(core: &Core, item: &Item) -> Option<Item> {
 }
 
 fn next_expiry(controllers: &Controllers) -> Instant {
-    controllers.events.lock().next().unwrap_or_else(|| Instant::now() + expiry::LIFE)
+    controllers.event_expiry.lock().next_expiry().unwrap_or_else(|| Instant::now() + event_expiry::EVENT_TTL)
 }
 
-/// Removes events that nobody touched for an hour.
+/// Deletes Events whose last occurrence is at least [`event_expiry::EVENT_TTL`] ago.
 async fn expire_events(core: &Weak<Core>, now: Instant) {
     let Some(core) = core.upgrade() else { return };
     let registry = core.registry.snapshot();
     let Some(resource) = registry.resource("", "events").cloned() else { return };
     loop {
-        let due = core.controllers.events.lock().due(now);
-        let Some(key) = due else { return };
+        let expired = core.controllers.event_expiry.lock().pop_expired(now);
+        let Some(key) = expired else { return };
         match crate::verbs::delete_object(&core, &resource, &key, &Default::default()).await {
             Ok(_) => {}
             Err(error) if error.code == http::StatusCode::NOT_FOUND => {}
             Err(error) => {
-                tracing::debug!(%error, "An expired event stays a little longer");
-                core.controllers.events.lock().happened(&key, Instant::now());
+                tracing::debug!(%error, "Could not delete an expired Event, will retry");
+                core.controllers.event_expiry.lock().touch(&key, Instant::now());
             }
         }
     }
@@ -277,14 +284,14 @@ async fn expire_events(core: &Weak<Core>, now: Instant) {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Event as Happening;
+    use k8s_openapi::api::core::v1::Event as KubeEvent;
     use kube::api::{Api, Patch, PatchParams, PostParams};
     use serde_json::json;
 
     use super::*;
     use crate::{ApiServer, Config};
 
-    fn happening(name: &str, last: Option<&str>) -> Happening {
+    fn kube_event(name: &str, last: Option<&str>) -> KubeEvent {
         let mut event =
             json!({"metadata": {"name": name}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"}});
         if let Some(last) = last {
@@ -294,44 +301,44 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_go_an_hour_after_they_last_happened() {
+    async fn events_are_deleted_an_hour_after_their_last_occurrence() {
         let server = ApiServer::open(Config::default()).await.unwrap();
-        let api: Api<Happening> = Api::namespaced(server.client(), "default");
+        let api: Api<KubeEvent> = Api::namespaced(server.client(), "default");
         for name in ["once", "again"] {
-            api.create(&PostParams::default(), &happening(name, None)).await.unwrap();
+            api.create(&PostParams::default(), &kube_event(name, None)).await.unwrap();
         }
         let core = Arc::downgrade(server.core());
-        let first = server.core().controllers.events.lock().next().unwrap();
+        let first = server.core().controllers.event_expiry.lock().next_expiry().unwrap();
         expire_events(&core, first - Duration::from_secs(1)).await;
         assert_eq!(api.list(&Default::default()).await.unwrap().items.len(), 2);
         for name in ["once", "again"] {
             let more = Patch::Merge(json!({"count": 2}));
             api.patch(name, &PatchParams::default(), &more).await.unwrap();
         }
-        let renewed = server.core().controllers.events.lock().next().unwrap();
-        assert!(renewed > first, "what happens again stays longer");
+        let renewed = server.core().controllers.event_expiry.lock().next_expiry().unwrap();
+        assert!(renewed > first, "another occurrence prolongs the lifetime");
         expire_events(&core, renewed).await;
         let left: Vec<_> = api.list(&Default::default()).await.unwrap().items;
         assert_eq!(left.iter().filter_map(|e| e.metadata.name.as_deref()).collect::<Vec<_>>(), ["again"]);
-        expire_events(&core, Instant::now() + expiry::LIFE).await;
+        expire_events(&core, Instant::now() + event_expiry::EVENT_TTL).await;
         assert!(api.list(&Default::default()).await.unwrap().items.is_empty());
-        assert!(server.core().controllers.events.lock().next().is_none(), "nothing is remembered about them");
+        assert!(server.core().controllers.event_expiry.lock().next_expiry().is_none(), "the index is empty");
     }
 
     #[tokio::test]
-    async fn a_restart_does_not_make_events_younger() {
+    async fn a_restart_does_not_prolong_the_lifetime_of_events() {
         let folder = tempfile::tempdir().unwrap();
         let config = || Config { data_dir: Some(folder.path().to_owned()), ..Config::default() };
         let server = ApiServer::open(config()).await.unwrap();
-        let api: Api<Happening> = Api::namespaced(server.client(), "default");
-        api.create(&PostParams::default(), &happening("old", Some("2020-01-01T00:00:00Z"))).await.unwrap();
-        api.create(&PostParams::default(), &happening("new", None)).await.unwrap();
+        let api: Api<KubeEvent> = Api::namespaced(server.client(), "default");
+        api.create(&PostParams::default(), &kube_event("old", Some("2020-01-01T00:00:00Z"))).await.unwrap();
+        api.create(&PostParams::default(), &kube_event("new", None)).await.unwrap();
         server.close();
         let server = ApiServer::open(config()).await.unwrap();
-        let api: Api<Happening> = Api::namespaced(server.client(), "default");
+        let api: Api<KubeEvent> = Api::namespaced(server.client(), "default");
         let deadline = Instant::now() + Duration::from_secs(20);
         while api.get_opt("old").await.unwrap().is_some() {
-            assert!(Instant::now() < deadline, "the event stays");
+            assert!(Instant::now() < deadline, "the Event was not deleted");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(api.get_opt("new").await.unwrap().is_some());

@@ -1,11 +1,11 @@
-//! Between the version an object is stored in and the version a request speaks.
+//! Conversion between the version that an object is stored in and the version that a request uses.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::{
-    patch::{Text, inflate},
+    patch::{FieldsText, expand_fields_v1},
     registry::{Conversion, Endpoint, Origin, Resource},
     status::ApiError,
     store::{Draft, Stored},
@@ -14,17 +14,17 @@ use crate::{
 mod events;
 mod webhook;
 
-/// Converts custom resources in-process, for kinds whose owner is linked into this program. Kinds it does not handle go
-/// to the webhook their CRD names.
+/// Converts custom resources in-process, for kinds whose conversion code is linked into this program. Other kinds are
+/// converted by the webhook in their CRD.
 pub trait Converter: Send + Sync {
     fn handles(&self, group: &str, kind: &str) -> bool;
     fn convert(&self, object: Value, desired_api_version: &str) -> Result<Value, String>;
 }
 
-/// An object in the version a request asked for.
+/// An object in the version that a request asked for.
 #[derive(Debug, Clone)]
 pub enum View {
-    /// Stored in that very version: the stored buffer is the answer.
+    /// The object is stored in that version: the stored buffer is sent as it is.
     Stored(Arc<Stored>),
     Value(Arc<Value>),
 }
@@ -48,7 +48,7 @@ impl View {
         }
     }
 
-    /// Appends the JSON text of the object with less of its `managedFields`, where that is no work.
+    /// Appends the JSON text of the object, with most of `managedFields` left out if that is possible without parsing.
     pub fn write_lean(&self, out: &mut bytes::BytesMut) {
         match self {
             Self::Stored(object) => object.write_lean(out),
@@ -56,7 +56,7 @@ impl View {
         }
     }
 
-    /// Appends the JSON text of the object without its type.
+    /// Appends the JSON text of the object without `apiVersion` and `kind`.
     pub fn write_untyped_json(&self, out: &mut bytes::BytesMut) {
         match self {
             Self::Stored(object) => object.write_untyped_json(out),
@@ -68,7 +68,7 @@ impl View {
         }
     }
 
-    /// The object without its type.
+    /// The object without `apiVersion` and `kind`.
     pub fn to_untyped_value(&self) -> Value {
         let mut value = self.to_value();
         if let Some(members) = value.as_object_mut() {
@@ -78,7 +78,7 @@ impl View {
         value
     }
 
-    /// Length of the JSON text, if it is known without writing it.
+    /// Length of the JSON text, or 0 if it is not known without serialising.
     pub fn json_len(&self) -> usize {
         match self {
             Self::Stored(object) => object.json_len(),
@@ -95,7 +95,7 @@ impl View {
     }
 }
 
-/// Everything that can convert.
+/// Converts objects between versions: in-process, by webhook, or by renaming fields (events).
 #[derive(Clone, Default)]
 pub struct Conversions {
     in_process: Option<Arc<dyn Converter>>,
@@ -107,7 +107,7 @@ impl Conversions {
     }
 
     pub async fn view(&self, endpoint: &Endpoint, object: &Arc<Stored>) -> Result<View, ApiError> {
-        let updated = up_to_date(&endpoint.resource, object);
+        let updated = upgrade_to_current_schema(&endpoint.resource, object);
         if updated.is_none() && object.api_version() == endpoint.api_version() {
             return Ok(View::Stored(object.clone()));
         }
@@ -116,31 +116,31 @@ impl Conversions {
         Ok(View::Value(Arc::new(value)))
     }
 
-    /// The object to be edited, in the endpoint's version, and the texts that numbers in its `managedFields` stand for. There are such
-    /// numbers only if `lean`: whoever asks for it must not look at, copy or replace that record.
+    /// The object to be edited, in the endpoint's version. With `by_reference`, `fieldsV1` values may be indexes into
+    /// the returned texts; the caller must then not read, copy or replace `managedFields`.
     pub(crate) async fn editable(
         &self,
         endpoint: &Endpoint,
         object: &Arc<Stored>,
-        lean: bool,
-    ) -> Result<(Value, Vec<Text>), ApiError> {
+        by_reference: bool,
+    ) -> Result<(Value, Vec<FieldsText>), ApiError> {
         match self.view(endpoint, object).await? {
-            View::Stored(object) if lean => Ok(object.parse_lean()),
+            View::Stored(object) if by_reference => Ok(object.parse_with_text_refs()),
             view => Ok((view.to_value(), Vec::new())),
         }
     }
 
-    /// An edited object, ready to be stored.
+    /// Prepares an edited object for storing. `fieldsV1` values may be indexes into `texts`.
     pub(crate) async fn draft(
         &self,
         resource: &Resource,
         mut object: Value,
-        texts: &[Text],
+        texts: &[FieldsText],
     ) -> Result<Draft, ApiError> {
         if object["apiVersion"] == resource.storage_version {
             return Ok(Draft::with_texts(resource, &object, texts));
         }
-        inflate(&mut object, texts);
+        expand_fields_v1(&mut object, texts);
         let stored = self.convert(resource, object, &resource.storage_version).await?;
         Ok(Draft::new(resource, &stored))
     }
@@ -152,9 +152,9 @@ impl Conversions {
         match &resource.origin {
             Origin::BuiltIn | Origin::Alias => Ok(events::convert(object, desired)),
             Origin::Custom { conversion, .. } => {
-                let keep = Kept::of(&object);
+                let preserved = PreservedMetadata::of(&object);
                 let converted = self.convert_custom(resource, conversion, object, desired).await?;
-                keep.restore(converted, desired).map_err(|why| failed(resource, &why))
+                preserved.restore(converted, desired).map_err(|why| conversion_error(resource, &why))
             }
         }
     }
@@ -167,7 +167,7 @@ impl Conversions {
         desired: &str,
     ) -> Result<Value, ApiError> {
         if let Some(converter) = self.in_process.as_ref().filter(|c| c.handles(&resource.group, &resource.kind)) {
-            return converter.convert(object, desired).map_err(|why| failed(resource, &why));
+            return converter.convert(object, desired).map_err(|why| conversion_error(resource, &why));
         }
         match conversion {
             Conversion::None => {
@@ -175,15 +175,15 @@ impl Conversions {
                 Ok(object)
             }
             Conversion::Webhook(hook) => {
-                webhook::convert(hook, object, desired).await.map_err(|why| failed(resource, &why))
+                webhook::convert(hook, object, desired).await.map_err(|why| conversion_error(resource, &why))
             }
         }
     }
 }
 
-/// An object that was stored under an older schema, pruned and defaulted by the present one; `None` when that changes nothing.
-fn up_to_date(resource: &Resource, object: &Stored) -> Option<Value> {
-    let schema = resource.newer_schema(object.api_version(), object.version)?;
+/// Prunes and defaults an object that was stored under an older schema. `None` if that changes nothing.
+fn upgrade_to_current_schema(resource: &Resource, object: &Stored) -> Option<Value> {
+    let schema = resource.schema_newer_than_object(object.api_version(), object.version)?;
     let stored = object.parse();
     let mut value = stored.clone();
     schema.prune(&mut value);
@@ -191,16 +191,16 @@ fn up_to_date(resource: &Resource, object: &Stored) -> Option<Value> {
     (value != stored).then_some(value)
 }
 
-fn failed(resource: &Resource, why: &str) -> ApiError {
+fn conversion_error(resource: &Resource, why: &str) -> ApiError {
     ApiError::internal(format!("conversion of {} failed: {why}", resource.qualified()))
 }
 
-/// The metadata a conversion must not change; labels and annotations are its own to edit.
-struct Kept {
+/// The metadata of an object before conversion. A conversion may change only labels and annotations.
+struct PreservedMetadata {
     metadata: serde_json::Map<String, Value>,
 }
 
-impl Kept {
+impl PreservedMetadata {
     fn of(object: &Value) -> Self {
         Self { metadata: object["metadata"].as_object().cloned().unwrap_or_default() }
     }

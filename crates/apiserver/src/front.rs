@@ -1,51 +1,48 @@
-//! What a request meets before and beside the verbs: authorisation, documents that are no objects, reviews, streams.
+//! What happens to a request before the verbs: listening, TLS, authentication, authorization; and the requests that are
+//! not verbs on stored objects: reviews and Pod streams.
 //!
 //! | module | does |
 //! |---|---|
-//! | [`policy`] | keeps the compiled RBAC policy in step with the stored roles |
-//! | [`paths`] | discovery, OpenAPI, version and health |
-//! | [`special`] | reviews, token requests and the streaming subresources of Pods |
-//! | [`door`] | authenticates requests from the network |
-//! | [`loopback`] | upgrades for the in-process client |
+//! | [`listener`] | TLS, connections, certificates, kubeconfig |
+//! | `service` | authenticates requests from the network |
+//! | [`auth`] | tokens, impersonation, RBAC, privilege escalation checks |
+//! | `reviews` | access reviews, token reviews and token requests |
+//! | `pod_streams` | log, exec, attach and portforward of Pods |
 
-mod door;
-mod loopback;
-mod paths;
-mod policy;
-mod special;
+pub mod auth;
+pub mod listener;
+mod pod_streams;
+mod reviews;
+mod service;
 
 use std::sync::Arc;
 
-pub(crate) use door::Door;
-pub(crate) use loopback::upgrade;
-
+use agent_sandbox_streams::backend::{NoNode, NodeBackend};
+use agent_sandbox_streams::server::StreamServer;
 use arc_swap::ArcSwap;
 use serde_json::Value;
 
-use crate::auth::authenticate::{Authenticator, Objects};
-use crate::auth::escalation;
-use crate::auth::rbac::{AccessTarget, Attributes};
-use crate::identity::UserInfo;
-use crate::node::{NoNode, NodeBackend};
+pub(crate) use self::service::AuthenticatingService;
+
+use self::auth::UserInfo;
+use self::auth::authenticate::{Authenticator, Objects};
+use self::auth::escalation;
+use self::auth::policy_cache::PolicyCache;
+use self::auth::rbac::{AccessTarget, Attributes};
+use self::listener::Credentials;
 use crate::registry::Resource;
-use crate::request::{ResourceRequest, Target, Verb};
-use crate::serve::Credentials;
+use crate::request::{RequestInfo, ResourceRequest, Verb};
 use crate::status::ApiError;
 use crate::store::{ObjectKey, Store};
-use crate::streams::handler::Streams;
 
-use self::paths::Documents;
-use self::policy::Policies;
-
-/// State of everything in front of the verbs.
+/// State of authentication, authorization and Pod streams.
 pub(crate) struct Front {
     pub(crate) credentials: Credentials,
     authenticator: Authenticator,
     objects: Arc<StoredObjects>,
-    policies: Policies,
-    documents: Documents,
+    policy: PolicyCache,
     backend: ArcSwap<BackendFor>,
-    streams: Streams,
+    streams: StreamServer,
 }
 
 /// Makes the backend that serves one caller's streams.
@@ -59,9 +56,8 @@ impl Front {
             authenticator: Authenticator::new(credentials.admin_token(), credentials.signing_key(), objects.clone()),
             credentials,
             objects,
-            policies: Policies::new(store.clone()),
-            documents: Documents::default(),
-            streams: Streams::default(),
+            policy: PolicyCache::new(store.clone()),
+            streams: StreamServer::default(),
             backend: ArcSwap::from_pointee(no_node),
         }
     }
@@ -71,14 +67,15 @@ impl Front {
     }
 
     pub(crate) fn allows(&self, user: &UserInfo, attributes: &Attributes) -> bool {
-        user.is_administrator() || self.policies.current().allows(user, attributes).is_some()
+        user.is_administrator() || self.policy.current().allows(user, attributes).is_some()
     }
 
     pub(crate) async fn close_streams(&self) {
         self.streams.close().await;
     }
 
-    /// Whether `user` may store this role or binding; other kinds always pass.
+    /// Fails if `user` may not store this role or binding because it would grant permissions that `user` does not have.
+    /// Other kinds always pass.
     pub(crate) fn check_escalation(
         &self,
         user: &UserInfo,
@@ -89,27 +86,27 @@ impl Front {
         if user.is_administrator() || resource.group != "rbac.authorization.k8s.io" {
             return Ok(());
         }
-        escalation::check(&self.policies.current(), user, &resource.plural, old, object)
+        escalation::check(&self.policy.current(), user, &resource.plural, old, object)
     }
 
-    /// Whether `user` may do what `target` asks for.
-    pub(crate) fn authorize(&self, user: &UserInfo, target: &Target) -> Result<(), ApiError> {
+    /// Fails if RBAC does not allow `user` to make this request.
+    pub(crate) fn authorize(&self, user: &UserInfo, request: &RequestInfo) -> Result<(), ApiError> {
         if user.is_administrator() {
             return Ok(());
         }
-        let policy = self.policies.current();
-        match target {
-            Target::NonResource { path, verb } => {
+        let policy = self.policy.current();
+        match request {
+            RequestInfo::NonResource { path, verb } => {
                 let wanted = Attributes { verb: verb.clone(), target: AccessTarget::Path(path.clone()) };
                 match policy.allows(user, &wanted) {
                     Some(_) => Ok(()),
                     None => Err(forbidden_path(user, verb, path)),
                 }
             }
-            Target::Resource(request) => {
+            RequestInfo::Resource(request) => {
                 let allowed = |verb: &str| policy.allows(user, &attributes(request, verb)).is_some();
                 let verb = request.verb.as_str();
-                // A WebSocket upgrade arrives as a GET, but runs commands all the same.
+                // A WebSocket upgrade is a GET request, but these subresources need the permission to create.
                 let connects = matches!(request.subresource.as_str(), "exec" | "attach" | "portforward");
                 let needed = if connects { Verb::Create.as_str() } else { verb };
                 if allowed(needed) { Ok(()) } else { Err(forbidden(user, request, needed)) }
@@ -152,7 +149,13 @@ fn forbidden_path(user: &UserInfo, verb: &str, path: &str) -> ApiError {
     ApiError::new(http::StatusCode::FORBIDDEN, "Forbidden", message)
 }
 
-/// Core objects by name, for tokens that are bound to them.
+/// A stored object of the core group, or 404.
+fn stored_object(store: &Store, resource: &str, namespace: &str, name: &str) -> Result<Value, ApiError> {
+    let found = store.get(&format!("/{resource}").into(), &ObjectKey::new(namespace, name));
+    found.map(|object| object.parse()).ok_or_else(|| ApiError::not_found("", resource, name))
+}
+
+/// Looks up the objects of the core group that tokens are bound to.
 struct StoredObjects(Arc<Store>);
 
 impl Objects for StoredObjects {

@@ -1,21 +1,25 @@
-//! The embedded Kubernetes API: objects, watches, patches, schemas, discovery, streams. It knows no kind of ours.
+//! The embedded Kubernetes API server: objects, watches, patches, schemas, discovery. It knows none of the product's
+//! own kinds: custom resources are data, and applying a CRD is all it takes to serve them.
 //!
-//! A request is parsed ([`request`]), answered by a verb ([`verbs`]) against the objects ([`store`]) of a resource that
-//! the [`registry`] describes, and rendered ([`render`]). Custom resources are data: applying a CRD is all it takes.
+//! The path of a request through the modules:
+//!
+//! | step | modules |
+//! |---|---|
+//! | accept the connection, authenticate, authorize | [`front`]: TLS listener, tokens, RBAC, reviews, Pod streams |
+//! | parse method, path, query and body | [`request`], [`protobuf`], [`selectors`] |
+//! | handle it | `server`; [`verbs`] for resources, [`documents`] for discovery and OpenAPI |
+//! | default, validate, convert, patch objects | [`registry`], [`builtin`], [`schema`], `cel`, [`convert`], [`patch`] |
+//! | store objects and their history | [`store`] |
+//! | render the response | [`render`], [`table`], [`status`] |
+//!
+//! Beside the requests, `controllers` follow the store's events: garbage collection, namespaces, EndpointSlices.
 
-mod admission;
-pub mod auth;
-mod bootstrap;
 pub mod builtin;
 mod cel;
 mod controllers;
 pub mod convert;
-pub mod discovery;
-mod front;
-mod gc;
-pub mod identity;
-pub mod node;
-pub mod openapi;
+pub mod documents;
+pub mod front;
 pub mod patch;
 pub mod protobuf;
 pub mod registry;
@@ -23,19 +27,16 @@ pub mod render;
 pub mod request;
 pub mod schema;
 pub mod selectors;
-pub mod serve;
 mod server;
 pub mod status;
 pub mod store;
-pub mod streams;
 pub mod table;
 pub mod verbs;
-pub mod watch;
 
-pub use admission::Completer;
 pub use convert::Converter;
-pub use identity::UserInfo;
-pub use node::NodeBackend;
-pub use serve::{Listener, ListenerConfig};
+pub use front::auth::UserInfo;
+pub use front::auth::rbac::{AccessTarget, Attributes};
+pub use front::listener::{Listener, ListenerConfig};
 pub use server::{ApiServer, Config, OpenError, collect};
 pub use status::ApiError;
+pub use verbs::MutatingAdmission;

@@ -1,22 +1,23 @@
-//! The four kinds of patch, as pure functions from an object to an object.
+//! The four patch types (JSON patch, merge patch, strategic merge patch, server-side apply) as pure functions from an
+//! object to an object.
 
 mod apply;
 mod diff;
-mod fields;
+mod field_set;
+mod fields_v1;
+mod fields_v1_cache;
 mod json;
 pub mod managed;
 mod merge;
-mod owned;
-mod record;
+mod ownership;
 mod strategic;
-mod texts;
 
 pub use apply::apply;
-pub use fields::FieldSet;
+pub use field_set::FieldSet;
+pub(crate) use fields_v1_cache::{FieldsText, expand_fields_v1};
 pub use json::JsonPatch;
 pub use merge::merge;
 pub use strategic::strategic;
-pub(crate) use texts::{Text, inflate};
 
 #[cfg(test)]
 mod properties;
@@ -42,8 +43,8 @@ mod tests {
         })
     }
 
-    /// An object whose members look like metadata and like lists with keys now and then.
-    pub(super) fn object_of() -> impl Strategy<Value = Value> {
+    /// An object that resembles a Kubernetes object: some members look like metadata, some like lists with keys.
+    pub(super) fn kubernetes_object() -> impl Strategy<Value = Value> {
         let item = || {
             proptest::collection::btree_map("[a-d]", any_value(), 0..4)
                 .prop_map(|m| Value::Object(m.into_iter().collect::<Map<_, _>>()))
@@ -74,7 +75,7 @@ mod tests {
         })
     }
 
-    /// A small JSON object with few distinct keys, so that patches meet what they patch.
+    /// A small JSON object with few distinct keys, so that patches and objects often have keys in common.
     pub(super) fn any_object() -> impl Strategy<Value = Value> {
         proptest::collection::btree_map("[a-d]{1,2}", any_value(), 0..5)
             .prop_map(|m| Value::Object(m.into_iter().collect::<Map<_, _>>()))

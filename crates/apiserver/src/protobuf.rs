@@ -1,9 +1,10 @@
-//! Request bodies in Kubernetes protobuf, which Go clients send for built-in kinds, turned into the JSON that they mean.
+//! Decodes request bodies in Kubernetes' protobuf encoding, which Go clients send for built-in kinds, to JSON.
 //!
-//! The shapes of all messages are data (`data/kubernetes-protobuf.json`). Zero values are kept or dropped as Go's own
-//! JSON would. Kinds that are not built in are refused with 415; answers are always JSON, which those clients accept.
+//! The descriptors of all messages are data (`data/kubernetes-protobuf.json`). Zero values are kept or omitted as Go's
+//! JSON encoder would do. Kinds that are not built in are refused with 415. Responses are always JSON, which those
+//! clients accept.
 
-mod shapes;
+mod descriptors;
 mod wire;
 
 use bytes::Bytes;
@@ -15,10 +16,10 @@ use crate::status::ApiError;
 
 pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 
-/// Every Kubernetes protobuf body starts like this.
+/// Prefix of every Kubernetes protobuf body.
 const MAGIC: &[u8] = b"k8s\0";
 
-/// Why a body is not what it should be.
+/// Why a protobuf body cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("it ends inside a field")]
@@ -35,36 +36,36 @@ pub enum DecodeError {
     Time,
 }
 
-/// Replaces a protobuf body by the JSON that it means; other bodies pass through.
+/// Converts a protobuf body to JSON and adjusts `Content-Type`; other bodies pass through unchanged.
 pub(crate) fn to_json(parts: &mut Parts, body: Bytes) -> Result<Bytes, ApiError> {
     let given = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if given.split(';').next().map(str::trim) != Some(MEDIA_TYPE) {
         return Ok(body);
     }
-    // An empty body has nothing to decode, whatever it claims to be.
+    // An empty body is left empty, whatever its content type.
     let json = if body.is_empty() { body } else { decode(&body)?.to_string().into() };
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(json)
 }
 
-/// The object in a protobuf body.
+/// Decodes the object in a protobuf body.
 pub fn decode(body: &[u8]) -> Result<Value, ApiError> {
     let broken = |error: DecodeError| ApiError::bad_request(format!("the protobuf body is damaged: {error}"));
     let Some(body) = body.strip_prefix(MAGIC) else {
         return Err(ApiError::bad_request("the protobuf body does not start with the Kubernetes prefix"));
     };
     let envelope = Envelope::read(body).map_err(broken)?;
-    let Some(message) = shapes::message_of(&envelope.api_version, &envelope.kind) else {
+    let Some(message) = descriptors::message_of(&envelope.api_version, &envelope.kind) else {
         let why = format!("{MEDIA_TYPE} is not understood for kind {:?}: send application/json", envelope.kind);
         return Err(ApiError::new(http::StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", why));
     };
-    let mut object = shapes::decode(message, envelope.raw).map_err(broken)?;
+    let mut object = descriptors::decode(message, envelope.raw).map_err(broken)?;
     object["apiVersion"] = envelope.api_version.into();
     object["kind"] = envelope.kind.into();
     Ok(object)
 }
 
-/// What surrounds every object: its type, then its own bytes.
+/// `runtime.Unknown`, the envelope of every object: its type and its encoded bytes.
 #[derive(Default)]
 struct Envelope<'a> {
     api_version: String,

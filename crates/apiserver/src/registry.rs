@@ -1,5 +1,5 @@
-//! What the server serves: built-in resources plus the ones CRDs define, as one immutable snapshot that is replaced
-//! when a CRD changes. Discovery, OpenAPI, tables and the verbs all read from here.
+//! The resources that the server serves: the built-in ones plus those that CRDs define, as one immutable snapshot that
+//! is replaced when a CRD changes. Discovery, OpenAPI, tables and the verbs all read from it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,7 +19,7 @@ pub use descriptor::{
     WebhookClient,
 };
 
-/// One resource in one of its versions: what a request's path selects.
+/// One resource in one of its versions, as selected by a request path.
 #[derive(Clone)]
 pub struct Endpoint {
     pub resource: Arc<Resource>,
@@ -31,13 +31,13 @@ impl Endpoint {
         &self.resource.versions[self.index]
     }
 
-    /// `apiVersion` of objects read and written here.
+    /// `apiVersion` of objects read and written at this endpoint.
     pub fn api_version(&self) -> &str {
         &self.version().api_version
     }
 }
 
-/// An immutable view of everything served.
+/// An immutable view of all served resources.
 #[derive(Default)]
 pub struct Snapshot {
     resources: Vec<Arc<Resource>>,
@@ -59,7 +59,7 @@ impl Snapshot {
         Self { resources, by_path }
     }
 
-    /// Every resource, built-ins first, each with all its versions.
+    /// All resources, built-in ones first, each with all its versions.
     pub fn resources(&self) -> &[Arc<Resource>] {
         &self.resources
     }
@@ -74,23 +74,23 @@ impl Snapshot {
         self.resources.iter().find(|r| r.group == group && r.plural == plural)
     }
 
-    /// The resource whose objects have this group and kind (owner references name kinds).
+    /// The resource with this group and kind. Owner references contain kinds, not plurals.
     pub fn by_kind(&self, group: &str, kind: &str) -> Option<&Arc<Resource>> {
         self.resources.iter().find(|r| r.group == group && r.kind == kind)
     }
 
-    /// The resource that owns a storage key.
+    /// The resource whose objects are in the collection `storage`; never an alias.
     pub fn by_storage(&self, storage: &str) -> Option<&Arc<Resource>> {
         self.resources.iter().find(|r| &*r.storage == storage && !r.is_alias())
     }
 
-    /// The endpoint of the version that a resource is stored in.
+    /// The endpoint of a resource's storage version.
     pub fn stored(&self, resource: &Arc<Resource>) -> Endpoint {
         Endpoint { resource: resource.clone(), index: resource.storage_index() }
     }
 }
 
-/// The replaceable registry.
+/// Holds the current snapshot, and replaces it when a CRD changes.
 pub struct Registry {
     builtins: Vec<Arc<Resource>>,
     custom: parking_lot::Mutex<BTreeMap<String, Arc<Resource>>>,
@@ -110,11 +110,11 @@ impl Registry {
         self.snapshot.load_full()
     }
 
-    /// Serves what a CRD defines, replacing what the CRD of that name defined before.
+    /// Adds the resource that a CRD defines, replacing an earlier one of the same CRD.
     pub fn put(&self, crd_name: &str, mut resource: Resource) {
         let mut custom = self.custom.lock();
         if let Some(earlier) = custom.get(crd_name) {
-            resource.succeed(earlier);
+            resource.inherit_schema_version(earlier);
         }
         custom.insert(crd_name.to_owned(), Arc::new(resource));
         self.snapshot.store(Arc::new(Snapshot::build(&self.builtins, &custom)));

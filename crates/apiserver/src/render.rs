@@ -1,4 +1,5 @@
-//! Replies as HTTP responses: JSON, lists without copying each object twice, watches as a stream of lines.
+//! Renders replies as HTTP responses: JSON, lists in chunks without copying each object twice, watches as a stream of
+//! lines.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures::{Stream, StreamExt as _, stream};
@@ -11,9 +12,8 @@ use crate::{
     convert::View,
     registry::Endpoint,
     status::ApiError,
-    table::{Form, IncludeObject},
-    verbs::{List, Payload, Reply},
-    watch::{WatchEvent, WatchEvents},
+    table::{IncludeObject, ResponseFormat},
+    verbs::{List, Payload, Reply, WatchEvent, WatchEvents},
 };
 
 mod tables;
@@ -49,23 +49,32 @@ pub fn error_response(error: &ApiError) -> Response<Body> {
     response
 }
 
-/// A body that is sent piece by piece.
-pub fn stream<E: Into<BoxError>>(pieces: impl Stream<Item = Result<Bytes, E>> + Send + 'static) -> Body {
-    StreamBody::new(pieces.map(|piece| piece.map(Frame::data).map_err(Into::into))).boxed_unsync()
+/// A body that is streamed in chunks.
+pub fn stream<E: Into<BoxError>>(chunks: impl Stream<Item = Result<Bytes, E>> + Send + 'static) -> Body {
+    StreamBody::new(chunks.map(|chunk| chunk.map(Frame::data).map_err(Into::into))).boxed_unsync()
 }
 
-/// Renders a reply to `endpoint` in the form that the client asked for.
-pub fn reply_response(endpoint: &Endpoint, reply: Reply, form: Form, include: IncludeObject) -> Response<Body> {
-    let mut response = match (form, reply.payload) {
+/// Renders a reply of `endpoint` in the negotiated format.
+pub fn reply_response(
+    endpoint: &Endpoint,
+    reply: Reply,
+    format: ResponseFormat,
+    include: IncludeObject,
+) -> Response<Body> {
+    let mut response = match (format, reply.payload) {
         (_, Payload::Value(value)) => value_response(reply.code, &value),
-        (Form::Json, Payload::Object(view)) => json_response(reply.code, view.to_json()),
-        (Form::Lean, Payload::Object(view)) => json_response(reply.code, lean_json(&view)),
-        (Form::Json | Form::Lean, Payload::List(list)) => list_response(reply.code, endpoint, list),
-        (Form::Json, Payload::Watch(events)) => watch_response(events, |event| event_line(&event, View::write_json)),
-        (Form::Lean, Payload::Watch(events)) => watch_response(events, |event| event_line(&event, View::write_lean)),
-        (Form::Yaml, payload) => yaml::respond(endpoint, reply.code, payload),
-        (Form::Table, payload) => tables::respond(endpoint, reply.code, payload, include),
-        (Form::Metadata, payload) => tables::respond_metadata(reply.code, payload),
+        (ResponseFormat::Json, Payload::Object(view)) => json_response(reply.code, view.to_json()),
+        (ResponseFormat::Lean, Payload::Object(view)) => json_response(reply.code, lean_json(&view)),
+        (ResponseFormat::Json | ResponseFormat::Lean, Payload::List(list)) => list_response(reply.code, endpoint, list),
+        (ResponseFormat::Json, Payload::Watch(events)) => {
+            watch_response(events, |event| event_line(&event, View::write_json))
+        }
+        (ResponseFormat::Lean, Payload::Watch(events)) => {
+            watch_response(events, |event| event_line(&event, View::write_lean))
+        }
+        (ResponseFormat::Yaml, payload) => yaml::respond(endpoint, reply.code, payload),
+        (ResponseFormat::Table, payload) => tables::respond(endpoint, reply.code, payload, include),
+        (ResponseFormat::Metadata, payload) => tables::respond_metadata(reply.code, payload),
     };
     add_warnings(&mut response, &reply.warnings);
     response
@@ -82,7 +91,7 @@ pub fn add_warnings<B>(response: &mut Response<B>, warnings: &[String]) {
     }
 }
 
-/// `metadata` of a list: where it was read, and where it goes on.
+/// `metadata` of a list: its resource version and the token to continue it.
 fn list_metadata(list: &List) -> Value {
     let mut metadata = serde_json::json!({ "resourceVersion": list.version.to_string() });
     if !list.next.is_empty() {
@@ -95,9 +104,9 @@ fn list_metadata(list: &List) -> Value {
 }
 
 /// `kind`, `apiVersion` and `metadata` of a list of whole objects.
-fn list_head(list: &List, endpoint: &Endpoint) -> Value {
+fn list_header(list: &List, endpoint: &Endpoint) -> Value {
     let mut metadata = list_metadata(list);
-    // Those of custom kinds have the token even when it is empty.
+    // As in Kubernetes, lists of custom kinds have the continue token even if it is empty.
     if endpoint.resource.is_custom() {
         metadata["continue"] = list.next.as_str().into();
     }
@@ -108,42 +117,42 @@ fn list_head(list: &List, endpoint: &Endpoint) -> Value {
     })
 }
 
-/// Bytes of a list that are made at a time: a list of everything is never in memory as text as a whole.
-const LIST_PIECE: usize = 256 << 10;
+/// Size of the chunks in which a list is serialised, so that the text of a large list is never in memory as a whole.
+const LIST_CHUNK_BYTES: usize = 256 << 10;
 
 fn list_response(code: StatusCode, endpoint: &Endpoint, list: List) -> Response<Body> {
-    let head = list_head(&list, endpoint).to_string();
+    let head = list_header(&list, endpoint).to_string();
     let mut out = BytesMut::new();
     out.put_slice(&head.as_bytes()[..head.len() - 1]);
     out.put_slice(b",\"items\":[");
     let typed = endpoint.resource.is_custom();
-    let mut pieces = ListPieces { items: list.items.into_iter(), typed, first: true, ended: false };
-    let first = pieces.next_piece(out).unwrap_or_default();
-    if pieces.ended {
+    let mut chunks = ListChunks { items: list.items.into_iter(), typed, first: true, ended: false };
+    let first = chunks.next_chunk(out).unwrap_or_default();
+    if chunks.ended {
         return json_response(code, first);
     }
-    let rest = std::iter::from_fn(move || pieces.next_piece(BytesMut::new()));
+    let rest = std::iter::from_fn(move || chunks.next_chunk(BytesMut::new()));
     let mut response = Response::new(stream(stream::iter(std::iter::once(first).chain(rest).map(Ok::<_, BoxError>))));
     *response.status_mut() = code;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
-struct ListPieces {
+struct ListChunks {
     items: std::vec::IntoIter<View>,
-    /// Items of custom kinds carry their type.
+    /// True if items have `apiVersion` and `kind`, as those of custom kinds do.
     typed: bool,
     first: bool,
     ended: bool,
 }
 
-impl ListPieces {
-    /// The next part of the list, after what `out` holds already; `None` after the end.
-    fn next_piece(&mut self, mut out: BytesMut) -> Option<Bytes> {
+impl ListChunks {
+    /// Appends the next chunk of the list to `out`; `None` after the end.
+    fn next_chunk(&mut self, mut out: BytesMut) -> Option<Bytes> {
         if self.ended {
             return None;
         }
-        while out.len() < LIST_PIECE {
+        while out.len() < LIST_CHUNK_BYTES {
             let Some(item) = self.items.next() else {
                 out.put_slice(b"]}");
                 self.ended = true;

@@ -1,4 +1,4 @@
-//! What a request asks for, read from its method, path and query: the same facts for authorisation and for the verbs.
+//! Parses method, path and query of a request into what authorization and the verbs need (Kubernetes' RequestInfo).
 
 use http::{Method, Uri};
 use percent_encoding::percent_decode_str;
@@ -11,7 +11,7 @@ pub use options::{
     DeleteOptions, FieldValidation, ListOptions, Preconditions, Propagation, VersionMatch, WriteOptions,
 };
 
-/// What is done to a resource.
+/// The verb of a resource request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verb {
     Get,
@@ -39,9 +39,9 @@ impl Verb {
     }
 }
 
-/// A parsed request target.
+/// What a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum RequestInfo {
     /// `/version`, `/openapi/v3`, `/api`, `/apis/apps/v1` … with the lower-case method as its verb.
     NonResource {
         path: String,
@@ -58,13 +58,13 @@ pub struct ResourceRequest {
     pub group: String,
     pub version: String,
     pub resource: String,
-    /// Empty for cluster-scoped requests and for "all namespaces".
+    /// Empty for cluster-scoped requests and for all namespaces.
     pub namespace: String,
     /// Empty for collections.
     pub name: String,
-    /// Empty when the object itself is meant.
+    /// Empty for the object itself.
     pub subresource: String,
-    /// What follows the subresource (`proxy/…`).
+    /// Path segments after the subresource (`proxy/…`).
     pub tail: Vec<String>,
 }
 
@@ -74,9 +74,9 @@ impl ResourceRequest {
     }
 }
 
-impl Target {
-    /// Reads a target from method, path and query. Paths are decoded segment by segment, so an encoded slash stays
-    /// inside its segment.
+impl RequestInfo {
+    /// Parses method, path and query. Paths are decoded segment by segment, so an encoded slash stays inside its
+    /// segment.
     pub fn parse(method: &Method, uri: &Uri) -> Result<Self, ApiError> {
         let path = uri.path();
         let segments = decode_segments(path)?;
@@ -179,7 +179,7 @@ pub fn query_value(uri: &Uri, key: &str) -> Option<String> {
     query_pairs(uri).find(|(k, _)| k == key).map(|(_, v)| v)
 }
 
-/// Kubernetes' reading of a boolean query value: anything but an explicit "no" counts; Python sends `True`.
+/// Parses a boolean query value as Kubernetes does: everything but `false` and `0` is true; Python clients send `True`.
 pub fn is_true(value: Option<&str>) -> bool {
     match value {
         None => false,
@@ -191,13 +191,13 @@ pub fn is_true(value: Option<&str>) -> bool {
 mod tests {
     use super::*;
 
-    fn parse(method: &str, path: &str) -> Target {
-        Target::parse(&method.parse().unwrap(), &path.parse().unwrap()).unwrap()
+    fn parse(method: &str, path: &str) -> RequestInfo {
+        RequestInfo::parse(&method.parse().unwrap(), &path.parse().unwrap()).unwrap()
     }
 
     fn resource(method: &str, path: &str) -> ResourceRequest {
         match parse(method, path) {
-            Target::Resource(r) => r,
+            RequestInfo::Resource(r) => r,
             other => panic!("{path} parsed as {other:?}"),
         }
     }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_an_object_too() {
+    fn a_namespace_is_parsed_as_an_object() {
         let r = resource("GET", "/api/v1/namespaces/ns");
         assert_eq!((r.resource.as_str(), r.name.as_str(), r.namespace.as_str()), ("namespaces", "ns", ""));
         let r = resource("PUT", "/api/v1/namespaces/ns/finalize");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_is_recognised_in_every_spelling_d_4_2() {
+    fn watch_is_recognized_in_every_form_d_4_2() {
         for query in ["watch=true", "watch=True", "watch=1", "watch"] {
             assert_eq!(resource("GET", &format!("/apis/g/v1/namespaces/ns/things?{query}")).verb, Verb::Watch);
         }
@@ -232,9 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn discovery_paths_are_not_resources() {
+    fn discovery_paths_are_non_resource_requests() {
         for path in ["/", "/api", "/apis", "/api/v1", "/apis/apps/v1", "/version", "/openapi/v3/apis/apps/v1"] {
-            assert!(matches!(parse("GET", path), Target::NonResource { .. }), "{path}");
+            assert!(matches!(parse("GET", path), RequestInfo::NonResource { .. }), "{path}");
         }
     }
 

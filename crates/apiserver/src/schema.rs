@@ -24,10 +24,10 @@ mod patterns;
 mod prune;
 mod validate;
 
-/// JSON types a schema can ask for.
+/// JSON types that a schema can require.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Type {
-    /// No type given: anything goes.
+    /// No type given: every value is allowed.
     #[default]
     Any,
     Object,
@@ -52,7 +52,7 @@ impl Type {
     }
 }
 
-/// How the items of a list are told apart, for merging and for uniqueness.
+/// How the items of a list are identified, for merging and for uniqueness.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ListType {
     #[default]
@@ -64,39 +64,39 @@ pub enum ListType {
 /// One node of a schema.
 #[derive(Default)]
 pub struct Schema {
-    /// Tells whole schemas apart; zero further down.
+    /// Unique number of a compiled schema, set at its root; zero in nodes below.
     pub(crate) id: u64,
     pub kind: Type,
-    /// In boxes: a map sets room for eleven values aside wherever it holds one.
+    /// Boxed to save memory: a `BTreeMap` node reserves room for eleven values even if it holds one.
     pub properties: BTreeMap<String, Box<Schema>>,
-    /// Schema of the members of a map. `Some` with a default schema means "anything".
+    /// Schema of the values of a map. `Some` with a default schema allows any value.
     pub additional: Option<Box<Schema>>,
     pub items: Option<Box<Schema>>,
     pub default: Option<Value>,
-    /// Of built-in kinds: there even where it is not written, with its default or null.
-    always: bool,
+    /// For fields of built-in kinds: the field exists even where it is not written, with its default or null as value.
+    has_zero_value: bool,
     pub list_type: ListType,
     pub atomic_map: bool,
     pub nullable: bool,
     pub int_or_string: bool,
     pub preserve_unknown: bool,
     pub embedded_resource: bool,
-    /// Of built-in kinds: the key and the way a strategic merge patch merges this list.
+    /// For lists of built-in kinds: merge key and strategy of a strategic merge patch.
     pub merge_key: Option<String>,
     pub patch_strategy: String,
     required: Vec<String>,
-    /// Most nodes have none.
+    /// Boxed and optional, because most nodes have none.
     checks: Option<Box<Checks>>,
     rules: Vec<Rule>,
-    /// Some node at or below this one has a rule / a default: subtrees without are skipped.
+    /// True if a node at or below this one has a rule (or a default, respectively). Subtrees without are skipped.
     rules_below: bool,
     defaults_below: bool,
 }
 
-/// Checks of single values, and combinations of them.
+/// Constraints on single values, and combinators (`allOf`, `anyOf`, `oneOf`, `not`).
 #[derive(Default)]
 struct Checks {
-    one_of_values: Option<Vec<Value>>,
+    enum_values: Option<Vec<Value>>,
     minimum: Option<(f64, bool)>,
     maximum: Option<(f64, bool)>,
     multiple_of: Option<f64>,
@@ -116,14 +116,14 @@ struct Checks {
 }
 
 impl Checks {
-    /// `None` when there is nothing to check.
+    /// `None` if there is nothing to check.
     fn boxed(self) -> Option<Box<Self>> {
         let numbers = self.minimum.is_some() || self.maximum.is_some() || self.multiple_of.is_some();
         let texts = self.min_length.is_some()
             || self.max_length.is_some()
             || self.pattern.is_some()
             || self.format.is_some()
-            || self.one_of_values.is_some();
+            || self.enum_values.is_some();
         let sizes = self.min_items.is_some()
             || self.max_items.is_some()
             || self.unique_items
@@ -135,33 +135,33 @@ impl Checks {
 }
 
 impl Schema {
-    /// Parses and checks a schema. Rules are compiled here, so a CRD with a rule that does not compile is refused.
+    /// Parses and checks a schema. CEL rules are compiled here, so a CRD with a rule that does not compile is refused.
     pub fn compile(raw: &Value, path: &Path<'_>) -> Result<Self, Vec<FieldError>> {
-        compile::root(raw, path).map(Self::numbered)
+        compile::root(raw, path).map(Self::with_id)
     }
 
-    /// The schema of a built-in kind, from Kubernetes' own definitions: shapes only, no rules.
+    /// The schema of a built-in kind, from Kubernetes' OpenAPI definitions: structure only, no rules.
     pub(crate) fn of_builtin(name: &str) -> Option<Self> {
-        compile::builtin(name).map(Self::numbered)
+        compile::builtin(name).map(Self::with_id)
     }
 
-    fn numbered(mut self) -> Self {
+    fn with_id(mut self) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         self.id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         self
     }
 
-    /// The schema of a member of an object: declared, or of the map's values.
+    /// The schema of a member: the declared property, or that of map values.
     pub fn member(&self, name: &str) -> Option<&Schema> {
         self.properties.get(name).or(self.additional.as_ref()).map(Box::as_ref)
     }
 
-    /// The value of a field that is always there, where it is not written.
-    pub(crate) fn zero(&self) -> Option<&Value> {
-        self.always.then(|| self.default.as_ref().unwrap_or(&Value::Null))
+    /// The value that a field of a built-in kind has where it is not written, if it always exists.
+    pub(crate) fn zero_value(&self) -> Option<&Value> {
+        self.has_zero_value.then(|| self.default.as_ref().unwrap_or(&Value::Null))
     }
 
-    /// Removes what the schema does not know from a whole object, and lists it (`spec.colour`).
+    /// Removes fields that the schema does not declare from a whole object, and returns their paths (`spec.colour`).
     pub fn prune(&self, object: &mut Value) -> Vec<String> {
         prune::object(self, object)
     }
@@ -171,25 +171,25 @@ impl Schema {
         defaults::apply(self, object);
     }
 
-    /// What is wrong with the shape of an object, without its rules.
+    /// Structural errors of an object, without evaluating its CEL rules.
     pub fn validate_shape(&self, object: &Value) -> Vec<FieldError> {
         validate::object(self, object)
     }
 
-    /// Everything wrong with an object. `old` is the stored one, for rules about changes.
+    /// All errors of an object. `old` is the stored object, for transition rules.
     pub fn validate(&self, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
         let mut errors = self.validate_changed(object, old);
         self.validate_rules(object, old, &mut errors);
         errors
     }
 
-    /// What is wrong with the shape of what changed.
+    /// Structural errors of the members that differ from `old`.
     pub(crate) fn validate_changed(&self, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
         validate::changed(self, object, old)
     }
 
-    /// Adds the rules that an object breaks. As in Kubernetes, they are not asked about objects that lack something or have values of
-    /// the wrong type, and the client is told so.
+    /// Adds an error for each CEL rule that the object violates. As in Kubernetes, rules are not evaluated for objects
+    /// with missing fields or values of the wrong type; an error states that.
     pub(crate) fn validate_rules(&self, object: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
         use crate::status::FieldErrorKind::{NotSupported, Required, TooLong, TooMany, TypeInvalid};
         if !self.rules_below {

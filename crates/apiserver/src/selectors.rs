@@ -1,4 +1,4 @@
-//! Label and field selectors: parsed once, matched against the parsed facts of stored objects.
+//! Label and field selectors: parsed once per request, matched against the parsed facts of stored objects.
 
 mod field;
 mod label;
@@ -12,7 +12,7 @@ use crate::{
     store::{ObjectKey, Stored},
 };
 
-/// Which objects of a resource a list, watch or collection delete means.
+/// Selects the objects of a resource that a list, watch or collection delete applies to.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     namespace: Box<str>,
@@ -39,7 +39,7 @@ impl Filter {
             && self.labels.matches(|key| object.label(key))
     }
 
-    /// The single object this filter can match, if it names one.
+    /// The key of the only object that this filter can match, if it selects by name.
     pub fn only(&self) -> Option<ObjectKey> {
         let name = self.fields.name()?;
         let namespace = if self.namespace.is_empty() { self.fields.namespace()? } else { &self.namespace };

@@ -1,50 +1,50 @@
-//! The server: opens the store, serves what is stored, and turns every request into a response.
+//! The server: opens the store and handles requests.
 
-use std::{
-    convert::Infallible,
-    path::PathBuf,
-    sync::Arc,
-    task::{Context as TaskContext, Poll},
-};
+mod bootstrap;
+mod in_process;
 
+use std::{path::PathBuf, sync::Arc};
+
+use agent_sandbox_streams::backend::NodeBackend;
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use crate::{
-    admission::Completer,
-    auth::Attributes,
     controllers::Controllers,
     convert::{Conversions, Converter},
-    front::{self, Door, Front},
-    identity::UserInfo,
-    node::NodeBackend,
+    documents::Documents,
+    front::{
+        AuthenticatingService, Front,
+        auth::{Attributes, UserInfo},
+        listener::{Credentials, Listener, ListenerConfig, ListenerError, UnsavedCredentials},
+    },
     protobuf,
     registry::{Registry, Resource, compile_crd},
     render::{self, Body, BoxError},
-    request::{Target, query_value},
-    serve::{Credentials, Listener, ListenerConfig, ServeError, Unsaved},
+    request::{RequestInfo, query_value},
     status::ApiError,
     store::{CommitError, FileError, Store, Stored},
-    table::{Form, IncludeObject},
-    verbs::{self, MAX_BODY},
+    table::{IncludeObject, ResponseFormat},
+    verbs::{self, MAX_BODY, MutatingAdmission},
 };
 
-/// How a server is opened.
+use self::in_process::{InProcessService, OmitManagedFields};
+
+/// Configuration of a server.
 #[derive(Clone, Default)]
 pub struct Config {
-    /// Where objects are kept; `None` keeps them in memory only.
+    /// The folder where objects are stored; `None` keeps them in memory only.
     pub data_dir: Option<PathBuf>,
-    /// Do not wait for the disk. Only for engines that are thrown away.
+    /// Do not wait for the disk. Only for temporary engines whose data is discarded.
     pub no_fsync: bool,
     /// Converts between versions of custom resources in this process.
     pub converter: Option<Arc<dyn Converter>>,
-    /// Completes new objects in this process.
-    pub completer: Option<Arc<dyn Completer>>,
+    /// Changes new objects in this process before they are stored.
+    pub mutating_admission: Option<Arc<dyn MutatingAdmission>>,
 }
 
-/// Why a server did not open.
+/// Why a server could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("cannot start the store's writer")]
@@ -52,7 +52,7 @@ pub enum OpenError {
     #[error(transparent)]
     Store(#[from] FileError),
     #[error("cannot prepare certificates and tokens")]
-    Credentials(#[from] ServeError),
+    Credentials(#[from] ListenerError),
     #[error("cannot create the objects every cluster has")]
     Bootstrap(#[source] CommitError),
 }
@@ -62,14 +62,15 @@ pub(crate) struct Core {
     pub(crate) store: Arc<Store>,
     pub(crate) registry: Registry,
     pub(crate) conversions: Conversions,
-    pub(crate) completer: Option<Arc<dyn Completer>>,
+    pub(crate) mutating_admission: Option<Arc<dyn MutatingAdmission>>,
     pub(crate) front: Front,
+    pub(crate) documents: Documents,
     pub(crate) controllers: Arc<Controllers>,
 }
 
 impl Core {
-    /// Takes notice of a stored object: CRDs change what is served.
-    pub(crate) fn committed(&self, resource: &Resource, object: &Stored) -> Result<(), ApiError> {
+    /// Updates the registry after an object was stored: a CRD changes what is served.
+    pub(crate) fn on_stored(&self, resource: &Resource, object: &Stored) -> Result<(), ApiError> {
         if &*resource.storage == CRDS {
             let defined = compile_crd(&object.parse())
                 .map_err(|e| ApiError::invalid(&resource.group, &resource.kind, &object.key.name, &e))?;
@@ -78,28 +79,33 @@ impl Core {
         Ok(())
     }
 
-    /// Takes notice of a removed object.
-    pub(crate) fn removed(&self, resource: &Resource, object: &Stored) {
+    /// Updates the registry after an object was removed.
+    pub(crate) fn on_removed(&self, resource: &Resource, object: &Stored) {
         if &*resource.storage == CRDS {
             self.registry.remove(&object.key.name);
         }
     }
 
-    /// An answer decided on queued state is given only once that state is durable.
-    pub(crate) async fn settled(&self, error: ApiError) -> ApiError {
-        match self.store.settle().await {
+    /// Returns `error` once the queued writes that it was decided from are durable, or the storage error if they fail:
+    /// no response may depend on state that could be lost.
+    pub(crate) async fn error_once_durable(&self, error: ApiError) -> ApiError {
+        match self.store.flush().await {
             Ok(()) => error,
             Err(failure) => self.storage_error(&failure),
         }
     }
 
-    /// The client's view of a refused write.
-    pub(crate) async fn refusal(&self, error: CommitError, missing_or_exists: impl FnOnce() -> ApiError) -> ApiError {
+    /// The response to a write that the store refused.
+    pub(crate) async fn commit_error(
+        &self,
+        error: CommitError,
+        missing_or_exists: impl FnOnce() -> ApiError,
+    ) -> ApiError {
         match error {
             CommitError::Exists | CommitError::Missing | CommitError::Changed(_) => {
-                self.settled(missing_or_exists()).await
+                self.error_once_durable(missing_or_exists()).await
             }
-            CommitError::Refused(refusal) => self.settled(*refusal).await,
+            CommitError::Refused(refusal) => self.error_once_durable(*refusal).await,
             other => self.storage_error(&other),
         }
     }
@@ -114,7 +120,7 @@ impl Core {
 
 pub(crate) const CRDS: &str = "apiextensions.k8s.io/customresourcedefinitions";
 
-/// A running API. Cheap to clone; the store closes when the last clone goes.
+/// A running API server. Cheap to clone; the store closes when the last clone is dropped.
 #[derive(Clone)]
 pub struct ApiServer {
     core: Arc<Core>,
@@ -123,12 +129,12 @@ pub struct ApiServer {
 
 struct Closer {
     store: Arc<Store>,
-    housekeeping: tokio::task::JoinHandle<()>,
+    controllers: tokio::task::JoinHandle<()>,
 }
 
 impl Closer {
     fn close(&self) {
-        self.housekeeping.abort();
+        self.controllers.abort();
         self.store.close();
     }
 }
@@ -151,57 +157,59 @@ impl ApiServer {
             store: store.clone(),
             registry,
             conversions: Conversions::new(config.converter),
-            completer: config.completer,
+            mutating_admission: config.mutating_admission,
             front: Front::new(credentials, &store),
+            documents: Documents::default(),
             controllers: Arc::default(),
         });
         core.controllers.load(&core);
-        let controllers = core.controllers.clone();
-        store.observe(move |storage, event, moment| controllers.observe(storage, event, moment));
-        let housekeeping = tokio::spawn(crate::controllers::run(Arc::downgrade(&core)));
-        let server = Self { core, closer: Arc::new(Closer { store, housekeeping }) };
-        // Both wait for the disk.
-        let saved = tokio::task::spawn_blocking(|| unsaved.map_or(Ok(()), Unsaved::save));
-        crate::bootstrap::run(&server.core).await?;
+        let observer = core.controllers.clone();
+        store.observe(move |storage, event, moment| observer.observe(storage, event, moment));
+        let controllers = tokio::spawn(crate::controllers::run(Arc::downgrade(&core)));
+        let server = Self { core, closer: Arc::new(Closer { store, controllers }) };
+        // Saving the credentials and bootstrapping both wait for the disk, so they run concurrently.
+        let saved = tokio::task::spawn_blocking(|| unsaved.map_or(Ok(()), UnsavedCredentials::save));
+        bootstrap::run(&server.core).await?;
         saved.await.map_err(|e| OpenError::Writer(e.into()))??;
         Ok(server)
     }
 
-    /// Finishes queued writes, refuses new ones and lets go of the data folder, although clients may still exist.
+    /// Finishes queued writes, refuses new ones and releases the data folder, even while clients still exist.
     pub fn close(&self) {
         self.closer.close();
     }
 
-    /// What is served right now.
+    /// The resources that are currently served.
     pub fn registry(&self) -> &Registry {
         &self.core.registry
     }
 
-    /// The objects themselves.
+    /// The stored objects.
     pub fn store(&self) -> &Arc<Store> {
         &self.core.store
     }
 
-    /// An in-process client with every right. No socket, no serialisation beyond the objects themselves.
+    /// An in-process client with administrator permissions: no socket, no serialization beyond the objects themselves.
     pub fn client(&self) -> kube::Client {
         self.client_as(UserInfo::administrator())
     }
 
     pub fn client_as(&self, user: UserInfo) -> kube::Client {
-        self.in_process(user, false)
+        self.in_process_client(user, false)
     }
 
-    /// Like [`client`](Self::client), for parts of this program that watch a lot and never look at `managedFields`: the longer records
-    /// are left empty. Who puts an object back that it got so would lose them.
-    pub fn lean_client(&self) -> kube::Client {
-        self.in_process(UserInfo::administrator(), true)
+    /// Like [`client`](Self::client), for components of this process that watch a lot and never read `managedFields`:
+    /// the longer entries are left empty. A client that writes such an object back with PUT would delete those entries.
+    pub fn client_without_managed_fields(&self) -> kube::Client {
+        self.in_process_client(UserInfo::administrator(), true)
     }
 
-    fn in_process(&self, user: UserInfo, lean: bool) -> kube::Client {
-        kube::Client::new(InProcess { server: self.clone(), user: Arc::new(user), lean }, "default")
+    fn in_process_client(&self, user: UserInfo, omit_managed_fields: bool) -> kube::Client {
+        let service = InProcessService { server: self.clone(), user: Arc::new(user), omit_managed_fields };
+        kube::Client::new(service, "default")
     }
 
-    /// Hands the Pods' logs, commands and ports to whoever runs the Pods.
+    /// Sets the node that serves logs, exec, attach and port-forward of Pods.
     pub fn attach_node(&self, backend: impl NodeBackend) {
         let backend: Arc<dyn NodeBackend> = Arc::new(backend);
         self.attach_node_for(move |_| backend.clone());
@@ -218,13 +226,13 @@ impl ApiServer {
         self.core.front.allows(user, attributes)
     }
 
-    /// Opens the network front door: TLS, a token for every request, and a kubeconfig.
-    pub async fn listen(&self, config: ListenerConfig) -> Result<Listener, ServeError> {
+    /// Listens on the network: TLS, a token for every request, and a kubeconfig.
+    pub async fn listen(&self, config: ListenerConfig) -> Result<Listener, ListenerError> {
         let server = self.clone();
-        Listener::start(config, &self.core.front.credentials, |stop| Door::new(server, stop)).await
+        Listener::start(config, &self.core.front.credentials, |stop| AuthenticatingService::new(server, stop)).await
     }
 
-    /// Ends exec, attach and port-forward sessions; for the end of the process.
+    /// Ends exec, attach and port-forward sessions; called before the process exits.
     pub async fn close_streams(&self) {
         self.core.front.close_streams().await;
     }
@@ -238,7 +246,7 @@ impl ApiServer {
         &self.core.front
     }
 
-    /// Answers a request of an authenticated user, if roles and bindings allow it.
+    /// Handles a request of an authenticated user, if RBAC allows it.
     pub async fn handle<B>(&self, user: &UserInfo, request: Request<B>) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes> + Send,
@@ -259,15 +267,17 @@ impl ApiServer {
         B::Error: Into<BoxError>,
     {
         let (mut parts, body) = request.into_parts();
-        let target = Target::parse(&parts.method, &parts.uri)?;
+        let info = RequestInfo::parse(&parts.method, &parts.uri)?;
         let front = &self.core.front;
-        front.authorize(user, &target)?;
-        let Target::Resource(wanted) = target else { return front.document(&self.core.registry, &parts) };
+        front.authorize(user, &info)?;
+        let RequestInfo::Resource(wanted) = info else {
+            return self.core.documents.respond(&self.core.registry, &parts);
+        };
         if let Some(kind) = Front::stream_kind(&wanted) {
             return front.stream(&self.core.store, user, kind, &wanted, &mut parts).await;
         }
-        let form = Form::negotiate(&parts.headers).map(|form| match form {
-            Form::Json if parts.extensions.get::<Lean>().is_some() => Form::Lean,
+        let form = ResponseFormat::negotiate(&parts.headers).map(|form| match form {
+            ResponseFormat::Json if parts.extensions.get::<OmitManagedFields>().is_some() => ResponseFormat::Lean,
             other => other,
         });
         let include = IncludeObject::read(query_value(&parts.uri, "includeObject").as_deref())?;
@@ -280,16 +290,16 @@ impl ApiServer {
             .ok_or_else(ApiError::no_such_path)?;
         let form = form.map_err(|e| if endpoint.resource.is_custom() { e } else { e.with_empty_details() })?;
         let reply = match front.review(&self.core.store, user, &wanted, &parts, &body) {
-            Some(answer) => answer?,
+            Some(reviewed) => reviewed?,
             None => verbs::dispatch(&self.core, user, &wanted, &parts, body).await?,
         };
         Ok(render::reply_response(&endpoint, reply, form, include))
     }
 }
 
-/// Opens the store in a folder. Custom resources must be known before their objects are read.
+/// Opens the store in a folder. CRDs are compiled first: their schemas are needed to read custom objects.
 fn open_folder(folder: &std::path::Path, fsync: bool, registry: &Registry) -> Result<Arc<Store>, OpenError> {
-    let learn = |raw: &[u8]| {
+    let register_crd = |raw: &[u8]| {
         let crd: serde_json::Value = serde_json::from_slice(raw).map_err(|e| e.to_string())?;
         let name = crd["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let resource = compile_crd(&crd).map_err(|errors| {
@@ -300,11 +310,11 @@ fn open_folder(folder: &std::path::Path, fsync: bool, registry: &Registry) -> Re
         Ok(())
     };
     let known = |storage: &str| registry.snapshot().by_storage(storage).cloned();
-    Ok(Store::open(folder, fsync, CRDS, learn, known)?)
+    Ok(Store::open(folder, fsync, CRDS, register_crd, known)?)
 }
 
-/// Certificates and tokens live beside the objects, or nowhere when these do.
-fn credentials(data_dir: Option<&std::path::Path>) -> Result<(Credentials, Option<Unsaved>), ServeError> {
+/// Certificates and tokens are stored in the data folder; without one they are generated and kept in memory.
+fn credentials(data_dir: Option<&std::path::Path>) -> Result<(Credentials, Option<UnsavedCredentials>), ListenerError> {
     let now = jiff::Timestamp::now();
     match data_dir {
         Some(folder) => Credentials::load_or_generate(&folder.join("credentials.json"), "embedded", now),
@@ -312,52 +322,19 @@ fn credentials(data_dir: Option<&std::path::Path>) -> Result<(Credentials, Optio
     }
 }
 
-/// How long a request body may take to arrive, as in Kubernetes.
-const BODY_LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
+/// Timeout for receiving a request body, as in Kubernetes.
+const BODY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Reads a request body, up to the size Kubernetes accepts.
+/// Reads a request body, up to the maximum size that Kubernetes accepts.
 pub async fn collect<B>(body: B) -> Result<Bytes, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<BoxError>,
 {
-    match tokio::time::timeout(BODY_LIMIT, Limited::new(body, MAX_BODY).collect()).await {
+    match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
         Ok(Err(error)) => Err(ApiError::bad_request(format!("cannot read the request body: {error}"))),
-        Err(_) => Err(ApiError::bad_request(format!("the request body did not arrive within {BODY_LIMIT:?}"))),
-    }
-}
-
-/// Marks requests of a lean client.
-#[derive(Clone, Copy)]
-struct Lean;
-
-/// The server as the service behind a `kube::Client`.
-struct InProcess {
-    server: ApiServer,
-    user: Arc<UserInfo>,
-    lean: bool,
-}
-
-impl tower::Service<Request<kube::client::Body>> for InProcess {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, mut request: Request<kube::client::Body>) -> Self::Future {
-        let server = self.server.clone();
-        let user = self.user.clone();
-        if request.headers().contains_key(http::header::UPGRADE) {
-            return Box::pin(async move { Ok(front::upgrade(server, user, request).await) });
-        }
-        if self.lean {
-            request.extensions_mut().insert(Lean);
-        }
-        Box::pin(async move { Ok(server.handle(&user, request).await) })
+        Err(_) => Err(ApiError::bad_request(format!("the request body did not arrive within {BODY_TIMEOUT:?}"))),
     }
 }

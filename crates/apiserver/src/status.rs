@@ -1,4 +1,4 @@
-//! Errors as Kubernetes `Status` objects: one type for every failure a client can see, with Kubernetes' wording.
+//! API errors as Kubernetes `Status` objects, with Kubernetes' messages.
 
 use std::fmt;
 
@@ -9,7 +9,8 @@ mod field;
 
 pub use field::{FieldError, FieldErrorKind, Path};
 
-/// A failed request. `code`, `reason` (which may be empty) and `message` are what clients branch on; `details` names the object.
+/// A failed request. Clients branch on `code`, `reason` (which may be empty) and `message`; `details` identifies the
+/// object.
 #[derive(Debug, Clone)]
 pub struct ApiError {
     pub code: StatusCode,
@@ -18,7 +19,7 @@ pub struct ApiError {
     pub details: Option<Box<Details>>,
 }
 
-/// What a failed request was about.
+/// The object of a failed request, and the causes of the failure.
 #[derive(Debug, Clone, Default)]
 pub struct Details {
     pub name: String,
@@ -29,7 +30,7 @@ pub struct Details {
     pub retry_after_seconds: Option<u64>,
 }
 
-/// One reason among several, usually one per bad field.
+/// One of several causes, usually one per invalid field.
 #[derive(Debug, Clone)]
 pub struct Cause {
     pub reason: &'static str,
@@ -42,13 +43,13 @@ impl ApiError {
         Self { code, reason, message: message.into(), details: None }
     }
 
-    /// Says that there is nothing more to say, as Kubernetes does where it wrapped an error that was none of its own.
+    /// Adds empty `details`, as Kubernetes does where it wraps an error that is not an API status.
     pub fn with_empty_details(mut self) -> Self {
         self.details = Some(Box::default());
         self
     }
 
-    pub(crate) fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
+    pub(crate) fn with_object(mut self, group: &str, kind: &str, name: &str) -> Self {
         self.details =
             Some(Box::new(Details { group: group.into(), kind: kind.into(), name: name.into(), ..Details::default() }));
         self
@@ -58,10 +59,10 @@ impl ApiError {
     pub fn not_found(group: &str, resource: &str, name: &str) -> Self {
         let qualified = qualified(resource, group);
         Self::new(StatusCode::NOT_FOUND, "NotFound", format!("{qualified} \"{name}\" not found"))
-            .about(group, resource, name)
+            .with_object(group, resource, name)
     }
 
-    /// 404 for a path nobody serves.
+    /// 404 for a path that is not served.
     pub fn no_such_path() -> Self {
         Self::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
             .with_empty_details()
@@ -70,7 +71,7 @@ impl ApiError {
     pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
         let qualified = qualified(resource, group);
         Self::new(StatusCode::CONFLICT, "AlreadyExists", format!("{qualified} \"{name}\" already exists"))
-            .about(group, resource, name)
+            .with_object(group, resource, name)
     }
 
     /// 409 because the caller's resourceVersion is not the stored one.
@@ -90,7 +91,7 @@ impl ApiError {
             "Conflict",
             format!("Operation cannot be fulfilled on {qualified} \"{name}\": {why}"),
         )
-        .about(group, resource, name)
+        .with_object(group, resource, name)
     }
 
     pub fn bad_request(message: impl Into<String>) -> Self {
@@ -104,7 +105,7 @@ impl ApiError {
         } else {
             format!("{qualified} \"{name}\" is forbidden: {why}")
         };
-        Self::new(StatusCode::FORBIDDEN, "Forbidden", message).about(group, resource, name)
+        Self::new(StatusCode::FORBIDDEN, "Forbidden", message).with_object(group, resource, name)
     }
 
     pub fn unauthorized() -> Self {
@@ -147,12 +148,12 @@ impl ApiError {
         )
     }
 
-    /// 410: the version asked for is no longer in the history.
+    /// 410: the requested resourceVersion is no longer in the history.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GONE, "Expired", message)
     }
 
-    /// 504: the version asked for has not happened yet.
+    /// 504: the requested resourceVersion has not been reached.
     pub fn too_large_version(wanted: u64, current: u64) -> Self {
         let mut error = Self::new(
             StatusCode::GATEWAY_TIMEOUT,
@@ -179,7 +180,7 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
     }
 
-    /// 422 with one cause per bad field.
+    /// 422 with one cause per invalid field.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let mut seen = Vec::new();
         for error in errors {
@@ -195,7 +196,7 @@ impl ApiError {
             "Invalid",
             format!("{qualified} \"{name}\" is invalid: {list}"),
         )
-        .about(group, kind, name);
+        .with_object(group, kind, name);
         if let Some(details) = &mut error.details {
             details.causes = errors
                 .iter()

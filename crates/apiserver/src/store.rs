@@ -1,10 +1,10 @@
-//! Objects at rest: one collection per resource in memory, one writer that makes batches durable before anyone sees
-//! them, and a bounded history per collection that watches replay.
+//! Object storage: one in-memory collection per resource, one writer thread that makes each batch durable before it
+//! becomes visible, and a bounded history per collection that watches replay.
 //!
-//! A write goes through three places. The *sequencer* (one short lock) checks it against the latest state, gives it the
-//! next version and queues it. The *writer* (one thread) takes everything queued, makes it durable in one transaction,
-//! then publishes it. The *collections* hold only published state, and serve every read. So nobody ever reads what a
-//! power cut could take back, and two writers of one object are ordered without waiting for the disk.
+//! A write passes three stages. The *sequencer* (one short lock) checks it against the latest state, assigns the next
+//! version and queues it. The *writer* (one thread) takes the whole queue, commits it in one transaction and then
+//! publishes it. The *collections* hold only published state and serve every read. Therefore a read never returns data
+//! that a power failure could undo, and two writes to one object are ordered without waiting for the disk.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,10 +18,10 @@ use tokio::sync::watch;
 mod codec;
 mod collection;
 mod file;
+mod intern;
 mod object;
-mod peek;
+mod projection;
 mod sequencer;
-mod shared;
 mod writer;
 
 pub use collection::{Collection, Event, EventKind, Expired};
@@ -30,41 +30,42 @@ pub use object::{Draft, Facts, ObjectKey, OwnerRef, Stored};
 pub use sequencer::{Change, CommitError, Expect, LatestView, Write};
 
 use crate::registry::Resource;
-use peek::Wanted;
+pub(crate) use intern::intern;
+use projection::Projection;
 use sequencer::Sequencer;
-pub(crate) use shared::share as share_text;
 
-/// Called with the collection's name and the event.
-type Observer = Box<dyn Fn(&Arc<str>, &Event, Moment) + Send + Sync>;
+/// Called with the collection's name, the event and the phase.
+type Observer = Box<dyn Fn(&Arc<str>, &Event, PublishPhase) + Send + Sync>;
 
-/// When an observer is called: it is called at both moments of every event.
+/// When an observer is called relative to publication. Observers are called in both phases of every event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// Nobody can see the change yet: what others rely on once they see it is noted now.
-    BeforeShown,
-    /// Reads show the change: whoever is woken now finds it.
-    Shown,
+pub enum PublishPhase {
+    /// Reads do not show the change yet. State that must be consistent once readers see the change is updated here.
+    BeforePublish,
+    /// Reads show the change, so tasks woken from here observe it.
+    AfterPublish,
 }
 
-/// All collections, and the way to change them.
+/// All collections, and the write path that changes them.
 pub struct Store {
     collections: RwLock<HashMap<Arc<str>, Arc<Collection>>>,
-    /// Everything up to here is durable and published.
+    /// Every version up to this one is durable and published.
     committed: watch::Sender<u64>,
     sequencer: Sequencer,
-    /// Told about every published event, in order.
+    /// Called for every published event, in order.
     observers: RwLock<Vec<Observer>>,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
 impl Store {
-    /// A store that forgets everything when it is dropped.
+    /// A store without a file: its contents are lost when it is dropped.
     pub fn in_memory() -> std::io::Result<Arc<Self>> {
-        Self::start(1, 1, HashMap::new(), Box::new(writer::Memory))
+        Self::start(1, 1, HashMap::new(), Box::new(writer::InMemory))
     }
 
-    /// A store in a folder, which this process holds until the store is closed. `resource` knows the resources; it is
-    /// asked after `first` was given everything of the collection it names.
+    /// Opens the store in `folder`, which this process keeps locked until the store is closed. First, `learn` is called
+    /// with each object of the collection named `first` (the CRDs); after that, `resource` resolves the names of all
+    /// collections.
     pub fn open(
         folder: &Path,
         fsync: bool,
@@ -76,7 +77,7 @@ impl Store {
         let path = folder.join("objects.db");
         let corrupt = |why| FileError::Corrupt { file: path.clone(), why };
         for row in loaded.rows.iter().filter(|r| r.storage == first) {
-            let json = codec::unpack(&row.data).map_err(|why| corrupt(format!("row {}: {why}", row.id)))?;
+            let json = codec::decode(&row.data).map_err(|why| corrupt(format!("row {}: {why}", row.id)))?;
             learn(&json).map_err(corrupt)?;
         }
         let next_row = loaded.rows.iter().map(|r| r.id).max().unwrap_or(0) + 1;
@@ -97,7 +98,7 @@ impl Store {
         last_version: u64,
         next_row: i64,
         collections: HashMap<Arc<str>, Arc<Collection>>,
-        backing: Box<dyn writer::Backing>,
+        backend: Box<dyn writer::Backend>,
     ) -> std::io::Result<Arc<Self>> {
         let store = Arc::new(Self {
             collections: RwLock::new(collections),
@@ -107,7 +108,7 @@ impl Store {
             writer: Mutex::default(),
         });
         store.sequencer.set_next_row(next_row);
-        let thread = writer::spawn(&store, backing)?;
+        let thread = writer::spawn(&store, backend)?;
         *store.writer.lock() = Some(thread);
         Ok(store)
     }
@@ -118,13 +119,13 @@ impl Store {
     }
 
     /// Waits until `version` is published.
-    pub async fn reached(&self, version: u64) {
+    pub async fn wait_for_version(&self, version: u64) {
         let mut committed = self.committed.subscribe();
         // The sender lives as long as this store, so waiting cannot fail.
         let _ = committed.wait_for(|now| *now >= version).await;
     }
 
-    /// The collection of a resource, made on first use.
+    /// The collection of a resource, created on first use.
     pub fn collection(&self, storage: &Arc<str>) -> Arc<Collection> {
         if let Some(found) = self.collections.read().get(storage) {
             return found.clone();
@@ -143,18 +144,18 @@ impl Store {
         self.collection(storage).get(key)
     }
 
-    /// The newest object, published or still on its way to the disk. Base every change on this one.
+    /// The newest state of an object, published or still queued for the disk. Every change is computed from this state.
     pub fn latest(&self, storage: &Arc<str>, key: &ObjectKey) -> Option<Arc<Stored>> {
         self.sequencer.latest(self, storage, key)
     }
 
-    /// Makes one change durable and published; returns what is now stored (for a delete: the last state, with the
-    /// version of its deletion).
+    /// Makes one change durable and publishes it. Returns the stored object; for a delete, the last state with the
+    /// version of the deletion.
     pub async fn commit(&self, write: Write) -> Result<Arc<Stored>, CommitError> {
         self.commit_checked(write, |_| Ok(())).await
     }
 
-    /// Like [`commit`](Self::commit), with a check of other objects' latest state in the same step.
+    /// Like [`commit`](Self::commit), and runs `check` on the latest state of other objects in the same atomic step.
     pub async fn commit_checked(
         &self,
         write: Write,
@@ -163,22 +164,22 @@ impl Store {
         self.sequencer.submit(self, write, check)?.await.unwrap_or_else(|_| Err(CommitError::Closed))
     }
 
-    /// Waits until everything sequenced so far is durable. An answer that was decided on queued state waits for this
-    /// before it is given.
-    pub async fn settle(&self) -> Result<(), CommitError> {
+    /// Waits until every write sequenced so far is durable. A response that depends on queued state calls this before
+    /// it is sent.
+    pub async fn flush(&self) -> Result<(), CommitError> {
         match self.sequencer.barrier() {
             None => Ok(()),
             Some(done) => done.await.unwrap_or(Err(CommitError::Closed)),
         }
     }
 
-    /// Calls `observer` for each published event, before and after it is shown, on the writer's thread: it must be quick and must not
-    /// block.
-    pub fn observe(&self, observer: impl Fn(&Arc<str>, &Event, Moment) + Send + Sync + 'static) {
+    /// Registers an observer that is called for each event before and after publication. It runs on the writer thread,
+    /// so it must be quick and must not block.
+    pub fn observe(&self, observer: impl Fn(&Arc<str>, &Event, PublishPhase) + Send + Sync + 'static) {
         self.observers.write().push(Box::new(observer));
     }
 
-    /// Refuses further writes, lets queued ones finish, and ends the writer.
+    /// Refuses further writes, waits for queued ones to finish, and joins the writer thread.
     pub fn close(&self) {
         self.sequencer.close();
         if let Some(thread) = self.writer.lock().take() {
@@ -188,42 +189,42 @@ impl Store {
 
     fn publish(&self, storage: &Arc<str>, event: Event) {
         let observers = self.observers.read();
-        observers.iter().for_each(|observer| observer(storage, &event, Moment::BeforeShown));
+        observers.iter().for_each(|observer| observer(storage, &event, PublishPhase::BeforePublish));
         self.collection(storage).publish(event.clone());
-        observers.iter().for_each(|observer| observer(storage, &event, Moment::Shown));
+        observers.iter().for_each(|observer| observer(storage, &event, PublishPhase::AfterPublish));
     }
 }
 
-/// Parses stored rows, on all cores: this is most of what a start with many objects takes.
+/// Parses stored rows on up to eight threads: with many objects, this takes most of the start-up time.
 fn restore(
     rows: Vec<file::Row>,
     resource: &(impl Fn(&str) -> Option<Arc<Resource>> + Sync),
 ) -> Result<Vec<(Arc<str>, Stored)>, String> {
     let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
-    let mut shares: Vec<Vec<file::Row>> = (0..workers).map(|_| Vec::new()).collect();
+    let mut chunks: Vec<Vec<file::Row>> = (0..workers).map(|_| Vec::new()).collect();
     for (i, row) in rows.into_iter().enumerate() {
-        shares[i % workers].push(row);
+        chunks[i % workers].push(row);
     }
-    let share = |rows: Vec<file::Row>| {
-        let mut known: HashMap<String, (Arc<Resource>, Wanted)> = HashMap::new();
+    let restore_chunk = |rows: Vec<file::Row>| {
+        let mut known: HashMap<String, (Arc<Resource>, Projection)> = HashMap::new();
         let mut out = Vec::with_capacity(rows.len());
         for row in rows {
             if !known.contains_key(&row.storage) {
-                // Objects of a resource nobody serves any longer cannot exist: their CRD waits for them.
+                // A CRD is deleted only after its objects, so every stored object has a defined resource.
                 let found = resource(&row.storage)
                     .ok_or_else(|| format!("row {} belongs to {}, which is not defined", row.id, row.storage))?;
-                let wanted = Wanted::for_facts(&found);
-                known.insert(row.storage.clone(), (found, wanted));
+                let projection = Projection::for_facts(&found);
+                known.insert(row.storage.clone(), (found, projection));
             }
-            let (resource, wanted) = &known[&row.storage];
-            let json = codec::unpack(&row.data).map_err(|why| format!("row {}: {why}", row.id))?;
-            let object = Stored::restore(resource, wanted, row.id, row.version, &json)?;
+            let (resource, projection) = &known[&row.storage];
+            let json = codec::decode(&row.data).map_err(|why| format!("row {}: {why}", row.id))?;
+            let object = Stored::restore(resource, projection, row.id, row.version, &json)?;
             out.push((resource.storage.clone(), object));
         }
         Ok::<_, String>(out)
     };
     std::thread::scope(|scope| {
-        let handles: Vec<_> = shares.into_iter().map(|rows| scope.spawn(|| share(rows))).collect();
+        let handles: Vec<_> = chunks.into_iter().map(|rows| scope.spawn(|| restore_chunk(rows))).collect();
         let mut all = Vec::new();
         for handle in handles {
             all.extend(handle.join().map_err(|_| "a row could not be read".to_owned())??);

@@ -1,12 +1,12 @@
-//! Objects as tables, the form in which kubectl prints them, and as bare metadata.
+//! Objects as `Table`, which kubectl prints, and as `PartialObjectMetadata`.
 //!
 //! | module | does |
 //! |---|---|
-//! | [`accept`] | reads which form the client wants |
+//! | [`accept`] | negotiates the response format from the `Accept` header |
 //! | [`columns`] | columns and cells of each built-in kind |
-//! | [`pods`] | the cells of a Pod, whose status column sums up all its containers |
-//! | [`jsonpath`] | the paths of custom columns |
-//! | [`age`] | times as people read them |
+//! | [`pods`] | the cells of a Pod, whose status column summarises all its containers |
+//! | [`jsonpath`] | the JSONPath of custom columns |
+//! | [`age`] | ages in kubectl's format |
 
 pub mod accept;
 mod age;
@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use self::jsonpath::JsonPath;
 use crate::registry::{Endpoint, Origin, PrinterColumn};
 
-pub use accept::{Form, IncludeObject};
+pub use accept::{IncludeObject, ResponseFormat};
 
 /// One column's definition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,14 +63,14 @@ impl Printer {
         Self { columns, cells, include }
     }
 
-    /// A table without rows; `metadata` is that of the list or object.
+    /// A table with column definitions; `metadata` is that of the list or object.
     pub fn table(&self, metadata: Value, rows: Vec<Value>) -> Value {
         let mut table = self.continuation(metadata, rows);
         table["columnDefinitions"] = self.columns.iter().map(Column::to_value).collect();
         table
     }
 
-    /// A table that follows another one in a watch: columns were sent before.
+    /// A later table of a watch, without column definitions, which the first one contained.
     pub fn continuation(&self, metadata: Value, rows: Vec<Value>) -> Value {
         json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "columnDefinitions": [], "rows": rows})
     }
@@ -79,28 +79,28 @@ impl Printer {
         json!({"cells": (self.cells)(object, now), "object": self.included(object)})
     }
 
-    /// The row of a bookmark, which has nothing to show.
+    /// The row of a bookmark: its cells are null.
     pub fn empty_row(&self, object: &Value) -> Value {
-        json!({"cells": vec![Value::Null; self.columns.len()], "object": partial(object)})
+        json!({"cells": vec![Value::Null; self.columns.len()], "object": partial_object_metadata(object)})
     }
 
     fn included(&self, object: &Value) -> Value {
         match self.include {
             IncludeObject::None => Value::Null,
-            IncludeObject::Metadata => partial(object),
+            IncludeObject::Metadata => partial_object_metadata(object),
             IncludeObject::Object => object.clone(),
         }
     }
 }
 
-/// The object's metadata and nothing else.
-pub fn partial(object: &Value) -> Value {
+/// The object as `PartialObjectMetadata`.
+pub fn partial_object_metadata(object: &Value) -> Value {
     let metadata = object.get("metadata").cloned().unwrap_or_else(|| Value::Object(Map::new()));
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
 }
 
-/// `resourceVersion` of a table of a single object.
-pub fn single_metadata(object: &Value) -> Value {
+/// `metadata` of a table with a single object: its resource version.
+pub fn table_metadata(object: &Value) -> Value {
     match object["metadata"].get("resourceVersion") {
         Some(version) => json!({"resourceVersion": version}),
         None => json!({}),
@@ -161,7 +161,7 @@ fn custom_cell(kind: &str, found: &[&Value], now: Timestamp) -> Value {
     }
 }
 
-/// Texts without quotes, everything else as JSON.
+/// Strings without quotes, other values as JSON.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -1,4 +1,13 @@
-//! The verbs: what a resource request does, between a parsed request and a reply in no particular format.
+//! The verbs on resources: from a parsed request to a reply that is not rendered yet.
+//!
+//! | module | does |
+//! |---|---|
+//! | `read` | get, list, and the start of a watch |
+//! | [`watch`] | the events of a watch |
+//! | `create`, `update`, `patch`, `delete` | the writes |
+//! | `subresources` | scale, binding, eviction, finalize |
+//! | `admission` | pruning, defaults, validation, generation and `managedFields` of an object to be stored |
+//! | `body`, `metadata`, `service_addresses` | request bodies, object metadata, cluster IPs |
 
 use std::sync::Arc;
 
@@ -8,32 +17,34 @@ use serde_json::Value;
 
 use crate::{
     convert::View,
-    identity::UserInfo,
+    front::auth::UserInfo,
     registry::Endpoint,
     request::{ResourceRequest, Verb},
     server::Core,
     status::ApiError,
     store::ObjectKey,
-    watch::WatchEvents,
 };
 
+mod admission;
 mod body;
 mod create;
 mod delete;
 mod metadata;
 mod patch;
 mod read;
-mod services;
+mod service_addresses;
 mod subresources;
 mod update;
+pub mod watch;
 
+pub use admission::MutatingAdmission;
 pub use body::MAX_BODY;
 pub(crate) use body::decode as decode_body;
-pub(crate) use delete::{Outcome, delete_checked, delete_object};
+pub(crate) use delete::{DeleteOutcome, delete_checked, delete_object};
 pub(crate) use metadata::{finalizers, now};
-pub(crate) use subresources::set_scheduled;
+pub use watch::{WatchEvent, WatchEvents};
 
-/// The answer to a request, before it is rendered.
+/// The result of a request, before it is rendered.
 pub struct Reply {
     pub code: StatusCode,
     pub warnings: Vec<String>,
@@ -44,14 +55,14 @@ pub enum Payload {
     Object(View),
     List(List),
     Watch(WatchEvents),
-    /// A `Status`, a `Scale`, a review: rendered as it is.
+    /// A `Status`, a `Scale` or a review; rendered unchanged.
     Value(Value),
 }
 
 /// A list, or one page of it.
 pub struct List {
     pub version: u64,
-    /// Token for the next page, empty on the last.
+    /// Token for the next page; empty on the last page.
     pub next: String,
     pub remaining: Option<u64>,
     pub items: Vec<View>,
@@ -67,7 +78,7 @@ impl Reply {
     }
 }
 
-/// Everything a verb may need to know about its request.
+/// The request that a verb handles, with the endpoint it is for.
 pub(crate) struct Context<'a> {
     pub(crate) core: &'a Arc<Core>,
     pub(crate) user: &'a UserInfo,
@@ -75,9 +86,9 @@ pub(crate) struct Context<'a> {
     pub(crate) request: &'a ResourceRequest,
     pub(crate) parts: &'a Parts,
     pub(crate) warnings: Vec<String>,
-    /// The write is a server-side apply, which keeps its own record of who owns what.
+    /// The write is a server-side apply, which updates `managedFields` itself.
     pub(crate) applied: bool,
-    /// Fields that the body gave twice.
+    /// Paths of the fields that occur twice in the body.
     pub(crate) duplicates: Vec<String>,
 }
 
@@ -86,7 +97,7 @@ impl Context<'_> {
         ObjectKey::new(&self.request.namespace, &self.request.name)
     }
 
-    pub(crate) fn agent(&self) -> &str {
+    pub(crate) fn user_agent(&self) -> &str {
         self.parts.headers.get(http::header::USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default()
     }
 
@@ -100,7 +111,7 @@ impl Context<'_> {
     }
 }
 
-/// Does what a resource request asks for.
+/// Handles a resource request.
 pub(crate) async fn dispatch(
     core: &Arc<Core>,
     user: &UserInfo,
@@ -117,7 +128,7 @@ pub(crate) async fn dispatch(
     let warnings = endpoint.version().deprecation_warning.iter().cloned().collect();
     let mut context =
         Context { core, user, endpoint, request, parts, warnings, applied: false, duplicates: Vec::new() };
-    let reply = perform(&mut context, body).await;
+    let reply = call_verb(&mut context, body).await;
     let warnings = context.warnings;
     reply.map(|mut reply| {
         reply.warnings.extend(warnings);
@@ -125,6 +136,7 @@ pub(crate) async fn dispatch(
     })
 }
 
+/// Fails if the path does not fit the resource: wrong scope, or a subresource that is not served.
 fn check_scope(endpoint: &Endpoint, request: &ResourceRequest) -> Result<(), ApiError> {
     let resource = &endpoint.resource;
     let misplaced = if resource.namespaced {
@@ -150,7 +162,7 @@ fn check_scope(endpoint: &Endpoint, request: &ResourceRequest) -> Result<(), Api
     }
 }
 
-async fn perform(context: &mut Context<'_>, body: Bytes) -> Result<Reply, ApiError> {
+async fn call_verb(context: &mut Context<'_>, body: Bytes) -> Result<Reply, ApiError> {
     let request = context.request;
     let custom = context.endpoint.resource.is_custom();
     if request.name.is_empty() && matches!(request.verb, Verb::Update | Verb::Patch) {

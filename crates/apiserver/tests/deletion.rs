@@ -1,4 +1,4 @@
-//! Deletion: preconditions, finalizers, grace, garbage collection, namespaces.
+//! Deletion: preconditions, finalizers, grace periods, garbage collection, namespaces.
 
 mod raw;
 
@@ -44,7 +44,7 @@ async fn finalizers_hold_an_object_until_the_last_is_removed() {
 }
 
 #[tokio::test]
-async fn a_running_pod_goes_when_its_node_confirms() {
+async fn a_running_pod_is_removed_when_its_node_confirms() {
     let api = Api::new().await;
     api.post(PODS, &pod("p")).await.ok();
     let path = format!("{PODS}/p");
@@ -68,7 +68,7 @@ async fn a_running_pod_goes_when_its_node_confirms() {
 }
 
 #[tokio::test]
-async fn an_unscheduled_pod_goes_at_once() {
+async fn an_unscheduled_pod_is_removed_at_once() {
     let api = Api::new().await;
     api.post(PODS, &pod("p")).await.ok();
     assert_eq!(api.delete(&format!("{PODS}/p"), &json!({})).await.ok()["kind"], "Pod");
@@ -76,7 +76,7 @@ async fn an_unscheduled_pod_goes_at_once() {
 }
 
 #[tokio::test]
-async fn dependents_follow_their_owner_in_the_background() {
+async fn dependents_are_deleted_after_their_owner_in_the_background() {
     let api = Api::new().await;
     let owner = api.post(CONFIGS, &config("owner")).await.ok();
     let other = api.post(CONFIGS, &config("other")).await.ok();
@@ -84,8 +84,8 @@ async fn dependents_follow_their_owner_in_the_background() {
     api.post(CONFIGS, &owned("grandchild", &[(&child, false)])).await.ok();
     api.post(CONFIGS, &owned("shared", &[(&owner, false), (&other, false)])).await.ok();
     api.delete(&format!("{CONFIGS}/owner"), &json!({"propagationPolicy": "Background"})).await.ok();
-    api.gone(&format!("{CONFIGS}/child")).await;
-    api.gone(&format!("{CONFIGS}/grandchild")).await;
+    api.wait_until_deleted(&format!("{CONFIGS}/child")).await;
+    api.wait_until_deleted(&format!("{CONFIGS}/grandchild")).await;
     let shared = api
         .until(&format!("{CONFIGS}/shared"), |a| {
             a.body["metadata"]["ownerReferences"].as_array().is_some_and(|o| o.len() == 1)
@@ -95,17 +95,17 @@ async fn dependents_follow_their_owner_in_the_background() {
 }
 
 #[tokio::test]
-async fn an_owner_that_never_was_or_was_replaced_is_no_owner() {
+async fn a_missing_or_replaced_owner_is_no_owner() {
     let api = Api::new().await;
     let mut ghost = config("ghost");
     ghost["metadata"]["uid"] = json!("00000000-0000-0000-0000-000000000000");
     api.post(CONFIGS, &owned("orphan", &[(&ghost, false)])).await.ok();
-    api.gone(&format!("{CONFIGS}/orphan")).await;
+    api.wait_until_deleted(&format!("{CONFIGS}/orphan")).await;
     let first = api.post(CONFIGS, &config("twin")).await.ok();
     api.delete(&format!("{CONFIGS}/twin"), &json!({})).await.ok();
     api.post(CONFIGS, &config("twin")).await.ok();
     api.post(CONFIGS, &owned("mistaken", &[(&first, false)])).await.ok();
-    api.gone(&format!("{CONFIGS}/mistaken")).await;
+    api.wait_until_deleted(&format!("{CONFIGS}/mistaken")).await;
     api.get(&format!("{CONFIGS}/twin")).await.ok();
 }
 
@@ -119,28 +119,28 @@ async fn foreground_deletion_waits_for_blocking_dependents() {
     let marked = api.delete(&format!("{CONFIGS}/owner"), &json!({"propagationPolicy": "Foreground"})).await.ok();
     assert_eq!(marked["metadata"]["finalizers"], json!(["foregroundDeletion"]));
     api.until(&format!("{CONFIGS}/held"), |a| a.body["metadata"]["deletionTimestamp"].is_string()).await;
-    // One that is added while the owner waits blocks it too, and is collected.
+    // A dependent that is added while the owner waits blocks the deletion too, and is deleted.
     api.post(CONFIGS, &owned("late", &[(&owner, true)])).await.ok();
-    api.gone(&format!("{CONFIGS}/late")).await;
+    api.wait_until_deleted(&format!("{CONFIGS}/late")).await;
     api.get(&format!("{CONFIGS}/owner")).await.ok();
     api.patch(&format!("{CONFIGS}/held"), MERGE, &json!({"metadata": {"finalizers": null}})).await.ok();
-    api.gone(&format!("{CONFIGS}/held")).await;
-    api.gone(&format!("{CONFIGS}/owner")).await;
+    api.wait_until_deleted(&format!("{CONFIGS}/held")).await;
+    api.wait_until_deleted(&format!("{CONFIGS}/owner")).await;
 }
 
 #[tokio::test]
-async fn orphaning_edits_only_the_one_reference() {
+async fn orphaning_removes_only_the_reference_to_the_deleted_owner() {
     let api = Api::new().await;
     let owner = api.post(CONFIGS, &config("owner")).await.ok();
     let other = api.post(CONFIGS, &config("other")).await.ok();
     let before = api.post(CONFIGS, &owned("child", &[(&owner, true), (&other, false)])).await.ok();
     api.delete(&format!("{CONFIGS}/owner"), &json!({"propagationPolicy": "Orphan"})).await.ok();
-    api.gone(&format!("{CONFIGS}/owner")).await;
+    api.wait_until_deleted(&format!("{CONFIGS}/owner")).await;
     let mut after = api.get(&format!("{CONFIGS}/child")).await.ok();
     assert_eq!(after["metadata"]["ownerReferences"], json!([before["metadata"]["ownerReferences"][1]]));
     let owners = &after["metadata"]["managedFields"][0]["fieldsV1"]["f:metadata"]["f:ownerReferences"];
     let reference = |owner: &Value| format!("k:{{\"uid\":{}}}", owner["metadata"]["uid"]);
-    assert_eq!(*owners, json!({".": {}, reference(&other): {}}), "nobody owns the reference that is gone");
+    assert_eq!(*owners, json!({".": {}, reference(&other): {}}), "the removed reference has no field manager");
     after["metadata"]["ownerReferences"] = before["metadata"]["ownerReferences"].clone();
     after["metadata"]["managedFields"] = before["metadata"]["managedFields"].clone();
     after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
@@ -148,7 +148,7 @@ async fn orphaning_edits_only_the_one_reference() {
 }
 
 #[tokio::test]
-async fn a_namespace_is_emptied_and_refuses_new_content() {
+async fn a_deleted_namespace_is_emptied_and_refuses_new_content() {
     let api = Api::new().await;
     api.post("/api/v1/namespaces", &json!({"metadata": {"name": "team"}})).await.ok();
     api.until("/api/v1/namespaces/team/serviceaccounts/default", |a| a.code == 200).await;
@@ -158,7 +158,7 @@ async fn a_namespace_is_emptied_and_refuses_new_content() {
     api.post("/api/v1/namespaces/team/configmaps", &config("free")).await.ok();
     let marked = api.delete("/api/v1/namespaces/team", &json!({})).await.ok();
     assert_eq!(marked["status"]["phase"], "Terminating");
-    api.gone("/api/v1/namespaces/team/configmaps/free").await;
+    api.wait_until_deleted("/api/v1/namespaces/team/configmaps/free").await;
     let message = api.post("/api/v1/namespaces/team/configmaps", &config("new")).await.failed(403, "Forbidden");
     assert_eq!(
         message,
@@ -166,17 +166,17 @@ async fn a_namespace_is_emptied_and_refuses_new_content() {
     );
     api.get("/api/v1/namespaces/team").await.ok();
     api.patch("/api/v1/namespaces/team/configmaps/held", MERGE, &json!({"metadata": {"finalizers": null}})).await.ok();
-    api.gone("/api/v1/namespaces/team").await;
+    api.wait_until_deleted("/api/v1/namespaces/team").await;
 }
 
 #[tokio::test]
-async fn a_removed_crd_takes_its_objects_with_it() {
+async fn deleting_a_crd_deletes_its_objects() {
     let api = Api::new().await;
     api.post(CRDS, &crd("things", "Thing", json!({"type": "object"}))).await.ok();
     let things = "/apis/example.com/v1/namespaces/default/things";
     api.post(things, &json!({"metadata": {"name": "t"}})).await.ok();
     api.delete(&format!("{CRDS}/things.example.com"), &json!({})).await.ok();
-    api.gone(&format!("{CRDS}/things.example.com")).await;
+    api.wait_until_deleted(&format!("{CRDS}/things.example.com")).await;
     api.until(things, |a| a.code == 404).await;
     api.post(CRDS, &crd("things", "Thing", json!({"type": "object"}))).await.ok();
     assert_eq!(api.get(things).await.ok()["items"], json!([]));
@@ -190,8 +190,8 @@ async fn a_collection_is_deleted_by_selector() {
         object["metadata"]["labels"] = json!({"keep": if name == "c" { "yes" } else { "no" }});
         api.post(CONFIGS, &object).await.ok();
     }
-    let gone = api.delete(&format!("{CONFIGS}?labelSelector=keep%3Dno"), &json!({})).await.ok();
-    assert_eq!(gone["items"].as_array().unwrap().len(), 2);
+    let deleted = api.delete(&format!("{CONFIGS}?labelSelector=keep%3Dno"), &json!({})).await.ok();
+    assert_eq!(deleted["items"].as_array().unwrap().len(), 2);
     let left = api.get(CONFIGS).await.ok();
     assert_eq!(left["items"][0]["metadata"]["name"], "c");
     assert_eq!((left["items"].as_array().unwrap().len(), &left["kind"]), (1, &json!("ConfigMapList")));

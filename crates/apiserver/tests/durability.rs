@@ -1,4 +1,4 @@
-//! What survives: restarts, `kill -9`, full disks; and what is said when the data cannot be used.
+//! Durability: restarts, `kill -9`, power loss, full disks; and the errors for data that cannot be used.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops when something is wrong")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-mod power;
+mod power_loss;
 
 use agent_sandbox_apiserver::{ApiServer, Config, OpenError, UserInfo};
 use futures::StreamExt as _;
@@ -48,7 +48,7 @@ fn text_of(error: &OpenError) -> String {
 }
 
 #[tokio::test]
-async fn everything_is_there_after_a_restart_and_versions_go_on() {
+async fn all_objects_exist_after_a_restart_and_versions_continue() {
     let folder = tempfile::tempdir().unwrap();
     let crd = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "things.example.com"},
         "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "things", "kind": "Thing"},
@@ -77,7 +77,7 @@ async fn everything_is_there_after_a_restart_and_versions_go_on() {
     assert_eq!((code, &thing["x"]), (200, &json!(1)));
     let next = configs(&server).create(&PostParams::default(), &config("next")).await.unwrap();
     assert!(version(&next) > last);
-    // A watch from before the restart is told to list again, one from the newest version goes on.
+    // A watch from before the restart gets 410 and must list again; one from the newest version continues.
     let old = configs(&server).watch(&WatchParams::default(), "2").await.err();
     assert!(matches!(&old, Some(kube::Error::Api(e)) if e.code == 410 && e.reason == "Expired"), "{old:?}");
     let mut events =
@@ -102,7 +102,7 @@ async fn send_for_bytes(server: &ApiServer, method: &str, path: &str, body: &ser
 }
 
 #[tokio::test]
-async fn a_second_process_is_told_who_holds_the_folder() {
+async fn a_second_process_gets_an_error_that_names_the_owner_of_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let first = open(folder.path()).await.unwrap();
     let error = text_of(&open(folder.path()).await.err().expect("the folder is taken"));
@@ -115,7 +115,7 @@ async fn a_second_process_is_told_who_holds_the_folder() {
 }
 
 #[tokio::test]
-async fn damaged_foreign_and_newer_files_are_named_and_left_alone() {
+async fn damaged_foreign_and_newer_files_are_reported_and_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("objects.db");
     {
@@ -144,9 +144,9 @@ async fn damaged_foreign_and_newer_files_are_named_and_left_alone() {
     assert!(error.contains("not a data file of this program"), "{error}");
 }
 
-/// The first format had every object as plain JSON.
+/// The first file format stored every object as plain JSON.
 #[tokio::test]
-async fn a_file_of_the_first_format_is_read_and_goes_on_in_the_newest() {
+async fn a_file_of_the_first_format_is_read_and_upgraded() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("objects.db");
     let mut long = config("long");
@@ -182,7 +182,8 @@ async fn a_file_of_the_first_format_is_read_and_goes_on_in_the_newest() {
     assert_eq!(format, 2);
 }
 
-/// The child of the crash test: writes and watches until it is killed, and says what it was told.
+/// The child process of the crash tests: writes and watches until it is killed, and prints each acknowledged write and
+/// each watch event.
 #[test]
 fn crash_child() {
     let Ok(folder) = std::env::var("CRASH_TEST_FOLDER") else { return };
@@ -194,7 +195,7 @@ fn crash_child() {
         tokio::spawn(async move {
             while let Some(Ok(event)) = events.next().await {
                 if let WatchEvent::Added(o) | WatchEvent::Modified(o) = event {
-                    say(&format!("seen {} {}", o.metadata.name.as_deref().unwrap(), version(&o)));
+                    print_line(&format!("seen {} {}", o.metadata.name.as_deref().unwrap(), version(&o)));
                 }
             }
         });
@@ -206,7 +207,7 @@ fn crash_child() {
                     let patch =
                         Patch::Apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"n": n.to_string()}}));
                     let stored = api.patch(&name, &PatchParams::apply("crash").force(), &patch).await.unwrap();
-                    say(&format!("acked {name} {}", version(&stored)));
+                    print_line(&format!("acked {name} {}", version(&stored)));
                 }
             });
         }
@@ -214,7 +215,7 @@ fn crash_child() {
     });
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}");
     let _ = out.flush();
@@ -224,38 +225,38 @@ fn rounds() -> u64 {
     if std::env::var_os("AGENT_SANDBOX_SOAK").is_some() { 50 } else { 8 }
 }
 
-/// What a child was told, per object: the newest version of each.
+/// The newest version of each object that a child has seen: acknowledged writes and watch events.
 #[derive(Default)]
-struct Told {
+struct Observed {
     acked: HashMap<String, u64>,
     seen: HashMap<String, u64>,
 }
 
 #[test]
-fn acknowledged_writes_survive_kill_and_nothing_else_was_shown() {
+fn acknowledged_writes_survive_kill_and_no_other_write_was_visible() {
     let folder = tempfile::tempdir().unwrap();
     let mut newest = 0;
     for round in 0..rounds() {
-        let told = crash(folder.path(), None, Duration::from_millis(120 + 37 * (round % 7)));
-        assert!(!told.acked.is_empty() || round == 0, "round {round}: the child wrote nothing");
-        newest = check_after_crash(folder.path(), round, &told, newest);
+        let observed = crash(folder.path(), None, Duration::from_millis(120 + 37 * (round % 7)));
+        assert!(!observed.acked.is_empty() || round == 0, "round {round}: the child wrote nothing");
+        newest = check_after_crash(folder.path(), round, &observed, newest);
     }
 }
 
 #[test]
-fn acknowledged_writes_survive_a_power_cut_and_nothing_else_was_shown() {
+fn acknowledged_writes_survive_power_loss_and_no_other_write_was_visible() {
     let top = tempfile::tempdir().unwrap();
     let mut folder = top.path().join("0");
     std::fs::create_dir(&folder).unwrap();
     let mut newest = 0;
     for round in 0..rounds() {
         let shadow = top.path().join(format!("shadow-{round}"));
-        power::begin(&folder, &shadow);
-        let told = crash(&folder, Some(&shadow), Duration::from_millis(120 + 37 * (round % 7)));
-        assert!(!told.acked.is_empty() || round == 0, "round {round}: the child wrote nothing");
+        power_loss::begin(&folder, &shadow);
+        let observed = crash(&folder, Some(&shadow), Duration::from_millis(120 + 37 * (round % 7)));
+        assert!(!observed.acked.is_empty() || round == 0, "round {round}: the child wrote nothing");
         let after = top.path().join(format!("{}", round + 1));
-        power::cut(&folder, &shadow, &after, power::some_survive(round));
-        newest = check_after_crash(&after, round, &told, newest);
+        power_loss::cut(&folder, &shadow, &after, power_loss::some_survive(round));
+        newest = check_after_crash(&after, round, &observed, newest);
         std::fs::remove_dir_all(&folder).unwrap();
         std::fs::remove_dir_all(&shadow).unwrap();
         folder = after;
@@ -263,29 +264,29 @@ fn acknowledged_writes_survive_a_power_cut_and_nothing_else_was_shown() {
 }
 
 #[test]
-fn a_disk_that_forgets_what_was_synced_is_noticed() {
-    // The test above must be able to fail: without the log, which was synced, acknowledged writes are gone.
+fn a_disk_that_loses_synced_data_is_detected() {
+    // Proves that the test above can fail: without the write-ahead log, which was synced, acknowledged writes are lost.
     let top = tempfile::tempdir().unwrap();
     let (folder, shadow, after) = (top.path().join("disk"), top.path().join("shadow"), top.path().join("after"));
     std::fs::create_dir(&folder).unwrap();
-    power::begin(&folder, &shadow);
-    let told = crash(&folder, Some(&shadow), Duration::from_millis(120));
-    power::cut(&folder, &shadow, &after, || false);
+    power_loss::begin(&folder, &shadow);
+    let observed = crash(&folder, Some(&shadow), Duration::from_millis(120));
+    power_loss::cut(&folder, &shadow, &after, || false);
     std::fs::write(after.join("objects.db-wal"), b"").unwrap();
-    let lost = std::panic::catch_unwind(|| check_after_crash(&after, 0, &told, 0));
-    assert!(lost.is_err() && !told.acked.is_empty());
+    let lost = std::panic::catch_unwind(|| check_after_crash(&after, 0, &observed, 0));
+    assert!(lost.is_err() && !observed.acked.is_empty());
 }
 
-/// Opens the folder after a crash, and compares with what the child was told. Returns the newest version.
-fn check_after_crash(folder: &Path, round: u64, told: &Told, newest: u64) -> u64 {
+/// Opens the folder after a crash and compares it with what the child has seen. Returns the newest version.
+fn check_after_crash(folder: &Path, round: u64, observed: &Observed, newest: u64) -> u64 {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let shown = told.acked.values().chain(told.seen.values()).copied().max().unwrap_or(0);
+    let shown = observed.acked.values().chain(observed.seen.values()).copied().max().unwrap_or(0);
     let (now, stored) = runtime.block_on(async {
         let server = open(folder).await.unwrap();
         let api = configs(&server);
         let list = api.list(&ListParams::default()).await.unwrap();
         let now: u64 = list.metadata.resource_version.unwrap().parse().unwrap();
-        // A watch from what was last shown goes on, or is told to list again; it never just misses something.
+        // A watch from the last visible version continues or gets 410; it never misses an event silently.
         match api.watch(&WatchParams::default(), &shown.max(1).to_string()).await {
             Err(kube::Error::Api(status)) => assert_eq!((status.code, status.reason.as_str()), (410, "Expired")),
             Err(other) => panic!("round {round}: {other}"),
@@ -301,15 +302,15 @@ fn check_after_crash(folder: &Path, round: u64, told: &Told, newest: u64) -> u64
         (now, stored)
     });
     assert!(now >= shown && now >= newest, "round {round}: version {now} went back behind {shown} or {newest}");
-    for (name, version) in told.acked.iter().chain(&told.seen) {
+    for (name, version) in observed.acked.iter().chain(&observed.seen) {
         let found = stored.get(name).copied().unwrap_or(0);
         assert!(found >= *version, "round {round}: {name} was shown at {version} and is {found} after the crash");
     }
     now
 }
 
-/// Runs the child for a while and kills it; returns what it was told.
-fn crash(folder: &Path, shadow: Option<&Path>, life: Duration) -> Told {
+/// Runs the child for `life` and kills it; returns what it has seen.
+fn crash(folder: &Path, shadow: Option<&Path>, life: Duration) -> Observed {
     let mut child = Command::new(std::env::current_exe().expect("this test's own program"))
         .args(["--exact", "crash_child", "--nocapture", "--test-threads=1"])
         .env("CRASH_TEST_FOLDER", folder)
@@ -318,7 +319,7 @@ fn crash(folder: &Path, shadow: Option<&Path>, life: Duration) -> Told {
         .spawn()
         .expect("the child starts");
     let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let mut all = Told::default();
+    let mut all = Observed::default();
     let mut deadline = None;
     let give_up = Instant::now() + Duration::from_secs(60);
     for line in lines.map_while(Result::ok) {
@@ -326,8 +327,8 @@ fn crash(folder: &Path, shadow: Option<&Path>, life: Duration) -> Told {
         if let [kind @ ("acked" | "seen"), name, version] = words.as_slice()
             && let Ok(version) = version.parse::<u64>()
         {
-            let told = if *kind == "acked" { &mut all.acked } else { &mut all.seen };
-            let entry = told.entry((*name).to_owned()).or_insert(0);
+            let versions = if *kind == "acked" { &mut all.acked } else { &mut all.seen };
+            let entry = versions.entry((*name).to_owned()).or_insert(0);
             *entry = version.max(*entry);
             deadline.get_or_insert_with(|| Instant::now() + life);
         }
@@ -342,7 +343,7 @@ fn crash(folder: &Path, shadow: Option<&Path>, life: Duration) -> Told {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_writes_keeps_reading_and_heals() {
+async fn a_full_disk_fails_writes_but_not_reads_and_recovers() {
     let folder = tempfile::tempdir().unwrap();
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "none"]).arg(folder.path()).status();
     if !mounted.is_ok_and(|s| s.success()) {
@@ -359,19 +360,19 @@ async fn a_full_disk_refuses_writes_keeps_reading_and_heals() {
         assert!(!acked.is_empty());
         let listed = configs(&server).list(&ListParams::default()).await.unwrap().items;
         assert_eq!(listed.len(), acked.len(), "reads go on");
-        // Room is made while the server runs: it writes again.
+        // Once the running server has free space again, writes succeed again.
         resize(folder.path(), "size=3m");
         acked.push(configs(&server).create(&PostParams::default(), &large("healed")).await.unwrap());
         fill(&server, &mut acked).await;
         server.close();
     }
-    // Enough room for a clean end, and then none at all.
+    // Enough space for a clean shutdown, then none at all.
     resize(folder.path(), "size=8m");
     open(folder.path()).await.unwrap().close();
     let ballast = folder.path().join("ballast");
     let mut file = std::fs::File::create(&ballast).unwrap();
     while file.write_all(&[0; 1024]).is_ok() {}
-    // A start writes a little itself. As long as there is no room for that, it says so and changes nothing.
+    // Opening writes a little data itself. Without space for that it fails with a clear error and changes nothing.
     let error = text_of(&open(folder.path()).await.err().expect("the disk is full"));
     assert!(error.contains(&folder.path().display().to_string()) && error.contains("no room"), "{error}");
     std::fs::remove_file(&ballast).unwrap();
@@ -383,7 +384,7 @@ async fn a_full_disk_refuses_writes_keeps_reading_and_heals() {
     configs(&server).create(&PostParams::default(), &large("after")).await.unwrap();
 }
 
-/// A config map that does not compress.
+/// A ConfigMap that does not compress.
 fn large(name: &str) -> ConfigMap {
     let noise: String = (0..50_000).map(|_| char::from(rand::random_range(b'a'..=b'z'))).collect();
     let mut object = config(name);
@@ -391,7 +392,7 @@ fn large(name: &str) -> ConfigMap {
     object
 }
 
-/// Writes until that fails.
+/// Creates objects until a write fails; returns the error.
 async fn fill(server: &ApiServer, acked: &mut Vec<ConfigMap>) -> kube::core::Status {
     for _ in 0..400 {
         match configs(server).create(&PostParams::default(), &large(&format!("c{}", acked.len()))).await {

@@ -1,4 +1,4 @@
-//! What users do with kubectl, done with the real kubectl against a running server over TLS, and compared whole.
+//! Runs the real kubectl against a server over TLS and compares its whole output with snapshots.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests fail the test")]
 
 mod support;
@@ -16,7 +16,7 @@ macro_rules! snapshot {
     };
 }
 
-/// Every kind in both versions, in our own words.
+/// Manifests of every kind in both versions.
 const SANDBOX_BETA: &str = "
 apiVersion: agents.x-k8s.io/v1beta1
 kind: Sandbox
@@ -97,7 +97,7 @@ spec:
 const ALL: [&str; 8] =
     [SANDBOX_BETA, SANDBOX_ALPHA, TEMPLATE_BETA, TEMPLATE_ALPHA, POOL_BETA, POOL_ALPHA, CLAIM_BETA, CLAIM_ALPHA];
 
-/// A cluster that serves our four kinds.
+/// A cluster with the product's four CRDs.
 fn with_crds() -> Cluster {
     let cluster = Cluster::start_blocking();
     let folder = root().join("deploy/crds");
@@ -147,7 +147,7 @@ fn apply_creates_configures_and_leaves_alone() {
     snapshot!("get_all_kinds", cluster.kubectl(&["get", "sandboxes,sandboxtemplates,sandboxwarmpools,sandboxclaims"]));
 }
 
-/// The manifests of the product's source documents, word for word.
+/// The manifests of the upstream documentation, unchanged.
 #[test]
 fn published_manifests_apply_word_for_word() {
     if kubectl::missing() {
@@ -263,7 +263,7 @@ fn describe_shows_the_object_and_its_events() {
         .bind(|| insta::assert_snapshot!("describe", cluster.kubectl(&["describe", "sandbox", "box"]).transcript()));
 }
 
-/// D-234: our kinds are listed and explained.
+/// D-234: `api-resources` and `explain` show the product's kinds.
 #[test]
 fn api_resources_and_explain_know_our_kinds() {
     if kubectl::missing() {
@@ -412,7 +412,7 @@ fn delete_cascades_as_asked() {
     snapshot!("delete_missing_ignored", cluster.kubectl(&["delete", "sandbox", "box", "--ignore-not-found"]));
 }
 
-/// Only the administrator may do everything; others what roles say; `auth can-i` agrees.
+/// The administrator has every permission, others have those of their roles; `auth can-i` agrees.
 #[test]
 fn access_is_by_role() {
     if kubectl::missing() {
@@ -422,7 +422,7 @@ fn access_is_by_role() {
     cluster.kubectl_ok(&["create", "serviceaccount", "bot"]);
     let token = cluster.kubectl_ok(&["create", "token", "bot", "--duration=10m"]);
     let bot = |arguments: &[&str]| {
-        // The kubeconfig's own token must not be used, so the bot gets a file of its own.
+        // The bot gets a kubeconfig of its own, without the administrator's token.
         let text = std::fs::read_to_string(cluster.kubeconfig()).unwrap();
         let own = text.lines().map(|line| match line.trim_start().starts_with("token:") {
             true => format!("    token: {}", token.trim()),

@@ -1,4 +1,4 @@
-//! The real kubectl streams through the API: exec, attach, logs and port-forward, against a node for tests.
+//! exec, attach, logs and port-forward with the real kubectl, against a test node.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests fail the test")]
 
 mod support;
@@ -38,7 +38,7 @@ fn exec_carries_codes_outputs_and_input() {
     assert!(output.stderr.contains("err\n") && output.stderr.contains("exit code 3"), "{}", output.stderr);
     let output = cluster.kubectl_with_input(&["exec", "-i", "p", "--", "cat"], "all of this\ncomes back\n");
     assert_eq!((output.code, output.stdout.as_str()), (0, "all of this\ncomes back\n"), "{}", output.transcript());
-    // Input that nobody reads does not stop a command from ending.
+    // A command ends even if it does not read its input.
     let output = cluster.kubectl_with_input(&["exec", "-i", "p", "--", "true"], &"x".repeat(1 << 20));
     assert_eq!(output.code, 0, "{}", output.transcript());
     let output = cluster.kubectl(&["exec", "p", "--", "/no/such/program"]);
@@ -46,7 +46,7 @@ fn exec_carries_codes_outputs_and_input() {
     assert!(output.stderr.contains("/no/such/program"), "{}", output.stderr);
 }
 
-/// D-222, D-232: the same over SPDY, for clients that know no WebSockets.
+/// D-222, D-232: the same over SPDY, for clients without WebSocket support.
 #[test]
 fn exec_works_over_spdy_too() {
     if kubectl::missing() {
@@ -73,9 +73,9 @@ fn exec_works_over_spdy_too() {
     assert!(output.stdout == large.as_bytes(), "640 KB come back unchanged");
 }
 
-/// Large outputs arrive whole, and two outputs do not mix.
+/// Large outputs arrive completely, and stdout and stderr stay separate.
 #[test]
-fn exec_moves_megabytes() {
+fn exec_transfers_megabytes() {
     if kubectl::missing() {
         return;
     }
@@ -94,7 +94,7 @@ fn exec_moves_megabytes() {
 }
 
 #[test]
-fn attach_talks_to_the_container() {
+fn attach_connects_to_the_container() {
     if kubectl::missing() {
         return;
     }
@@ -104,7 +104,7 @@ fn attach_talks_to_the_container() {
     assert!(output.stdout.contains("attached to two") && output.stdout.contains("heard hello"), "{}", output.stdout);
 }
 
-/// D-233: logs as text, followed, cut and stamped.
+/// D-233: logs as text, followed, limited and with timestamps.
 #[test]
 fn logs_stream_as_text() {
     if kubectl::missing() {
@@ -125,19 +125,19 @@ fn logs_stream_as_text() {
     assert!(cluster.kubectl(&["logs", "p", "--previous"]).stderr.contains("previous terminated container"));
 }
 
-/// A server that answers each connection's bytes in upper case, then closes when the client half-closes.
+/// A TCP server that echoes in upper case, and closes a connection when the client half-closes it.
 fn upper_case_server() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         for connection in listener.incoming().flatten() {
-            std::thread::spawn(move || shout(connection));
+            std::thread::spawn(move || echo_upper_case(connection));
         }
     });
     port
 }
 
-fn shout(mut connection: TcpStream) {
+fn echo_upper_case(mut connection: TcpStream) {
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = connection.read(&mut buffer) {
         buffer[..length].make_ascii_uppercase();
@@ -147,7 +147,7 @@ fn shout(mut connection: TcpStream) {
     }
 }
 
-/// A running `kubectl port-forward`; it ends with the test.
+/// A running `kubectl port-forward`; dropping it kills kubectl.
 struct Forward {
     child: Child,
     port: u16,
@@ -166,7 +166,7 @@ impl Forward {
         let mut line = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         stdout.read_line(&mut line).unwrap();
-        // kubectl reports each connection and dies when nobody listens.
+        // kubectl prints a line for each connection and exits if its stdout is closed.
         std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
         let local = line
             .split("127.0.0.1:")
@@ -181,9 +181,9 @@ impl Forward {
         connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         connection.write_all(text.as_bytes()).unwrap();
         connection.shutdown(Shutdown::Write).unwrap();
-        let mut answer = String::new();
-        connection.read_to_string(&mut answer).unwrap();
-        answer
+        let mut response = String::new();
+        connection.read_to_string(&mut response).unwrap();
+        response
     }
 
     fn is_running(&mut self) -> bool {
@@ -203,7 +203,7 @@ fn forwarding_survives_everything(websockets: bool) {
     let target = upper_case_server();
     let mut forward = Forward::start(&cluster, "pod/p", target, websockets);
     assert_eq!(forward.ask("hello"), "HELLO");
-    // Opened and closed without a byte, as clients do to see whether the tunnel is up.
+    // Connections without data, as clients open them to check whether the tunnel is ready.
     for _ in 0..5 {
         drop(TcpStream::connect(("127.0.0.1", forward.port)).unwrap());
     }
@@ -219,11 +219,11 @@ fn forwarding_survives_everything(websockets: bool) {
                 )
             })
             .collect();
-        for (n, answer) in asked {
-            assert_eq!(answer.join().unwrap(), format!("LINE {n} ").repeat(5000));
+        for (n, response) in asked {
+            assert_eq!(response.join().unwrap(), format!("LINE {n} ").repeat(5000));
         }
     });
-    // Longer than the ten seconds after which an unanswered ping ends the session.
+    // Longer than the ten seconds after which kubectl ends a session whose ping got no response.
     std::thread::sleep(Duration::from_secs(12));
     assert!(forward.is_running());
     assert_eq!(forward.ask("still here"), "STILL HERE");
@@ -245,7 +245,7 @@ fn port_forward_over_spdy_survives_everything() {
     }
 }
 
-/// D-225: a port that nobody listens on costs one connection, not the session.
+/// D-225: a connection to a port without a listener fails alone; the session continues.
 #[test]
 fn a_refusing_port_does_not_end_the_session() {
     if kubectl::missing() {
@@ -257,24 +257,24 @@ fn a_refusing_port_does_not_end_the_session() {
     drop(reserved);
     let mut forward = Forward::start(&cluster, "pod/p", port, true);
     let started = Instant::now();
-    assert_eq!(forward.ask("nobody is there"), "");
-    assert!(started.elapsed() < Duration::from_secs(15), "given up in time");
+    assert_eq!(forward.ask("no listener"), "");
+    assert!(started.elapsed() < Duration::from_secs(15), "the connection is closed in time");
     assert!(forward.is_running());
-    // Someone comes up while a connection waits.
+    // A listener starts while a connection is being retried.
     let waiting = std::thread::spawn({
         let local = forward.port;
         move || {
             let mut connection = TcpStream::connect(("127.0.0.1", local)).unwrap();
             connection.write_all(b"late").unwrap();
             connection.shutdown(Shutdown::Write).unwrap();
-            let mut answer = String::new();
-            connection.read_to_string(&mut answer).unwrap();
-            answer
+            let mut response = String::new();
+            connection.read_to_string(&mut response).unwrap();
+            response
         }
     });
     std::thread::sleep(Duration::from_millis(500));
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-    let served = std::thread::spawn(move || shout(listener.accept().unwrap().0));
+    let served = std::thread::spawn(move || echo_upper_case(listener.accept().unwrap().0));
     assert_eq!(waiting.join().unwrap(), "LATE");
     served.join().unwrap();
     assert!(forward.is_running());

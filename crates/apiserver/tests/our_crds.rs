@@ -20,23 +20,23 @@ fn extension(version: &str, plural: &str) -> String {
     format!("/apis/extensions.agents.x-k8s.io/{version}/namespaces/default/{plural}")
 }
 
-/// An answer, whole.
+/// A response with headers and body.
 #[derive(Debug)]
-struct Answer {
+struct TestResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: Value,
 }
 
-impl Answer {
-    /// The object, when the request succeeded.
+impl TestResponse {
+    /// The object; panics if the request failed.
     #[track_caller]
     fn object(self) -> Value {
         assert!(self.status.is_success(), "{self:#?}");
         self.body
     }
 
-    /// The message, when the request was refused as invalid.
+    /// The error message; panics if the request was not refused as invalid.
     #[track_caller]
     fn refusal(self) -> String {
         assert_eq!(self.status, StatusCode::UNPROCESSABLE_ENTITY, "{self:#?}");
@@ -53,7 +53,7 @@ struct Api {
 }
 
 impl Api {
-    /// A server that was given the four CRDs by the same path that `kubectl apply` takes.
+    /// A server with the four CRDs, created by the request that `kubectl apply` sends.
     async fn start() -> Self {
         let api = Self { cluster: Cluster::start().await };
         for crd in crds() {
@@ -62,7 +62,7 @@ impl Api {
         api
     }
 
-    async fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&Value>) -> Answer {
+    async fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&Value>) -> TestResponse {
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -72,7 +72,7 @@ impl Api {
             self.cluster.server.client().send(request.body(Body::from(body.into_bytes())).unwrap()).await.unwrap();
         let (parts, body) = response.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
-        Answer {
+        TestResponse {
             status: parts.status,
             headers: parts.headers,
             body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
@@ -83,15 +83,15 @@ impl Api {
         self.call("GET", path, &[], None).await.object()
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Answer {
+    async fn post(&self, path: &str, body: &Value) -> TestResponse {
         self.call("POST", path, &[("content-type", JSON)], Some(body)).await
     }
 
-    async fn put(&self, path: &str, body: &Value) -> Answer {
+    async fn put(&self, path: &str, body: &Value) -> TestResponse {
         self.call("PUT", path, &[("content-type", JSON)], Some(body)).await
     }
 
-    async fn patch(&self, path: &str, body: &Value) -> Answer {
+    async fn patch(&self, path: &str, body: &Value) -> TestResponse {
         self.call("PATCH", path, &[("content-type", MERGE)], Some(body)).await
     }
 
@@ -199,7 +199,7 @@ async fn s_005_what_the_schema_refuses() {
     assert_eq!(api.get(BETA).await["items"], json!([]), "nothing is stored");
 }
 
-/// S-006, X-009: deprecation is said in a header; the other version is silent.
+/// S-006, X-009: responses in v1alpha1 have a deprecation warning, those in v1beta1 do not.
 #[tokio::test]
 async fn s_006_x_009_v1alpha1_warns() {
     let api = Api::start().await;
@@ -409,9 +409,9 @@ async fn x_010_x_013_x_015_x_016_x_021_a_claim_reads_and_writes_in_both_versions
         ("none", Some("none"), "shadow-pool-t", "none"),
         ("named", Some("my-pool"), "my-pool", "my-pool"),
     ] {
-        let answer = api.post(&alpha, &old(name, warmpool)).await.object();
+        let response = api.post(&alpha, &old(name, warmpool)).await.object();
         let view = api.get(&format!("{alpha}/{name}")).await;
-        for object in [&answer, &view] {
+        for object in [&response, &view] {
             assert_eq!(object["spec"], json!({ "sandboxTemplateRef": { "name": "t" }, "warmpool": shown }));
             assert_eq!(object["metadata"].get("annotations"), None);
         }
@@ -478,7 +478,7 @@ async fn x_020_pools_read_in_both_versions() {
     assert_eq!(view["status"], json!({ "replicas": 3, "readyReplicas": 2, "selector": "a=b" }));
 }
 
-/// A state annotation that somebody broke, written through v1beta1, breaks no list of v1alpha1.
+/// A malformed state annotation, written through v1beta1, does not break lists of v1alpha1.
 #[tokio::test]
 async fn malformed_states_break_no_list() {
     let api = Api::start().await;
@@ -494,7 +494,7 @@ async fn malformed_states_break_no_list() {
     }
 }
 
-/// What the schema does not know is pruned, or refused when asked to be strict; what a Pod spec may hold is kept.
+/// Unknown fields are pruned, or refused with strict field validation; all fields of a Pod spec are kept.
 #[tokio::test]
 async fn unknown_fields_are_pruned_or_refused() {
     let api = Api::start().await;

@@ -15,10 +15,11 @@ use support::{Cluster, running_pod};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// The newest published version; it leaves the Content-Type of custom objects out.
+/// The newest published version; it sends no Content-Type for custom objects.
 const CLIENT: &str = "kubernetes==37.0.2";
 
-/// A virtual environment with the client, made once and kept with the build; `Err` says why there is none.
+/// The Python of a virtual environment with the client, which is created once in the build folder; `Err` is why it
+/// could not be created.
 fn python() -> Result<PathBuf, String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(CLIENT.replace("==", "-"));
     let program = folder.join("bin/python");

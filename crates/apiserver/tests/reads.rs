@@ -53,7 +53,7 @@ fn event(kind: &str, name: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn without_a_version_a_watch_begins_with_what_is_there() {
+async fn without_a_version_a_watch_starts_with_the_current_objects() {
     let api = Api::new().await;
     api.post(CONFIGS, &config("a")).await.ok();
     for query in ["watch=true", "watch=True&resourceVersion=0"] {
@@ -175,11 +175,11 @@ async fn a_watch_ends_after_its_timeout_with_a_last_bookmark() {
     assert!(watch.next().await.is_none());
     let mut quiet =
         Watch::open(&api, &format!("{CONFIGS}?watch=true&timeoutSeconds=1&fieldSelector=metadata.name%3Dx")).await;
-    assert!(quiet.next().await.is_none(), "no bookmark for those who did not ask");
+    assert!(quiet.next().await.is_none(), "no bookmark without allowWatchBookmarks");
 }
 
 #[tokio::test]
-async fn history_is_bounded_and_says_so() {
+async fn history_is_bounded_and_older_versions_get_410() {
     let api = Api::new().await;
     let first = api.post(CONFIGS, &config("a")).await.ok();
     let version = first["metadata"]["resourceVersion"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! Creates, updates and patches: what is refused, and how it is said.
+//! Creates, updates and patches: what is refused, and with which message.
 
 mod raw;
 
@@ -24,8 +24,8 @@ async fn a_bad_pod_is_refused_with_every_cause() {
     let api = Api::new().await;
     let bad = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "Bad_Name"}, "spec": {"restartPolicy": "Maybe", "containers": [
         {"name": "c"}, {"name": "c", "image": "x", "volumeMounts": [{"name": "nope", "mountPath": "/m"}], "ports": [{"containerPort": 70000}]}]}});
-    let answer = api.post(PODS, &bad).await;
-    let causes: Vec<(String, String)> = answer.body["details"]["causes"]
+    let response = api.post(PODS, &bad).await;
+    let causes: Vec<(String, String)> = response.body["details"]["causes"]
         .as_array()
         .unwrap()
         .iter()
@@ -43,7 +43,7 @@ async fn a_bad_pod_is_refused_with_every_cause() {
             "spec.restartPolicy"
         ]
     );
-    let message = answer.failed(422, "Invalid");
+    let message = response.failed(422, "Invalid");
     assert!(
         message.starts_with(
             "Pod \"Bad_Name\" is invalid: [metadata.name: Invalid value: \"Bad_Name\": a lowercase RFC 1123 subdomain"
@@ -297,13 +297,13 @@ async fn an_address_belongs_to_one_service() {
     let given = api.post(services, &service("a", None)).await.ok()["spec"]["clusterIP"].as_str().unwrap().to_owned();
     let message = api.post(services, &service("b", Some(&given))).await.failed(422, "Invalid");
     assert!(message.contains(&format!("failed to allocate IP {given}: provided IP is already allocated")), "{message}");
-    // Both at once: one gets it.
+    // Of two concurrent creates with the same address, one succeeds.
     let (one, other) = (service("c", Some("10.96.0.7")), service("d", Some("10.96.0.7")));
     let (one, other) = tokio::join!(api.post(services, &one), api.post(services, &other));
     let mut codes = [one.code, other.code];
     codes.sort_unstable();
     assert_eq!(codes, [201, 422]);
-    // Whoever is gone needs none.
+    // The address of a deleted Service is free again.
     api.delete(&format!("{services}/a"), &json!({})).await.ok();
     assert_eq!(api.post(services, &service("b", Some(&given))).await.ok()["spec"]["clusterIP"], given);
     assert_eq!(
@@ -316,7 +316,7 @@ async fn an_address_belongs_to_one_service() {
 }
 
 #[tokio::test]
-async fn a_crd_that_is_going_takes_no_new_objects() {
+async fn no_objects_can_be_created_while_their_crd_is_deleted() {
     let api = with_things().await;
     let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/hold"]}, "spec": {"size": 1}});
     api.post(THINGS, &held).await.ok();
@@ -327,11 +327,11 @@ async fn a_crd_that_is_going_takes_no_new_objects() {
     let message = api.post(THINGS, &late).await.failed(405, "MethodNotAllowed");
     assert_eq!(message, "create not allowed while custom resource definition is terminating");
     api.patch(&format!("{THINGS}/held"), MERGE, &json!({"metadata": {"finalizers": null}})).await.ok();
-    api.gone(&definition).await;
+    api.wait_until_deleted(&definition).await;
 }
 
 #[tokio::test]
-async fn objects_of_an_older_schema_are_read_by_the_present_one() {
+async fn objects_stored_with_an_older_schema_are_read_with_the_current_one() {
     let api = with_things().await;
     let old = json!({"metadata": {"name": "old"}, "spec": {"size": 1, "list": ["a"]}});
     let version = api.post(THINGS, &old).await.ok()["metadata"]["resourceVersion"].clone();
@@ -353,11 +353,11 @@ async fn objects_of_an_older_schema_are_read_by_the_present_one() {
     assert_eq!(patched["spec"], json!({"size": 2, "replicas": 1, "colour": "blue"}));
 }
 
-/// Gives every Pod a node, and writes a name into ConfigMaps.
-struct Completes;
+/// Sets the node of every Pod, and adds the name to the data of ConfigMaps.
+struct TestAdmission;
 
-impl agent_sandbox_apiserver::Completer for Completes {
-    fn complete(&self, group: &str, plural: &str, object: &mut serde_json::Value) {
+impl agent_sandbox_apiserver::MutatingAdmission for TestAdmission {
+    fn mutate(&self, group: &str, plural: &str, object: &mut serde_json::Value) {
         match (group, plural) {
             ("", "pods") => object["spec"]["nodeName"] = "n1".into(),
             ("", "configmaps") => object["data"]["name"] = object["metadata"]["name"].clone(),
@@ -367,21 +367,21 @@ impl agent_sandbox_apiserver::Completer for Completes {
 }
 
 #[tokio::test]
-async fn what_a_completer_adds_is_part_of_the_first_write() {
+async fn changes_by_mutating_admission_are_part_of_the_first_write() {
     let options = agent_sandbox_apiserver::Config {
-        completer: Some(std::sync::Arc::new(Completes)),
+        mutating_admission: Some(std::sync::Arc::new(TestAdmission)),
         ..agent_sandbox_apiserver::Config::default()
     };
     let api = Api { server: agent_sandbox_apiserver::ApiServer::open(options).await.unwrap() };
     let tried = api.post(&format!("{PODS}?dryRun=All"), &pod("p")).await.ok();
-    assert_eq!(tried["spec"].get("nodeName"), None, "a dry run shows what was asked for");
+    assert_eq!(tried["spec"].get("nodeName"), None, "a dry run shows the object without mutating admission");
     let posted = api.post(PODS, &pod("p")).await.ok();
     let applied = api.patch(&format!("{PODS}/q?fieldManager=m"), APPLY, &pod("q")).await.ok();
     for made in [posted, applied] {
         assert_eq!(made["spec"]["nodeName"], "n1");
         let scheduled = &made["status"]["conditions"][0];
         assert_eq!((&scheduled["type"], &scheduled["status"]), (&json!("PodScheduled"), &json!("True")));
-        assert!(!made["metadata"]["managedFields"].to_string().contains("f:nodeName"), "nobody's field");
+        assert!(!made["metadata"]["managedFields"].to_string().contains("f:nodeName"), "the field has no manager");
     }
     let binding = json!({"target": {"name": "n2"}});
     api.post(&format!("{PODS}/p/binding"), &binding).await.failed(409, "Conflict");

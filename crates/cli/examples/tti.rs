@@ -1,5 +1,5 @@
-//! Time to interactive, seen by a client: from the API call that asks for a sandbox to the end of `/bin/true` in it, run by argv through
-//! the router. Against a running engine; prints a line of JSON per measurement.
+//! Measures time to interactive as a client sees it: from the API call that creates or claims a sandbox to the end of
+//! `/bin/true` in it, run by argv through the router. Needs a running engine; prints a line of JSON per measurement.
 //!
 //! `tti KUBECONFIG ROUTER cold|warm CONCURRENCY COUNT`
 
@@ -31,50 +31,55 @@ use std::{
 use tokio::{net::TcpStream, sync::oneshot};
 
 const POOL: &str = "bench";
-const LIMIT: Duration = Duration::from_secs(120);
+/// Timeout for a sandbox to become ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A sandbox that can be used: its name, and its address where the claim's status tells it.
-struct Found {
+/// A sandbox that is ready: its name, and its address if the claim's status has it.
+struct ReadySandbox {
     sandbox: String,
     address: Option<String>,
 }
 
-/// Those who wait for a name to be Ready, and what came before they asked.
+/// Tasks that wait for a name to be ready, and names that were ready before a task waited for them.
 #[derive(Default)]
-struct Board {
-    waiting: HashMap<String, oneshot::Sender<Found>>,
-    ready: HashMap<String, Found>,
+struct Waiters {
+    waiting: HashMap<String, oneshot::Sender<ReadySandbox>>,
+    ready: HashMap<String, ReadySandbox>,
 }
 
-type Shared = Arc<Mutex<Board>>;
+type SharedWaiters = Arc<Mutex<Waiters>>;
 
-/// One watch for everybody, as a client that manages many sandboxes has.
-fn tell(board: &Shared, name: String, found: Found) {
-    let mut board = board.lock().expect("nobody panics with the board");
-    match board.waiting.remove(&name) {
+/// Passes a ready sandbox to the task that waits for it. One watch serves all tasks, as in a client that manages many
+/// sandboxes.
+fn notify(waiters: &SharedWaiters, name: String, found: ReadySandbox) {
+    let mut waiters = waiters.lock().expect("no task panics while it holds the lock");
+    match waiters.waiting.remove(&name) {
         Some(waiter) => drop(waiter.send(found)),
-        None => drop(board.ready.insert(name, found)),
+        None => drop(waiters.ready.insert(name, found)),
     }
 }
 
-async fn wait_for(board: &Shared, name: &str) -> Result<Found> {
+async fn wait_for(waiters: &SharedWaiters, name: &str) -> Result<ReadySandbox> {
     let waiter = {
-        let mut board = board.lock().expect("nobody panics with the board");
-        if let Some(found) = board.ready.remove(name) {
+        let mut waiters = waiters.lock().expect("no task panics while it holds the lock");
+        if let Some(found) = waiters.ready.remove(name) {
             return Ok(found);
         }
-        let (waiter, told) = oneshot::channel();
-        board.waiting.insert(name.to_owned(), waiter);
-        told
+        let (waiter, receiver) = oneshot::channel();
+        waiters.waiting.insert(name.to_owned(), waiter);
+        receiver
     };
-    tokio::time::timeout(LIMIT, waiter).await.with_context(|| format!("{name} was never ready"))?.context("watch ended")
+    tokio::time::timeout(READY_TIMEOUT, waiter)
+        .await
+        .with_context(|| format!("{name} was never ready"))?
+        .context("watch ended")
 }
 
 struct Bench {
     client: Client,
     router: String,
     token: String,
-    board: Shared,
+    waiters: SharedWaiters,
 }
 
 impl Bench {
@@ -84,7 +89,7 @@ impl Bench {
         let token = text["users"][0]["user"]["token"].as_str().context("the kubeconfig holds a token")?.to_owned();
         let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
         let router = router.trim_start_matches("http://").to_owned();
-        Ok(Self { client: Client::try_from(config)?, router, token, board: Shared::default() })
+        Ok(Self { client: Client::try_from(config)?, router, token, waiters: SharedWaiters::default() })
     }
 
     fn sandboxes(&self) -> Api<Sandbox> {
@@ -97,7 +102,7 @@ impl Bench {
 
     /// Starts the watch and returns when it is under way.
     async fn watch(&self, warm: bool) -> Result<()> {
-        let board = self.board.clone();
+        let waiters = self.waiters.clone();
         let is_ready = |conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition]| {
             conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
         };
@@ -109,7 +114,7 @@ impl Bench {
                     if let (true, Some(sandbox)) = (is_ready(claim.conditions()), claim.bound_sandbox()) {
                         let status = claim.status.as_ref().and_then(|status| status.sandbox.as_ref());
                         let address = status.and_then(|status| sdk::select_pod_ip(status.pod_ips.as_deref()?));
-                        tell(&board, claim.name_any(), Found { sandbox: sandbox.to_owned(), address });
+                        notify(&waiters, claim.name_any(), ReadySandbox { sandbox: sandbox.to_owned(), address });
                     }
                 }
             });
@@ -118,12 +123,16 @@ impl Bench {
             tokio::spawn(async move {
                 while let Ok(Some(sandbox)) = stream.try_next().await {
                     if is_ready(sandbox.conditions()) {
-                        tell(&board, sandbox.name_any(), Found { sandbox: sandbox.name_any(), address: None });
+                        notify(
+                            &waiters,
+                            sandbox.name_any(),
+                            ReadySandbox { sandbox: sandbox.name_any(), address: None },
+                        );
                     }
                 }
             });
         }
-        // The first list of an empty namespace says nothing that could be waited for.
+        // The first list of an empty namespace yields no event that could be waited for.
         tokio::time::sleep(Duration::from_millis(200)).await;
         Ok(())
     }
@@ -136,7 +145,7 @@ impl Bench {
         Ok(sender)
     }
 
-    async fn execute(&self, connection: &mut SendRequest<Full<Bytes>>, found: &Found) -> Result<()> {
+    async fn execute(&self, connection: &mut SendRequest<Full<Bytes>>, found: &ReadySandbox) -> Result<()> {
         let mut request = Request::post("/sandbox/v1/exec")
             .header(header::HOST, &self.router)
             .header(header::CONTENT_TYPE, "application/json")
@@ -144,7 +153,7 @@ impl Bench {
             .header("X-Sandbox-ID", &found.sandbox)
             .header("X-Sandbox-Namespace", "default");
         if let Some(address) = &found.address {
-            // As the published SDKs do: the router need not have heard of the adoption yet.
+            // As the published SDKs do: the router may not have seen the adoption yet.
             request = request.header("X-Sandbox-Pod-IP", address);
         }
         let request = request.body(Full::new(Bytes::from_static(br#"{"argv":["/bin/true"]}"#)))?;
@@ -159,7 +168,8 @@ impl Bench {
         Ok(())
     }
 
-    /// One sandbox: asked for, ready, used. The times of both, in milliseconds.
+    /// Creates or claims one sandbox, waits until it is ready and runs the command. Returns the milliseconds until each
+    /// step was done.
     async fn once(&self, warm: bool, number: usize, connection: &mut SendRequest<Full<Bytes>>) -> Result<[f64; 3]> {
         let name = format!("tti-{number}");
         let start = Instant::now();
@@ -171,7 +181,7 @@ impl Bench {
             self.sandboxes().create(&PostParams::default(), &sdk::sandbox(&name, &container, None)).await?;
         }
         let created = start.elapsed();
-        let found = wait_for(&self.board, &name).await?;
+        let found = wait_for(&self.waiters, &name).await?;
         let ready = start.elapsed();
         self.execute(connection, &found).await?;
         Ok([created, ready, start.elapsed()].map(|time| time.as_secs_f64() * 1000.0))
@@ -202,7 +212,8 @@ async fn main() -> Result<()> {
     let bench = Bench::open(kubeconfig, router).await?;
     bench.watch(warm).await?;
     let begun = Instant::now();
-    // Each takes the next number when it has done its last, so that there are as many at a time as was said until all are begun.
+    // Each worker takes the next number when it is done with the last, so that CONCURRENCY sandboxes are under way
+    // until all have begun.
     let next = AtomicUsize::new(0);
     let workers = (0..concurrency).map(|_| {
         let (bench, next) = (&bench, &next);
@@ -216,7 +227,7 @@ async fn main() -> Result<()> {
                 }
                 times.push(bench.once(warm, number, &mut connection).await?);
                 if concurrency == 1 {
-                    // Alone, one sandbox at a time: the last one must not slow the next one down.
+                    // One sandbox at a time: deleting the last one must not slow down the next one.
                     bench.delete(warm, number).await?;
                     tokio::time::sleep(Duration::from_millis(60)).await;
                 }

@@ -1,9 +1,9 @@
-//! What the command line may say. Parsing only: each command's meaning is in `commands`.
+//! Arguments of the command line. Parsing only: what each command does is in `commands`.
 
 mod engine;
-mod hosting;
 mod image;
 mod mcp;
+mod node;
 mod objects;
 mod process;
 mod typos;
@@ -14,9 +14,9 @@ use std::path::PathBuf;
 
 pub(crate) use agent_sandbox_router::RouterArgs;
 pub(crate) use engine::*;
-pub(crate) use hosting::*;
 pub(crate) use image::*;
 pub(crate) use mcp::*;
+pub(crate) use node::*;
 pub(crate) use objects::*;
 pub(crate) use process::*;
 pub(crate) use typos::{nearest, parse};
@@ -44,7 +44,7 @@ pub(crate) struct Cli {
 /// Flags that every command takes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GlobalArgs {
-    // A string, as the router's own flag of that name: the parser wants one type for both.
+    // A string, like the router's own flag of that name: clap requires one type for both.
     /// Kubeconfig of the cluster to talk to
     #[arg(long, global = true, value_name = "FILE", help_heading = "Target")]
     pub(crate) kubeconfig: Option<String>,
@@ -72,7 +72,7 @@ pub(crate) enum Command {
     Down(DownArgs),
     /// Show the local engine and its sandboxes
     Status(StatusArgs),
-    /// Show what the local engine's sandboxes use, refreshed on a terminal
+    /// Show the resource usage of the local engine's sandboxes, refreshed on a terminal
     Top(TopArgs),
     /// Check what this machine offers for isolation, and how to fix what it lacks
     Doctor(DoctorArgs),
@@ -91,7 +91,7 @@ pub(crate) enum Command {
     Shell(ShellArgs),
     /// Copy files or folders into or out of a sandbox
     Cp(CpArgs),
-    /// Show what a sandbox printed
+    /// Print the logs of a sandbox
     Logs(LogsArgs),
     /// Stop a sandbox, keeping its files and its name
     Suspend(NamesArgs),
@@ -100,7 +100,7 @@ pub(crate) enum Command {
     /// Delete sandboxes or claims
     #[command(visible_alias = "rm")]
     Delete(DeleteArgs),
-    /// Apply manifests; short forms are written out first
+    /// Apply manifests; short forms are expanded first
     Apply(ApplyArgs),
     /// Manage warm pools
     Pool(PoolArgs),
@@ -123,9 +123,9 @@ pub(crate) enum Command {
     },
     /// Run the router (on a cluster)
     Router(Box<RouterArgs>),
-    /// Run this machine as a node of a control plane: registers and runs its Pods
+    /// Run this machine as a node of a cluster: register it and run its Pods
     Node(Box<NodeArgs>),
-    /// Make scoped tokens for the router
+    /// Create scoped tokens for the router
     Token(TokenArgs),
     /// Print the version
     Version(VersionArgs),
@@ -136,7 +136,7 @@ pub(crate) enum Command {
     Reference(ReferenceArgs),
 }
 
-/// How objects are printed.
+/// Output format of commands that print objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
     #[default]
@@ -149,7 +149,7 @@ pub(crate) enum OutputFormat {
 /// The output flag of commands that print objects.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct OutputArgs {
-    /// How to print
+    /// Output format
     #[arg(long, short, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: OutputFormat,
 }

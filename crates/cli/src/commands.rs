@@ -1,6 +1,7 @@
-//! What each command does. One module per group of commands; this one only hands over.
+//! The commands, one module per group; this one dispatches.
 
 mod apply;
+mod completion;
 mod copy;
 mod doctor;
 mod exec;
@@ -11,22 +12,22 @@ mod mcp;
 mod names;
 mod node;
 mod objects;
+mod pod_warnings;
 mod pools;
 mod portforward;
 mod progress;
 mod reference;
 mod run;
 mod services;
-mod small;
 mod streams;
 mod templates;
 mod top;
 mod up;
-mod why;
+mod version;
 
 use crate::{
     args::{Cli, Command},
-    target::Target,
+    cluster::ClusterClient,
 };
 use anyhow::Result;
 use std::process::ExitCode;
@@ -34,13 +35,13 @@ use std::process::ExitCode;
 pub(crate) use services::controller;
 
 impl Command {
-    /// Whether this command stays and serves until it is stopped.
-    pub(crate) fn runs_a_service(&self) -> bool {
+    /// Whether this command serves until it is stopped.
+    pub(crate) fn is_service(&self) -> bool {
         matches!(self, Self::Up(_) | Self::Router(_) | Self::Node(_))
     }
 }
 
-/// Runs the command; the exit code is the command's own where it runs something for the user.
+/// Runs the command. Where it runs a program for the user, the exit code is that program's.
 pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
     let global = cli.global;
     let done = ExitCode::SUCCESS;
@@ -51,21 +52,21 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Status(args) => up::status(&global, &args).await?,
         Command::Top(args) => top::top(&global, &args).await?,
         Command::Doctor(args) => return doctor::doctor(&global, &args).await,
-        Command::Create(args) => objects::create(&Target::find(&global).await?, args).await?,
-        Command::Claim(args) => objects::claim(&Target::find(&global).await?, args).await?,
-        Command::List(args) => objects::list(&Target::find(&global).await?, args).await?,
-        Command::Get(args) => objects::get(&Target::find(&global).await?, args).await?,
-        Command::Suspend(args) => objects::suspend(&Target::find(&global).await?, args).await?,
-        Command::Resume(args) => objects::resume(&Target::find(&global).await?, args).await?,
-        Command::Delete(args) => objects::delete(&Target::find(&global).await?, args).await?,
-        Command::Exec(args) => return exec::exec(&Target::find(&global).await?, args).await,
-        Command::Shell(args) => return exec::shell(&Target::find(&global).await?, args).await,
+        Command::Create(args) => objects::create(&ClusterClient::open(&global).await?, args).await?,
+        Command::Claim(args) => objects::claim(&ClusterClient::open(&global).await?, args).await?,
+        Command::List(args) => objects::list(&ClusterClient::open(&global).await?, args).await?,
+        Command::Get(args) => objects::get(&ClusterClient::open(&global).await?, args).await?,
+        Command::Suspend(args) => objects::suspend(&ClusterClient::open(&global).await?, args).await?,
+        Command::Resume(args) => objects::resume(&ClusterClient::open(&global).await?, args).await?,
+        Command::Delete(args) => objects::delete(&ClusterClient::open(&global).await?, args).await?,
+        Command::Exec(args) => return exec::exec(&ClusterClient::open(&global).await?, args).await,
+        Command::Shell(args) => return exec::shell(&ClusterClient::open(&global).await?, args).await,
         Command::Cp(args) => copy::copy(&global, args).await?,
-        Command::Logs(args) => logs::logs(&Target::find(&global).await?, args).await?,
+        Command::Logs(args) => logs::logs(&ClusterClient::open(&global).await?, args).await?,
         Command::Apply(args) => apply::apply(&global, args).await?,
-        Command::Pool(args) => pools::pool(&Target::find(&global).await?, args).await?,
-        Command::Template(args) => templates::template(&Target::find(&global).await?, args).await?,
-        Command::PortForward(args) => portforward::forward(&Target::find(&global).await?, args).await?,
+        Command::Pool(args) => pools::pool(&ClusterClient::open(&global).await?, args).await?,
+        Command::Template(args) => templates::template(&ClusterClient::open(&global).await?, args).await?,
+        Command::PortForward(args) => portforward::forward(&ClusterClient::open(&global).await?, args).await?,
         Command::Mcp(args) => mcp::mcp(&global, args).await?,
         Command::Image(args) => image::image(&global, args).await?,
         Command::Kubeconfig(args) => kubeconfig::kubeconfig(&global, &args)?,
@@ -73,8 +74,8 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Router(args) => return services::router(*args).await,
         Command::Node(args) => node::node(&global, *args).await?,
         Command::Token(args) => services::token(&args)?,
-        Command::Version(args) => small::version(&args)?,
-        Command::Completion(args) => small::completion(&args)?,
+        Command::Version(args) => version::version(&args)?,
+        Command::Completion(args) => completion::completion(&args)?,
         Command::Reference(args) => reference::reference(&args)?,
     }
     Ok(done)

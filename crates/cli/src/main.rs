@@ -1,32 +1,31 @@
 //! `agent-sandbox`: the one user-facing binary. It parses, calls and prints.
 
+mod allocator;
 mod args;
+mod cluster;
 mod commands;
-mod data;
-mod engine;
-mod host;
-mod memory;
 mod output;
-mod target;
 mod terminal;
 
 use std::process::ExitCode;
 
-/// An API that decodes and encodes objects all day allocates most of the time; with the system's allocator it is half as fast.
+/// The embedded API spends most of its time in allocations, for decoding and encoding objects: with the system's
+/// allocator it is half as fast.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // A Pod's supervisor and the helpers that enter sandboxes are this same program, started anew.
+    // Pod supervisors and the helpers that enter sandboxes are this same program, executed again.
     agent_sandbox_node::helper_main();
-    // The controller takes upstream's flags, in Go's spelling, and none of ours.
+    // The controller takes upstream's flags, in Go's spelling, and none of the flags below.
     let controller: Vec<String> = std::env::args().skip(1).collect();
     if controller.first().is_some_and(|word| word == "controller") {
         return commands::controller(controller);
     }
     let cli = args::parse(std::env::args_os());
     if let args::Command::Controller { arguments } = cli.command {
-        // Flags of ours came first. The one that both have means the same.
+        // Global flags came before the command. `--kubeconfig` means the same to the controller; it has none of the
+        // others.
         let program = ["controller".to_owned()].into_iter();
         let kubeconfig = cli.global.kubeconfig.map(|path| format!("--kubeconfig={path}"));
         return commands::controller(program.chain(kubeconfig).chain(arguments).collect());
@@ -37,44 +36,46 @@ fn main() -> ExitCode {
         Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime")),
     };
     let outcome = runtime.block_on(commands::dispatch(cli));
-    // A blocked read of standard input must not hold the process.
+    // Does not wait for a blocked read of standard input.
     runtime.shutdown_background();
     outcome.unwrap_or_else(|error| fail(&error))
 }
 
-/// Prints the chain of causes once, here and nowhere else.
+/// Prints an error and its chain of causes. No other place prints errors of commands.
 fn fail(error: &anyhow::Error) -> ExitCode {
-    let mut said = words_of(error.as_ref());
-    eprintln!("error: {said}");
+    let mut printed = message(error.as_ref());
+    eprintln!("error: {printed}");
     for cause in error.chain().skip(1) {
-        let cause = words_of(cause);
-        // Layers that repeat their source's words add nothing.
-        if !said.contains(&cause) && !cause.starts_with(&said) {
+        let cause = message(cause);
+        // Some errors repeat the message of their source.
+        if !printed.contains(&cause) && !cause.starts_with(&printed) {
             eprintln!("  caused by: {cause}");
         }
-        said = cause;
+        printed = cause;
     }
     ExitCode::FAILURE
 }
 
-/// What an error says. The API's own sentence is enough; the client would print the whole answer around it.
-fn words_of(error: &(dyn std::error::Error + 'static)) -> String {
+/// An error's message. For an error of the API it is the Status message; kube would print the whole Status with it.
+fn message(error: &(dyn std::error::Error + 'static)) -> String {
     match error.downcast_ref::<kube::Error>() {
         Some(kube::Error::Api(status)) if !status.message.is_empty() => status.message.clone(),
         _ => error.to_string(),
     }
 }
 
-/// Our own parts at `level`. The Kubernetes client reports failed connections itself, beside returning them: once is enough.
+/// Log filter: our own crates at `level`, others at `warn`. The Kubernetes client logs failed connections besides
+/// returning them; that log is off.
 fn default_filter(level: &str) -> String {
-    let own = ["", "_apiserver", "_client", "_controller", "_mcp", "_node", "_router"];
+    let own = ["", "_apiserver", "_client", "_controller", "_engine", "_mcp", "_node", "_router", "_streams"];
     let own: Vec<String> = own.iter().map(|part| format!("agent_sandbox{part}={level}")).collect();
     format!("warn,kube_client::client::builder=off,{}", own.join(","))
 }
 
-/// Logs go to stderr: warnings for commands, state changes for long-running processes, more on request.
+/// Logs to stderr: warnings for commands, state changes for long-running processes, more with `-v` or
+/// `AGENT_SANDBOX_LOG`.
 fn start_logging(verbose: u8, command: &args::Command) {
-    let level = match (verbose, command.runs_a_service()) {
+    let level = match (verbose, command.is_service()) {
         (0, false) => "warn",
         (0, true) => "info",
         (1, _) => "debug",
@@ -82,6 +83,6 @@ fn start_logging(verbose: u8, command: &args::Command) {
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("AGENT_SANDBOX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default_filter(level)));
-    let colours = terminal::wants_colour();
+    let colours = terminal::supports_colour();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
 }

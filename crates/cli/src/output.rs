@@ -1,4 +1,4 @@
-//! How objects are printed: tables for people, JSON, YAML and names for programs.
+//! Printing: tables for people; JSON, YAML and names for programs.
 
 use crate::args::OutputFormat;
 use anyhow::{Context as _, Result};
@@ -39,12 +39,12 @@ impl Table {
     }
 }
 
-/// Writes to standard output; a reader that went away (`| head`) is not an error.
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
 pub(crate) fn print(text: &str) -> Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// As [`print`], for what need not be text.
+/// Like [`print`], for bytes that may not be UTF-8.
 pub(crate) fn print_bytes(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -53,7 +53,8 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Prints a value for programs, or what `table` makes of it for people. `names` gives one line for `-o name`.
+/// Prints a value in the format: serialised as JSON or YAML, or the text that `table` or, for `-o name`, `names`
+/// returns.
 pub(crate) fn emit<T: Serialize>(
     format: OutputFormat,
     value: &T,

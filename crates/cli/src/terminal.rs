@@ -1,10 +1,10 @@
-//! The user's terminal: colours, size, raw mode that is always undone.
+//! The user's terminal: colours, size, and raw mode.
 
 use rustix::termios::{self, OptionalActions, Termios};
 use std::io::{IsTerminal, stderr, stdin};
 
-/// Colours only on a terminal, and only when nobody objects (`NO_COLOR`).
-pub(crate) fn wants_colour() -> bool {
+/// Whether stderr is a terminal and `NO_COLOR` is not set.
+pub(crate) fn supports_colour() -> bool {
     stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct RawMode {
 }
 
 impl RawMode {
-    /// Nothing is changed when standard input is not a terminal.
+    /// Returns `None`, and changes nothing, when standard input is not a terminal.
     pub(crate) fn enter() -> Option<Self> {
         if !stdin().is_terminal() {
             return None;

@@ -1,6 +1,6 @@
-//! What every command says about itself, word for word.
+//! Snapshots of the help text of every command.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test fails at the first error")]
 
 use std::process::Command;
 

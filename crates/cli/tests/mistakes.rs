@@ -1,11 +1,11 @@
-//! Wrong input, and what people are told about it. No engine runs: nothing may be touched before the input is understood.
+//! Wrong input and the resulting messages. No engine runs: nothing may be changed before the input is parsed.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test fails at the first error")]
 
 use std::process::Command;
 
-/// The exit code and everything printed, with paths of this run taken out.
-fn try_out(words: &[&str]) -> String {
+/// Exit code and all output, with the paths of this run replaced.
+fn output_of(words: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_agent-sandbox"))
         .arg("--data-dir")
@@ -28,7 +28,7 @@ macro_rules! mistakes {
         $(
             #[test]
             fn $name() {
-                let said: Vec<String> = [$(try_out(&$words)),+].into();
+                let said: Vec<String> = [$(output_of(&$words)),+].into();
                 insta::assert_snapshot!(said.join("\n\n"));
             }
         )*
@@ -85,7 +85,7 @@ mistakes! {
     completion: [["completion"], ["completion", "cmd"], ["completion", "bash", "zsh"]];
 }
 
-/// A global flag and a command's own flag of the same name must not meet as two types: the parser would end the program.
+/// A global flag and a command's own flag of the same name must have one type: clap panics otherwise.
 #[test]
 fn every_command_takes_every_global_flag() {
     let globals: [&[&str]; 5] = [

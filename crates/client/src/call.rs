@@ -1,4 +1,4 @@
-//! One request to a sandbox, as its caller describes it.
+//! Description of one request to a sandbox.
 
 use crate::{ClientError, TraceContext};
 use bytes::Bytes;
@@ -9,53 +9,53 @@ use hyper::body::Frame;
 use std::{io, pin::Pin, time::Duration};
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
-/// Content that is sent as it is produced.
+/// Request content that is sent while it is produced.
 pub type ByteStream = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
-/// Whether a request may be sent again when it is not known how far it came.
+/// Whether a request may be sent again if it is unknown whether it was processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeat {
-    /// Only while it is certain that nothing was sent.
+pub enum Retry {
+    /// Retry only if certainly nothing was sent.
     Never,
-    /// It does no harm.
-    Harmless,
+    /// The request is idempotent: retry it in any case.
+    Safe,
 }
 
-/// What a request carries.
+/// The body of a request.
 pub enum Payload {
     Empty,
     Bytes(Bytes),
-    /// Sent once: such a request is never repeated.
+    /// A stream and its length, if known. It can be sent once, so such a request is never retried.
     Stream(ByteStream, Option<u64>),
 }
 
 /// One request to a sandbox.
 pub struct Call {
     pub method: Method,
-    /// Path and query, from the slash on.
+    /// Path and query, starting with a slash.
     pub path: String,
     pub headers: HeaderMap,
     pub payload: Payload,
-    /// How long the answer may take to begin, all attempts together.
+    /// Timeout until the response begins, over all attempts.
     pub timeout: Option<Duration>,
-    pub repeat: Repeat,
-    /// Statuses from 400 on that are answers, not errors.
+    pub retry: Retry,
+    /// Status codes from 300 on that count as success.
     pub accept: &'static [u16],
-    /// Every status is an answer, for callers that look at it themselves.
+    /// Every status code counts as success, for callers that check it themselves.
     pub raw: bool,
-    /// In the words of an error: `run a command`.
+    /// The operation as named in errors, such as `run a command`.
     pub operation: String,
-    /// Instead of the handle's own.
+    /// Trace context that overrides that of the transport.
     pub trace: Option<TraceContext>,
-    /// Instead of the transport's own.
+    /// Port that overrides that of the transport.
     pub port: Option<u16>,
 }
 
 impl Call {
     pub fn new(method: Method, path: impl Into<String>, operation: impl Into<String>) -> Self {
-        let repeat = match method {
-            Method::GET | Method::HEAD | Method::PUT | Method::DELETE => Repeat::Harmless,
-            _ => Repeat::Never,
+        let retry = match method {
+            Method::GET | Method::HEAD | Method::PUT | Method::DELETE => Retry::Safe,
+            _ => Retry::Never,
         };
         Self {
             method,
@@ -63,7 +63,7 @@ impl Call {
             headers: HeaderMap::new(),
             payload: Payload::Empty,
             timeout: Some(Duration::from_secs(60)),
-            repeat,
+            retry,
             accept: &[],
             raw: false,
             operation: operation.into(),
@@ -73,7 +73,7 @@ impl Call {
     }
 
     pub fn json(mut self, value: &impl serde::Serialize) -> Self {
-        let bytes = serde_json::to_vec(value).expect("wire types hold nothing that JSON cannot say");
+        let bytes = serde_json::to_vec(value).expect("wire types always serialise to JSON");
         self.headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         self.payload = Payload::Bytes(bytes.into());
         self
@@ -81,7 +81,7 @@ impl Call {
 
     pub fn header(mut self, name: HeaderName, value: &str) -> Result<Self, ClientError> {
         let value = HeaderValue::from_str(value);
-        let value = value.map_err(|_| ClientError::Invalid(format!("{name}: not a header's value")))?;
+        let value = value.map_err(|_| ClientError::Invalid(format!("{name}: not a valid header value")))?;
         self.headers.insert(name, value);
         Ok(self)
     }

@@ -1,10 +1,10 @@
-//! Claims: what is asked for, how it is waited for, and how it is undone.
+//! Claims: building the object, creating it, waiting until it is ready, and deleting it again on failure.
 
 use crate::{
     ClientError, READY_TIMEOUT, SandboxClient,
+    cleanup::{DeleteOnDrop, run_to_completion},
     client::from_now,
-    error::{is_conflict, is_not_found, may_have_happened},
-    undo::{Undo, finish},
+    error::{is_conflict, is_not_found, may_have_been_applied},
     wait,
 };
 use agent_sandbox_api::{
@@ -18,7 +18,7 @@ use kube::{
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
-/// Where the sandbox comes from.
+/// The source of a claimed sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     Pool(String),
@@ -29,14 +29,14 @@ pub enum Source {
     TemplateOrPool(String),
 }
 
-/// Everything that a claim can ask for.
+/// All options of a claim.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
     pub source: Source,
     pub namespace: String,
-    /// None makes one up; the claim is then deleted when it does not become ready.
+    /// `None` generates a name. Such a claim is deleted if it does not become ready.
     pub name: Option<String>,
-    /// Take over a claim of this name that is there already and asks for the same pool.
+    /// Use an existing claim of this name if it refers to the same pool.
     pub adopt: bool,
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
@@ -44,12 +44,12 @@ pub struct ClaimRequest {
     pub pod_annotations: BTreeMap<String, String>,
     /// Any entry means a cold start.
     pub env: Vec<(String, String)>,
-    /// As the API wants them; any entry means a cold start.
+    /// In the format of the API; any entry means a cold start.
     pub volume_claim_templates: Vec<Value>,
-    /// Deleted that long after now.
+    /// Time after which the claim is deleted.
     pub expires_after: Option<Duration>,
     pub ready_timeout: Duration,
-    /// Value of the label that says which client asked.
+    /// Value of the label that names the client.
     pub created_by: &'static str,
 }
 
@@ -72,8 +72,8 @@ impl ClaimRequest {
         }
     }
 
-    /// The object to create, of the version that can say where it comes from.
-    fn object(&self, name: &str, source: &Found, trace: Option<String>) -> Value {
+    /// The object to create, in the API version that can express its source.
+    fn object(&self, name: &str, source: &ResolvedSource, trace: Option<String>) -> Value {
         let mut labels = self.labels.clone();
         labels.insert(keys::labels::CREATED_BY.to_owned(), self.created_by.to_owned());
         let mut annotations = self.annotations.clone();
@@ -83,8 +83,8 @@ impl ClaimRequest {
             annotations.entry(keys::annotations::TRACE_CONTEXT.to_owned()).or_insert(trace);
         }
         let (version, mut spec) = match source {
-            Found::Pool(pool) => (groups::EXTENSIONS_V1BETA1, json!({"warmPoolRef": {"name": pool}})),
-            Found::Template(template) => (ALPHA, json!({"sandboxTemplateRef": {"name": template}})),
+            ResolvedSource::Pool(pool) => (groups::EXTENSIONS_V1BETA1, json!({"warmPoolRef": {"name": pool}})),
+            ResolvedSource::Template(template) => (ALPHA, json!({"sandboxTemplateRef": {"name": template}})),
         };
         if let Some(time) = self.expires_after {
             spec["lifecycle"] = json!({"shutdownTime": from_now(time), "shutdownPolicy": "Delete"});
@@ -105,16 +105,17 @@ impl ClaimRequest {
     }
 }
 
-/// The older version, which alone can name a template without a pool.
+/// The older API version, the only one that can refer to a template without a pool.
 const ALPHA: &str = "extensions.agents.x-k8s.io/v1alpha1";
 
 #[derive(Debug, PartialEq, Eq)]
-enum Found {
+enum ResolvedSource {
     Pool(String),
     Template(String),
 }
 
-/// Creates a claim and waits until it is ready. A claim whose name was made up goes away again when that fails or is given up.
+/// Creates a claim and waits until it is ready. A claim with a generated name is deleted if that fails or the caller
+/// stops waiting.
 pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Result<SandboxClaim, ClientError> {
     let kube = &client.cluster().client;
     let source = resolve(kube, &request.namespace, &request.source).await?;
@@ -125,23 +126,23 @@ pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Re
     let requested_at = &object["metadata"]["annotations"][keys::annotations::CLIENT_FIRST_REQUESTED_AT];
     let requested_at = requested_at.as_str().unwrap_or_default().to_owned();
     let posting = post(kube.clone(), request.namespace.clone(), object);
-    let undo_by = (claims.clone(), name.clone());
-    let posted = finish(async move {
-        let (api, name) = undo_by;
+    let target = (claims.clone(), name.clone());
+    let posted = run_to_completion(async move {
+        let (api, name) = target;
         match posting.await {
             Ok(created) => {
-                let undo = generated.then(|| Undo::new(api, name, created.uid.clone()));
-                Ok((created, undo))
+                let cleanup = generated.then(|| DeleteOnDrop::new(api, name, created.uid.clone()));
+                Ok((created, cleanup))
             }
             Err(error) => {
-                if generated && may_have_happened(&error) {
-                    drop(Undo::unanswered(api, name, requested_at));
+                if generated && may_have_been_applied(&error) {
+                    drop(DeleteOnDrop::without_uid(api, name, requested_at));
                 }
                 Err(error)
             }
         }
     });
-    let (created, undo) = match posted.await {
+    let (created, cleanup) = match posted.await {
         Ok(done) => done,
         Err(error) if is_conflict(&error) && request.adopt => (adopt(&claims, &name, &source).await?, None),
         Err(error) if is_conflict(&error) => {
@@ -153,21 +154,21 @@ pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Re
         }
     };
     let ready = wait::claim_ready_from(kube, &request.namespace, &name, &created, request.ready_timeout).await?;
-    if let Some(undo) = undo {
-        undo.keep();
+    if let Some(cleanup) = cleanup {
+        cleanup.disarm();
     }
     Ok(ready)
 }
 
-/// What the API said about a claim that now exists.
+/// A claim that was created or adopted.
 pub(crate) struct Created {
     pub(crate) uid: String,
     pub(crate) resource_version: String,
-    /// Only an adopted claim may be ready already.
+    /// Set for adopted claims, which may be ready already.
     pub(crate) object: Option<SandboxClaim>,
 }
 
-/// Creates an object as it is given, of the version that it names.
+/// Creates an object in the API version that it contains.
 pub async fn create_object(
     client: &Client,
     namespace: &str,
@@ -211,16 +212,16 @@ async fn post(client: Client, namespace: String, object: Value) -> Result<Create
     Ok(Created { uid: stored.uid().unwrap_or_default(), resource_version, object: None })
 }
 
-/// Takes over a claim, if it asks for the same pool and is not on its way out.
-async fn adopt(claims: &Api<SandboxClaim>, name: &str, source: &Found) -> Result<Created, ClientError> {
+/// Adopts an existing claim if it refers to the same pool and is not being deleted.
+async fn adopt(claims: &Api<SandboxClaim>, name: &str, source: &ResolvedSource) -> Result<Created, ClientError> {
     let found = claims.get(name).await.map_err(ClientError::api(format!("adopt claim `{name}`")))?;
     if found.is_deleting() {
         return Err(ClientError::Invalid(format!("claim `{name}` is being deleted; wait until it is gone")));
     }
     let pool = &found.spec.warm_pool_ref.name;
     let wanted = match source {
-        Found::Pool(pool) => pool.clone(),
-        Found::Template(template) => format!("shadow-pool-{template}"),
+        ResolvedSource::Pool(pool) => pool.clone(),
+        ResolvedSource::Template(template) => format!("shadow-pool-{template}"),
     };
     if *pool != wanted {
         return Err(ClientError::Invalid(format!("claim `{name}` is on warm pool `{pool}`, not `{wanted}`")));
@@ -229,10 +230,10 @@ async fn adopt(claims: &Api<SandboxClaim>, name: &str, source: &Found) -> Result
     Ok(Created { uid, resource_version, object: Some(found) })
 }
 
-async fn resolve(client: &Client, namespace: &str, source: &Source) -> Result<Found, ClientError> {
+async fn resolve(client: &Client, namespace: &str, source: &Source) -> Result<ResolvedSource, ClientError> {
     let name = match source {
-        Source::Pool(pool) => return Ok(Found::Pool(pool.clone())),
-        Source::Template(template) => return Ok(Found::Template(template.clone())),
+        Source::Pool(pool) => return Ok(ResolvedSource::Pool(pool.clone())),
+        Source::Template(template) => return Ok(ResolvedSource::Template(template.clone())),
         Source::Named(name) | Source::TemplateOrPool(name) => name,
     };
     let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), namespace);
@@ -242,15 +243,16 @@ async fn resolve(client: &Client, namespace: &str, source: &Source) -> Result<Fo
     for look_for_pool in [pool_first, !pool_first] {
         let there = if look_for_pool { exists(&pools, name).await } else { exists(&templates, name).await };
         match there.map_err(ClientError::api(operation.clone()))? {
-            true if look_for_pool => return Ok(Found::Pool(name.clone())),
-            true => return Ok(Found::Template(name.clone())),
+            true if look_for_pool => return Ok(ResolvedSource::Pool(name.clone())),
+            true => return Ok(ResolvedSource::Template(name.clone())),
             false => {}
         }
     }
     Err(ClientError::NoSource { namespace: namespace.to_owned(), name: name.clone() })
 }
 
-/// Whether an object is there. Who may not look is told yes: the claim itself will say.
+/// True if an object exists. Without permission to read it, true is assumed; the claim's own status reports the error
+/// later.
 async fn exists<K>(api: &Api<K>, name: &str) -> Result<bool, kube::Error>
 where
     K: Clone + Debug + serde::de::DeserializeOwned,
@@ -271,20 +273,20 @@ mod tests {
     fn d_191_an_expiry_is_whole_seconds_with_a_policy() {
         let mut request = ClaimRequest::new(Source::Pool("p".into()), "default");
         request.expires_after = Some(Duration::from_secs(60));
-        let object = request.object("c", &Found::Pool("p".into()), None);
+        let object = request.object("c", &ResolvedSource::Pool("p".into()), None);
         let time = object["spec"]["lifecycle"]["shutdownTime"].as_str().unwrap();
         assert!(time.ends_with('Z') && !time.contains('.'), "{time}");
         assert_eq!(object["spec"]["lifecycle"]["shutdownPolicy"], "Delete");
     }
 
     #[test]
-    fn only_what_was_asked_for_is_in_the_claim() {
+    fn the_claim_contains_only_requested_fields() {
         let mut request = ClaimRequest::new(Source::Pool("p".into()), "default");
-        let plain = request.object("c", &Found::Pool("p".into()), None);
+        let plain = request.object("c", &ResolvedSource::Pool("p".into()), None);
         assert_eq!(plain["spec"], json!({"warmPoolRef": {"name": "p"}}));
         request.pod_labels.insert("a".into(), "b".into());
         request.env.push(("K".into(), "V".into()));
-        let full = request.object("c", &Found::Template("t".into()), Some("{}".into()));
+        let full = request.object("c", &ResolvedSource::Template("t".into()), Some("{}".into()));
         assert_eq!(full["apiVersion"], ALPHA);
         assert_eq!(full["spec"]["additionalPodMetadata"], json!({"labels": {"a": "b"}}));
         assert_eq!(full["spec"]["env"], json!([{"name": "K", "value": "V"}]));

@@ -1,12 +1,12 @@
-//! The client: from a cluster and a way to connect to sandboxes that are ready to use.
+//! The client: creates, finds and deletes sandboxes in a cluster.
 
 use crate::{
     ClaimRequest, ClientError, Cluster, ClusterOptions, Connection, ContainerOptions, DirectOptions, SandboxHandle,
     TraceContext, Transport, TransportOptions, claims,
+    cleanup::{DeleteOnDrop, run_to_completion},
     error::is_conflict,
     lookup, manifest,
-    transport::Links,
-    undo::{Undo, finish},
+    transport::ConnectionPools,
     wait,
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-/// How long a new sandbox may take to become ready unless told otherwise.
+/// Default timeout until a new sandbox is ready.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Creates, finds and deletes sandboxes.
@@ -33,39 +33,39 @@ pub struct SandboxClient {
     port: u16,
     trace: Option<TraceContext>,
     send_pod_ip: bool,
-    /// Connections to the router, by the namespace of the sandboxes that share them.
-    links: Arc<Mutex<HashMap<String, Links>>>,
+    /// Connection pools to the router, by namespace. Sandboxes of one namespace share them.
+    pools: Arc<Mutex<HashMap<String, ConnectionPools>>>,
 }
 
 impl SandboxClient {
-    /// The cluster of the environment, reached through a tunnel.
+    /// A client for the cluster that the environment selects, with connections through a port-forward tunnel.
     pub async fn from_environment() -> Result<Self, ClientError> {
         Ok(Self::new(Cluster::find(&ClusterOptions::default()).await?, Connection::default()))
     }
 
-    /// The engine on this machine; it is started when it does not run.
+    /// A client for the local engine, which is started if it does not run.
     pub async fn local() -> Result<Self, ClientError> {
         let options = ClusterOptions { local: true, start_local: true, ..ClusterOptions::default() };
         Ok(Self::new(Cluster::find(&options).await?, Connection::default()))
     }
 
     pub fn new(cluster: Cluster, connection: Connection) -> Self {
-        Self { cluster, connection, port: DEFAULT_PORT, trace: None, send_pod_ip: false, links: Arc::default() }
+        Self { cluster, connection, port: DEFAULT_PORT, trace: None, send_pod_ip: false, pools: Arc::default() }
     }
 
-    /// The port on which the daemons listen, instead of 8888.
+    /// Sets the port of the daemons, instead of 8888.
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
     }
 
-    /// Ties every call to a trace.
+    /// Adds a trace context to every request.
     pub fn with_trace(mut self, trace: Option<TraceContext>) -> Self {
         self.trace = trace;
         self
     }
 
-    /// Tells routers the sandbox's address, as other clients do. Ours needs no hint.
+    /// Sends the sandbox's Pod IP to the router, as other clients do. Our router does not need it.
     pub fn with_pod_ip_hint(mut self) -> Self {
         self.send_pod_ip = true;
         self
@@ -75,18 +75,19 @@ impl SandboxClient {
         &self.cluster
     }
 
-    /// Claims a sandbox from a pool or a template and waits until it is ready. When that fails, or the caller stops waiting, nothing is
-    /// left behind.
+    /// Claims a sandbox from a pool or a template and waits until it is ready. If that fails or the future is dropped,
+    /// a claim with a generated name is deleted again.
     pub async fn claim(&self, request: &ClaimRequest) -> Result<SandboxHandle, ClientError> {
         let claim = claims::create(self, request).await?;
         let sandbox = claim.bound_sandbox().unwrap_or_default().to_owned();
         let handle = self.handle(claim.namespace(), &sandbox, Some(claim.name_any()))?;
         let bound = claim.status.as_ref().and_then(|status| status.sandbox.as_ref());
-        handle.transport().seen_at(bound.and_then(|bound| bound.pod_ips.as_deref()).unwrap_or_default());
+        handle.transport().set_pod_ips(bound.and_then(|bound| bound.pod_ips.as_deref()).unwrap_or_default());
         Ok(handle)
     }
 
-    /// Makes a sandbox from an image and waits until it is ready. Where the node supports it, our daemon is put into the image.
+    /// Creates a sandbox from an image and waits until it is ready. Nodes that support it add our daemon to the
+    /// container.
     pub async fn create(
         &self,
         namespace: &str,
@@ -98,12 +99,12 @@ impl SandboxClient {
         let api: Api<Sandbox> = Api::namespaced(self.cluster.client.clone(), namespace);
         let mut wanted = manifest::sandbox(name, container, expires_after.map(from_now));
         wanted.spec.pod_template = manifest::with_daemon(wanted.spec.pod_template);
-        let (creating, undo_by) = (api.clone(), (api, name.to_owned()));
-        let created = finish(async move {
+        let (creating, target) = (api.clone(), (api, name.to_owned()));
+        let created = run_to_completion(async move {
             let created = creating.create(&PostParams::default(), &wanted).await?;
-            Ok(Undo::new(undo_by.0, undo_by.1, created.uid().to_owned()))
+            Ok(DeleteOnDrop::new(target.0, target.1, created.uid().to_owned()))
         });
-        let undo = created.await.map_err(|error| {
+        let cleanup = created.await.map_err(|error| {
             let (namespace, name) = (namespace.to_owned(), name.to_owned());
             if is_conflict(&error) {
                 return ClientError::AlreadyExists { namespace, name };
@@ -111,18 +112,18 @@ impl SandboxClient {
             ClientError::api(format!("create sandbox `{name}` in namespace `{namespace}`"))(error)
         })?;
         wait::sandbox_ready(&self.cluster.client, namespace, name, limit).await?;
-        undo.keep();
+        cleanup.disarm();
         self.handle(namespace, name, None)
     }
 
-    /// A sandbox by its own name or its claim's. It must exist; it may be suspended.
+    /// Finds a sandbox by its own name or by that of its claim. It may be suspended.
     pub async fn find(&self, namespace: &str, name: &str) -> Result<SandboxHandle, ClientError> {
         let found = lookup::find(&self.cluster.client, namespace, name).await?;
         let claim = found.claim.map(|claim| claim.name_any());
         self.handle(namespace, &found.sandbox.name_any(), claim)
     }
 
-    /// A handle for a sandbox that is known to exist; nothing is asked.
+    /// A handle for a sandbox that is known to exist. Sends no request.
     pub fn handle(&self, namespace: &str, name: &str, claim: Option<String>) -> Result<SandboxHandle, ClientError> {
         let client = self.cluster.client.clone();
         let options = TransportOptions {
@@ -134,10 +135,10 @@ impl SandboxClient {
             trace: self.trace.clone(),
             send_pod_ip: self.send_pod_ip,
         };
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let transport = Transport::linked(options, links.get(namespace).cloned())?;
-        if let Some(shared) = transport.links() {
-            links.entry(namespace.to_owned()).or_insert(shared);
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let transport = Transport::with_pools(options, pools.get(namespace).cloned())?;
+        if let Some(shared) = transport.pools() {
+            pools.entry(namespace.to_owned()).or_insert(shared);
         }
         Ok(SandboxHandle::new(Some(client), namespace.to_owned(), name.to_owned(), claim, transport))
     }
@@ -151,7 +152,7 @@ impl SandboxClient {
         Ok(list.items.iter().map(ResourceExt::name_any).collect())
     }
 
-    /// Deletes a claim, by uid when one is given. One that is gone already is fine.
+    /// Deletes a claim, with the uid as precondition if given. A missing claim is not an error.
     pub async fn delete_claim(&self, namespace: &str, name: &str, uid: Option<String>) -> Result<(), ClientError> {
         let api: Api<SandboxClaim> = Api::namespaced(self.cluster.client.clone(), namespace);
         let preconditions = uid.map(|uid| kube::api::Preconditions { uid: Some(uid), resource_version: None });
@@ -168,7 +169,7 @@ impl SandboxClient {
     }
 }
 
-/// Commands and files of a sandbox behind a router at a known address, without any cluster's API.
+/// A handle for a sandbox behind a router at a known address, without access to the Kubernetes API.
 pub fn direct(options: DirectOptions, namespace: &str, name: &str, port: u16) -> Result<SandboxHandle, ClientError> {
     let transport = Transport::new(TransportOptions {
         name: name.to_owned(),
@@ -182,7 +183,7 @@ pub fn direct(options: DirectOptions, namespace: &str, name: &str, port: u16) ->
     Ok(SandboxHandle::new(None, namespace.to_owned(), name.to_owned(), None, transport))
 }
 
-/// That long from now, in whole seconds.
+/// The current time plus `time`, in whole seconds.
 pub(crate) fn from_now(time: Duration) -> Time {
     let now = jiff::Timestamp::now();
     let then = now.checked_add(jiff::SignedDuration::try_from(time).unwrap_or(jiff::SignedDuration::MAX));

@@ -1,29 +1,29 @@
-//! Which cluster to talk to: the one that the caller or the environment names, or the engine on this machine.
+//! Selection of the cluster: the one that the caller or the environment specifies, or the local engine.
 
 use crate::{ClientError, LocalEngine};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::path::{Path, PathBuf};
 
-/// How a cluster is chosen. The default looks at the environment.
+/// How a cluster is selected. The default uses the environment.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
     /// A kubeconfig file.
     pub kubeconfig: Option<PathBuf>,
-    /// A kubeconfig's text, instead of a file.
+    /// Contents of a kubeconfig, instead of a file.
     pub kubeconfig_text: Option<String>,
     /// A context of the kubeconfig instead of its current one.
     pub context: Option<String>,
-    /// Data folder of the local engine, instead of this user's usual one. Naming one means that engine and no other.
+    /// Data folder of the local engine, instead of the user's default. If set, only that engine is used.
     pub data_dir: Option<PathBuf>,
-    /// Use the local engine whatever the environment names.
+    /// Use the local engine, regardless of the environment.
     pub local: bool,
-    /// Start the local engine when it is wanted and does not run.
+    /// Start the local engine if it is selected and does not run.
     pub start_local: bool,
-    /// Take `~/.kube/config` before a local engine, as kubectl users expect.
+    /// Prefer `~/.kube/config` to a local engine, as kubectl users expect.
     pub home_first: bool,
 }
 
-/// A cluster that was found.
+/// A selected cluster.
 #[derive(Clone)]
 pub struct Cluster {
     pub client: kube::Client,
@@ -34,13 +34,13 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster that the caller has a client for already.
+    /// A cluster for which the caller already has a client.
     pub fn of(client: kube::Client) -> Self {
         let namespace = client.default_namespace().to_owned();
         Self { client, namespace, local: None }
     }
 
-    /// Chooses a cluster and makes a client for it; sends nothing yet.
+    /// Selects a cluster and creates a client for it. Sends no request yet.
     pub async fn find(options: &ClusterOptions) -> Result<Self, ClientError> {
         if let Some(text) = &options.kubeconfig_text {
             let parsed = Kubeconfig::from_yaml(text).map_err(|error| configuration(&error))?;

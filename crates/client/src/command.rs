@@ -1,13 +1,13 @@
-//! What to run, and what came of it.
+//! Commands, their output and their events.
 
 use agent_sandbox_protocol::native::{ExecRequest, Limits, TerminalSize};
 use bytes::Bytes;
 use std::time::Duration;
 
-/// Output of each stream that [`crate::SandboxHandle::run`] keeps unless told otherwise.
+/// Default limit of [`crate::SandboxHandle::run`] for the output of each stream.
 const OUTPUT_LIMIT: usize = 64 << 20;
 
-/// A command and everything that goes with it.
+/// A command and its options.
 #[derive(Clone, Debug)]
 pub struct Command {
     pub(crate) request: ExecRequest,
@@ -18,7 +18,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// Text for the sandbox's shell.
+    /// A command line for the sandbox's shell.
     pub fn shell(text: impl Into<String>) -> Self {
         Self::of(ExecRequest { command: Some(text.into()), ..ExecRequest::default() })
     }
@@ -37,31 +37,31 @@ impl Command {
         self
     }
 
-    /// Relative to the sandbox's base directory.
+    /// Working directory, relative to the sandbox's base directory.
     pub fn cwd(mut self, folder: impl Into<String>) -> Self {
         self.request.cwd = Some(folder.into());
         self
     }
 
-    /// Name or number, optionally `user:group`.
+    /// User name or uid, optionally `user:group`.
     pub fn user(mut self, user: impl Into<String>) -> Self {
         self.request.user = Some(user.into());
         self
     }
 
-    /// The sandbox ends the command after this long; its exit code is then 124.
+    /// Timeout after which the sandbox kills the command; its exit code is then 124.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.request.timeout_seconds = Some(limit.as_secs_f64());
         self
     }
 
-    /// Text for standard input, which then ends.
+    /// Complete content of standard input.
     pub fn stdin(mut self, text: impl Into<String>) -> Self {
         self.request.stdin = Some(text.into());
         self
     }
 
-    /// Run in a terminal. Both streams arrive as one.
+    /// Runs the command in a terminal, where both output streams are one.
     pub fn terminal(mut self, columns: u16, rows: u16) -> Self {
         self.request.terminal = Some(TerminalSize { columns, rows });
         self
@@ -72,19 +72,20 @@ impl Command {
         self
     }
 
-    /// More output than this of one stream is an error of `run`; streams have no limit.
+    /// Limit for the output of each stream; more is an error of `run`. It does not apply to `stream`.
     pub fn output_limit(mut self, bytes: usize) -> Self {
         self.output_limit = bytes;
         self
     }
 
-    /// Repetitions with the same key get the first one's result. Makes `run` repeat by itself after a broken connection.
+    /// Requests with the same key get the result of the first one. With a key, `run` retries after a broken connection.
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// The boot (of [`crate::SandboxHandle::info`]) that the key was first used in, when that may have been in another program.
+    /// The boot id (of [`crate::SandboxHandle::info`]) with which the key was first used, if another program may have
+    /// used it before.
     pub fn boot_id(mut self, boot_id: impl Into<String>) -> Self {
         self.boot_id = Some(boot_id.into());
         self
@@ -100,10 +101,10 @@ impl Command {
     }
 }
 
-/// A finished command.
+/// The result of a finished command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
-    /// 128 + N when signal N ended it, 124 when its time was over.
+    /// 128 + N if signal N terminated the command, 124 after a timeout.
     pub exit_code: i32,
     pub signal: Option<i32>,
     pub stdout: Bytes,
@@ -112,18 +113,18 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output as text; what is not UTF-8 is replaced.
+    /// Standard output as text; invalid UTF-8 is replaced.
     pub fn stdout_text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Standard error as text; what is not UTF-8 is replaced.
+    /// Standard error as text; invalid UTF-8 is replaced.
     pub fn stderr_text(&self) -> String {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }
 }
 
-/// One thing that happened to a running command.
+/// One event of a running command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandEvent {
     Started {
@@ -138,7 +139,7 @@ pub enum CommandEvent {
         offset: u64,
         data: Bytes,
     },
-    /// Output that was overwritten before it was read.
+    /// Output that was overwritten in the daemon's buffer before it was read.
     Skipped {
         offset: u64,
         bytes: u64,

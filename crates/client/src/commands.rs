@@ -1,8 +1,8 @@
-//! Running commands through the daemon's native API: to the end, as a stream, or in the background.
+//! Running commands through the daemon's native API: to completion, as a stream, or in the background.
 
 use crate::{
-    Call, ClientError, Command, CommandEvent, Output, Process, Repeat, SandboxHandle,
-    events::{Broken, Lines, decode, event},
+    Call, ClientError, Command, CommandEvent, Output, Process, Retry, SandboxHandle,
+    events::{JsonLines, LinesError, command_event, decode},
 };
 use agent_sandbox_protocol::native::{
     BOOT_ID_HEADER, ErrorCode, Event, ExecRequest, ExecResult, IDEMPOTENCY_KEY_HEADER, Info, PREFIX, ProcessInfo,
@@ -13,36 +13,37 @@ use futures::Stream;
 use http::{HeaderName, HeaderValue, Method, header};
 use std::time::Duration;
 
-/// Commands that may run longer are streamed, because routers limit how long an answer takes to begin.
-const SHORT: Duration = Duration::from_secs(100);
-/// Time for an answer to arrive after the command's own time is over.
+/// Maximum timeout of commands that run as one request. Longer ones are streamed, because routers limit the time until
+/// a response begins.
+const MAX_UNARY_TIMEOUT: Duration = Duration::from_secs(100);
+/// Additional time for the response to arrive after the command's timeout.
 const MARGIN: Duration = Duration::from_secs(10);
-/// How long one attempt of a keyed command waits before it asks again with the same key.
-const ATTEMPT: Duration = Duration::from_secs(60);
-/// How often a keyed command is asked for again after a broken connection, and the pause between.
-const REPETITIONS: u32 = 30;
-const PAUSE: Duration = Duration::from_millis(500);
-const RUN: &str = "run a command";
+/// Timeout for one attempt of a command with a key, after which it is sent again with the same key.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of retries of a command with a key after broken connections, and the delay between them.
+const MAX_RETRIES: u32 = 30;
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+const RUN_COMMAND: &str = "run a command";
 
 const KEY: HeaderName = HeaderName::from_static(IDEMPOTENCY_KEY_HEADER);
 const BOOT: HeaderName = HeaderName::from_static(BOOT_ID_HEADER);
 
 impl SandboxHandle {
-    /// Runs a command to its end.
+    /// Runs a command to completion.
     ///
-    /// Without an idempotency key a connection that breaks in between is an error (`OutcomeUnknown`), and the sandbox ends the command;
-    /// with a key the answer is fetched over a new connection and the command runs once.
+    /// Without an idempotency key, a connection that breaks meanwhile is an error (`OutcomeUnknown`), and the sandbox
+    /// kills the command. With a key, the result is fetched over a new connection, and the command runs once.
     pub async fn run(&self, command: &Command) -> Result<Output, ClientError> {
         match (&command.key, command.time_limit()) {
-            (Some(key), _) => self.run_once(command, key).await,
-            (None, Some(limit)) if limit <= SHORT && command.request.terminal.is_none() => {
+            (Some(key), _) => self.run_with_key(command, key).await,
+            (None, Some(limit)) if limit <= MAX_UNARY_TIMEOUT && command.request.terminal.is_none() => {
                 self.run_short(command, limit).await
             }
             (None, _) => self.run_streamed(command).await,
         }
     }
 
-    /// Runs a command and hands out what happens as it happens. Dropping the stream ends the command.
+    /// Runs a command and streams its events. Dropping the stream kills the command.
     pub async fn stream(
         &self,
         command: &Command,
@@ -53,36 +54,37 @@ impl SandboxHandle {
         }))
     }
 
-    /// Starts a command that lives on without us.
+    /// Starts a command in the background, independent of the connection.
     pub async fn start(&self, command: &Command) -> Result<Process, ClientError> {
-        // The start itself is repeated after a broken connection, so it always has a key.
+        // The start request is retried after a broken connection, so it always has a key.
         let key = command.key.clone().unwrap_or_else(new_key);
-        let answer = self.keyed(command, &command.request, &key, "processes", "start a process").await?;
-        let info: ProcessInfo = self.decode(answer, "start a process")?;
+        let response = self.send_with_key(command, &command.request, &key, "processes", "start a process").await?;
+        let info: ProcessInfo = self.decode(response, "start a process")?;
         Ok(Process::new(self.clone(), info.id, info.pid))
     }
 
-    /// A process that was started before, by this program or another.
+    /// A process that this or another program started before.
     pub async fn process(&self, id: i32) -> Result<Process, ClientError> {
         let call = Call::new(Method::GET, format!("{PREFIX}/processes/{id}"), "look at a process");
-        let info: ProcessInfo = self.ask(call).await?;
+        let info: ProcessInfo = self.fetch_json(call).await?;
         Ok(Process::new(self.clone(), info.id, info.pid))
     }
 
-    /// Every process that the sandbox remembers.
+    /// All processes that the daemon has records of.
     pub async fn processes(&self) -> Result<Vec<ProcessInfo>, ClientError> {
         let list: ProcessList =
-            self.ask(Call::new(Method::GET, format!("{PREFIX}/processes"), "list processes")).await?;
+            self.fetch_json(Call::new(Method::GET, format!("{PREFIX}/processes"), "list processes")).await?;
         Ok(list.processes)
     }
 
-    /// What the daemon says about itself.
+    /// Information about the daemon.
     pub async fn info(&self) -> Result<Info, ClientError> {
-        self.ask(Call::new(Method::GET, PREFIX, "ask the sandbox about itself")).await
+        self.fetch_json(Call::new(Method::GET, PREFIX, "get information about the sandbox")).await
     }
 
     async fn run_short(&self, command: &Command, limit: Duration) -> Result<Output, ClientError> {
-        let mut call = Call::new(Method::POST, format!("{PREFIX}/exec"), RUN).json(&as_base64(command));
+        let mut call =
+            Call::new(Method::POST, format!("{PREFIX}/exec"), RUN_COMMAND).json(&with_base64_output(command));
         call.timeout = Some(limit + MARGIN);
         call.trace = command.trace.clone();
         let bytes = self.fetch(call).await?;
@@ -103,19 +105,20 @@ impl SandboxHandle {
                 CommandEvent::Started { .. } | CommandEvent::Skipped { .. } => {}
             }
             if stdout.len().max(stderr.len()) > command.output_limit {
-                return Err(too_much(command));
+                return Err(output_too_large(command));
             }
         }
-        Err(self.unknown("the stream ended before the command did".to_owned()))
+        Err(self.outcome_unknown("the stream ended before the command did".to_owned()))
     }
 
-    async fn run_once(&self, command: &Command, key: &str) -> Result<Output, ClientError> {
-        let bytes = self.keyed(command, &as_base64(command), key, "exec", RUN).await?;
+    async fn run_with_key(&self, command: &Command, key: &str) -> Result<Output, ClientError> {
+        let bytes = self.send_with_key(command, &with_base64_output(command), key, "exec", RUN_COMMAND).await?;
         self.to_output(&bytes, command)
     }
 
-    /// Sends a keyed request until it is answered. A boot that is over is asked anew only for a key that was never sent.
-    async fn keyed(
+    /// Sends a request with a key until there is a response. If the daemon has restarted, the request is sent to the
+    /// new boot only if the key was never sent before.
+    async fn send_with_key(
         &self,
         command: &Command,
         request: &ExecRequest,
@@ -128,14 +131,14 @@ impl SandboxHandle {
             Some(boot) => boot.clone(),
             None => self.boot_id().await?,
         };
-        let (mut sent_before, mut left) = (false, REPETITIONS);
+        let (mut sent_before, mut left) = (false, MAX_RETRIES);
         loop {
             let mut call = Call::new(Method::POST, format!("{PREFIX}/{endpoint}"), operation)
                 .json(request)
                 .header(KEY, key)?
                 .header(BOOT, &boot)?;
-            call.timeout = Some(ATTEMPT);
-            call.repeat = Repeat::Never;
+            call.timeout = Some(ATTEMPT_TIMEOUT);
+            call.retry = Retry::Never;
             call.trace = command.trace.clone();
             let error = match self.fetch(call).await {
                 Ok(bytes) => return Ok(bytes),
@@ -145,7 +148,7 @@ impl SandboxHandle {
                 ClientError::Refused { code: Some(ErrorCode::OutcomeUnknown), message, .. } => {
                     self.forget_boot();
                     if sent_before || !fresh {
-                        return Err(self.unknown(message.clone()));
+                        return Err(self.outcome_unknown(message.clone()));
                     }
                     boot = self.boot_id().await?;
                     sent_before = true;
@@ -159,26 +162,26 @@ impl SandboxHandle {
                 _ => return Err(error),
             }
             sent_before = true;
-            // Asking again for a command that merely takes long costs none of the attempts.
+            // Retrying because the command takes long does not count as a retry after a broken connection.
             if !matches!(&error, ClientError::CallTimeout { .. } | ClientError::Refused { status: 504, .. }) {
                 left -= 1;
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
         }
     }
 
     async fn open(&self, command: &Command) -> Result<Events, ClientError> {
-        let mut call = Call::new(Method::POST, format!("{PREFIX}/exec"), RUN).json(&command.request);
+        let mut call = Call::new(Method::POST, format!("{PREFIX}/exec"), RUN_COMMAND).json(&command.request);
         call.headers.insert(header::ACCEPT, HeaderValue::from_static("application/x-ndjson"));
         call.trace = command.trace.clone();
-        let answer = self.send(call).await?;
+        let response = self.send(call).await?;
         let limit = command.time_limit().map(|limit| limit + MARGIN);
         let deadline = limit.map(|limit| tokio::time::Instant::now() + limit);
-        Ok(Events { sandbox: self.clone(), lines: Lines::new(answer), deadline, limit })
+        Ok(Events { sandbox: self.clone(), lines: JsonLines::new(response), deadline, limit })
     }
 
     fn to_output(&self, bytes: &[u8], command: &Command) -> Result<Output, ClientError> {
-        let result: ExecResult = self.decode(bytes.to_vec().into(), RUN)?;
+        let result: ExecResult = self.decode(bytes.to_vec().into(), RUN_COMMAND)?;
         let output = Output {
             exit_code: result.exit_code,
             signal: result.signal,
@@ -188,20 +191,20 @@ impl SandboxHandle {
         };
         let cut = result.stdout_bytes > output.stdout.len() as u64 || result.stderr_bytes > output.stderr.len() as u64;
         if cut || output.stdout.len().max(output.stderr.len()) > command.output_limit {
-            return Err(too_much(command));
+            return Err(output_too_large(command));
         }
         Ok(output)
     }
 
-    fn unknown(&self, message: String) -> ClientError {
-        ClientError::OutcomeUnknown { name: self.name().to_owned(), operation: RUN.to_owned(), message }
+    fn outcome_unknown(&self, message: String) -> ClientError {
+        ClientError::OutcomeUnknown { name: self.name().to_owned(), operation: RUN_COMMAND.to_owned(), message }
     }
 }
 
-/// The events of one command that ends with us.
+/// The event stream of a command that is killed when the stream is dropped.
 struct Events {
     sandbox: SandboxHandle,
-    lines: Lines,
+    lines: JsonLines,
     deadline: Option<tokio::time::Instant>,
     limit: Option<Duration>,
 }
@@ -212,24 +215,26 @@ impl Events {
         let read = match (self.deadline, self.limit) {
             (Some(deadline), Some(after)) => {
                 let name = self.sandbox.name().to_owned();
-                let late = |_| ClientError::CallTimeout { name, operation: RUN.to_owned(), after };
+                let late = |_| ClientError::CallTimeout { name, operation: RUN_COMMAND.to_owned(), after };
                 tokio::time::timeout_at(deadline, next).await.map_err(late)?
             }
             _ => next.await,
         };
         match read {
-            Ok(Some(wire)) => event(wire, self.sandbox.name(), RUN).map(Some),
+            Ok(Some(wire)) => command_event(wire, self.sandbox.name(), RUN_COMMAND).map(Some),
             Ok(None) => Ok(None),
-            Err(Broken::Connection(message) | Broken::Content(message)) => Err(self.sandbox.unknown(message)),
+            Err(LinesError::Connection(message) | LinesError::Content(message)) => {
+                Err(self.sandbox.outcome_unknown(message))
+            }
         }
     }
 }
 
-fn as_base64(command: &Command) -> ExecRequest {
+fn with_base64_output(command: &Command) -> ExecRequest {
     ExecRequest { base64: true, ..command.request.clone() }
 }
 
-fn too_much(command: &Command) -> ClientError {
+fn output_too_large(command: &Command) -> ClientError {
     ClientError::TooLarge { what: "the command's output".to_owned(), limit: command.output_limit as u64 }
 }
 

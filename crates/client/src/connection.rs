@@ -1,22 +1,22 @@
-//! The ways to reach a sandbox's daemon.
+//! How to connect to a sandbox's daemon.
 
 use std::{path::PathBuf, time::Duration};
 
-/// Where routers are looked for first.
+/// The namespace in which the router is looked up first.
 pub const ROUTER_NAMESPACE: &str = "agent-sandbox-system";
 
-/// How calls travel to the sandbox.
+/// How requests reach the sandbox.
 #[derive(Clone, Debug)]
 pub enum Connection {
-    /// Through the API's port-forward to the router: needs nothing but the kubeconfig.
+    /// Through a port-forward to the router. Needs only a kubeconfig.
     Tunnel(Tunnel),
-    /// Through the API's port-forward to the sandbox's own Pod: needs no router.
+    /// Through a port-forward to the sandbox's own Pod. Needs no router.
     PodTunnel,
     /// Through the address of a Gateway (Gateway API) in front of the router.
     Gateway(GatewayOptions),
     /// To a router at a known address.
     Direct(DirectOptions),
-    /// Straight to the Pod, from inside the cluster.
+    /// Directly to the Pod, from inside the cluster.
     InCluster(Address),
 }
 
@@ -26,14 +26,15 @@ impl Default for Connection {
     }
 }
 
-/// Where the tunnel looks for the router.
+/// Options of the tunnel to the router.
 #[derive(Clone, Debug, Default)]
 pub struct Tunnel {
-    /// Instead of `agent-sandbox-system`. The sandbox's own namespace comes second in either case.
+    /// Namespace of the router, instead of `agent-sandbox-system`. The sandbox's own namespace is tried second in
+    /// either case.
     pub router_namespace: Option<String>,
 }
 
-/// A Gateway to wait for.
+/// A Gateway, and the timeout until it has an address.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
     pub name: String,
@@ -41,28 +42,28 @@ pub struct GatewayOptions {
     pub ready_timeout: Duration,
 }
 
-/// A router's address and what it wants to see.
+/// A router's address, headers and certificates.
 #[derive(Clone, Debug, Default)]
 pub struct DirectOptions {
-    /// `http://` or `https://`, with an optional path in front of everything.
+    /// `http://` or `https://` URL, with an optional path prefix.
     pub url: String,
-    /// Sent with every request. Names that start with `X-Sandbox-` are the SDK's own and refused.
+    /// Headers sent with every request. Names that start with `X-Sandbox-` are reserved and refused.
     pub headers: Vec<(String, String)>,
-    /// Authorities to trust instead of the system's, as a PEM file.
+    /// PEM file of certificate authorities to trust instead of the system's.
     pub ca: Option<PathBuf>,
     /// Certificate and key for mutual TLS, as PEM files.
     pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
-/// Which address of a sandbox is used inside the cluster.
+/// Which address of a sandbox is used for connections inside the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Address {
-    /// The Pod's address, else the sandbox's name in the cluster's DNS.
+    /// The Pod IP, otherwise the sandbox's name in cluster DNS.
     #[default]
     PodIpThenDns,
-    /// The Pod's address only.
+    /// Only the Pod IP.
     PodIp,
-    /// The sandbox's name in the cluster's DNS.
+    /// The sandbox's name in cluster DNS.
     Dns,
     /// The name of the sandbox's Service, which must exist.
     Service,

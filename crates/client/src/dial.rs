@@ -1,4 +1,4 @@
-//! Opening byte streams to a sandbox's daemon or to the router, whatever the way: TCP, TLS, or the API's port-forward.
+//! Opens byte streams to a sandbox's daemon or to the router over TCP, TLS or the API's port-forward.
 
 use crate::{ClientError, DirectOptions, lookup, tunnel};
 use agent_sandbox_api::v1beta1::Sandbox;
@@ -23,32 +23,32 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How long opening one connection may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Timeout for opening one connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ROUTER_SERVICE: &str = "sandbox-router-svc";
 /// The router Service's port.
 const ROUTER_PORT: u16 = 8080;
 
-/// A way to open streams.
+/// Opens streams of one kind.
 #[derive(Clone)]
 pub(crate) enum Dialer {
     Plain(HttpConnector),
     Tls(HttpsConnector<HttpConnector>),
-    /// To the router's Pod, looked for in these namespaces in turn. A cluster without one is no worse: then to the sandbox's own Pod, at
-    /// the address's port.
+    /// Port-forward to the router's Pod, which is looked up in these namespaces in turn. Without a router, to the
+    /// sandbox's own Pod, at the port of the URI.
     Router {
         client: Client,
         namespaces: Vec<String>,
         namespace: String,
         sandbox: String,
     },
-    /// To the Pod in which a sandbox runs now; the port is the address's.
+    /// Port-forward to the Pod in which a sandbox currently runs, at the port of the URI.
     Sandbox {
         client: Client,
         namespace: String,
         sandbox: String,
     },
-    /// To one Pod.
+    /// Port-forward to a given Pod.
     Pod {
         client: Client,
         namespace: String,
@@ -62,7 +62,7 @@ impl Dialer {
         Self::Plain(tcp())
     }
 
-    /// TLS with the system's authorities or the caller's own.
+    /// TLS with the system's certificate authorities or those in `options`.
     pub(crate) fn tls(options: &DirectOptions) -> Result<Self, ClientError> {
         let builder = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls(options)?);
         Ok(Self::Tls(builder.https_or_http().enable_http1().wrap_connector(tcp())))
@@ -81,12 +81,12 @@ impl Dialer {
             Self::Router { client, namespaces, namespace, sandbox } => {
                 let Some((namespace, pod, port)) = router_pod(&client, &namespaces).await? else {
                     let tried = namespaces.join(", then ");
-                    let nowhere = |error: BoxError| match error.downcast::<ClientError>().map(|known| *known) {
+                    let no_router = |error: BoxError| match error.downcast::<ClientError>().map(|known| *known) {
                         Ok(known @ (ClientError::Suspended { .. } | ClientError::NotRunning { .. })) => known,
-                        Ok(known) => ClientError::NoRouter { tried, straight: known.to_string() },
-                        Err(error) => ClientError::NoRouter { tried, straight: error.to_string() },
+                        Ok(known) => ClientError::NoRouter { tried, direct_error: known.to_string() },
+                        Err(error) => ClientError::NoRouter { tried, direct_error: error.to_string() },
                     };
-                    return Ok(to_sandbox(&client, &namespace, &sandbox, &uri).await.map_err(nowhere)?);
+                    return Ok(to_sandbox(&client, &namespace, &sandbox, &uri).await.map_err(no_router)?);
                 };
                 Ok(Stream(Box::new(tunnel::forward(&client, &namespace, &pod, port).await?)))
             }
@@ -99,7 +99,7 @@ impl Dialer {
     }
 }
 
-/// A stream into the Pod in which the sandbox runs now.
+/// Opens a stream to the Pod in which the sandbox currently runs.
 async fn to_sandbox(client: &Client, namespace: &str, sandbox: &str, uri: &Uri) -> Result<Stream, BoxError> {
     let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
     let found = api.get(sandbox).await?;
@@ -108,7 +108,7 @@ async fn to_sandbox(client: &Client, namespace: &str, sandbox: &str, uri: &Uri) 
     Ok(Stream(Box::new(tunnel::forward(client, namespace, &pod.name_any(), port).await?)))
 }
 
-/// The router's running Pod behind its Service: namespace, name, port in the Pod.
+/// A running Pod of the router's Service: namespace, name and port in the Pod.
 async fn router_pod(client: &Client, namespaces: &[String]) -> Result<Option<(String, String, u16)>, ClientError> {
     for namespace in namespaces {
         let services: Api<Service> = Api::namespaced(client.clone(), namespace);
@@ -133,7 +133,7 @@ fn is_running(pod: &Pod) -> bool {
     running && pod.metadata.deletion_timestamp.is_none()
 }
 
-/// A Service's target port is a number, or the name of one of the Pod's.
+/// Resolves a Service's target port, which is a number or the name of a container port.
 fn target_port(pod: &Pod, target: Option<k8s_openapi::apimachinery::pkg::util::intstr::IntOrString>) -> Option<u16> {
     use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
     match target? {
@@ -151,7 +151,7 @@ fn tcp() -> HttpConnector {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
-    tcp.set_connect_timeout(Some(CONNECT_LIMIT));
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
     tcp
 }
 
@@ -166,7 +166,7 @@ fn tls(options: &DirectOptions) -> Result<ClientConfig, ClientError> {
                 roots.add(certificate).map_err(|error| invalid(path, error.to_string()))?;
             }
         }
-        // Without readable system certificates the handshake fails with its own words.
+        // If no system certificate can be read, the handshake reports the error.
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -199,8 +199,8 @@ impl tower::Service<Uri> for Dialer {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let dialer = self.clone();
         Box::pin(async move {
-            let opened = tokio::time::timeout(CONNECT_LIMIT, dialer.open(uri)).await;
-            let late = |_| BoxError::from(format!("no connection after {} s", CONNECT_LIMIT.as_secs()));
+            let opened = tokio::time::timeout(CONNECT_TIMEOUT, dialer.open(uri)).await;
+            let late = |_| BoxError::from(format!("no connection after {} s", CONNECT_TIMEOUT.as_secs()));
             opened.map_err(late)?.map(TokioIo::new)
         })
     }
@@ -209,7 +209,7 @@ impl tower::Service<Uri> for Dialer {
 trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// An open stream of any kind.
+/// An open stream of any type.
 pub(crate) struct Stream(Box<dyn Duplex>);
 
 impl Connects for Stream {

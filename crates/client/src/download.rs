@@ -1,4 +1,4 @@
-//! A download that is taken up again where its connection broke, as long as the file stays the same.
+//! A file download that resumes after a broken connection, as long as the file has not changed.
 
 use crate::{Call, ClientError, Transport};
 use bytes::Bytes;
@@ -8,16 +8,16 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use std::io;
 
-/// How often a download that brings nothing more is taken up again.
-const ATTEMPTS: u32 = 5;
+/// Maximum number of consecutive resumes without any new data.
+const MAX_RESUMES: u32 = 5;
 
-/// A file on its way.
+/// A running download.
 pub struct Download {
     transport: Transport,
     endpoint: String,
     path: String,
     body: Incoming,
-    /// Identifies the content; without it a break is final.
+    /// ETag of the content; without it the download cannot be resumed.
     validator: Option<HeaderValue>,
     size: Option<u64>,
     offset: u64,
@@ -35,48 +35,49 @@ impl Download {
         length: Option<u64>,
     ) -> Result<Self, ClientError> {
         let end = length.map(|length| offset.saturating_add(length));
-        let answer = ask(&transport, &endpoint, path, offset, end, None).await?;
-        let size = content_length(answer.headers());
-        let validator = answer.headers().get(header::ETAG).cloned();
-        let body = answer.into_body();
-        let (path, received, left) = (path.to_owned(), 0, ATTEMPTS);
+        let response = request_range(&transport, &endpoint, path, offset, end, None).await?;
+        let size = content_length(response.headers());
+        let validator = response.headers().get(header::ETAG).cloned();
+        let body = response.into_body();
+        let (path, received, left) = (path.to_owned(), 0, MAX_RESUMES);
         Ok(Self { transport, endpoint, path, body, validator, size, offset, end, received, left })
     }
 
-    /// Bytes to come, when the sandbox said so.
+    /// Size of the content, if the response had a `Content-Length`.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// The next piece; none at the end.
+    /// The next chunk; `None` at the end.
     pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
         loop {
             match self.body.frame().await {
                 Some(Ok(frame)) => {
                     let Ok(data) = frame.into_data() else { continue };
                     self.received += data.len() as u64;
-                    self.left = ATTEMPTS;
+                    self.left = MAX_RESUMES;
                     return Ok(Some(data));
                 }
                 None => return Ok(None),
-                Some(Err(error)) => self.take_up_again(error).await?,
+                Some(Err(error)) => self.resume(error).await?,
             }
         }
     }
 
-    async fn take_up_again(&mut self, broken: hyper::Error) -> io::Result<()> {
+    async fn resume(&mut self, broken: hyper::Error) -> io::Result<()> {
         let Some(validator) = self.validator.clone().filter(|_| self.left > 0) else {
             return Err(io::Error::other(broken));
         };
         self.left -= 1;
         let from = self.offset + self.received;
-        let answer = ask(&self.transport, &self.endpoint, &self.path, from, self.end, Some(&validator)).await;
-        let answer = answer.map_err(io::Error::other)?;
-        // A whole answer instead of a part: the file is another one now.
-        if answer.status() != StatusCode::PARTIAL_CONTENT {
+        let response =
+            request_range(&self.transport, &self.endpoint, &self.path, from, self.end, Some(&validator)).await;
+        let response = response.map_err(io::Error::other)?;
+        // A complete instead of a partial response means that the file has changed.
+        if response.status() != StatusCode::PARTIAL_CONTENT {
             return Err(io::Error::other("the file changed while it was being read"));
         }
-        self.body = answer.into_body();
+        self.body = response.into_body();
         Ok(())
     }
 
@@ -87,7 +88,7 @@ impl Download {
     }
 }
 
-async fn ask(
+async fn request_range(
     transport: &Transport,
     endpoint: &str,
     path: &str,

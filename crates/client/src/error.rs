@@ -1,4 +1,4 @@
-//! What can go wrong, in the words of somebody who wants to know what to do next.
+//! Errors of the SDK. Their messages state what failed and what to do next.
 
 use agent_sandbox_protocol::native::ErrorCode;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub enum ClientError {
     NoSource { namespace: String, name: String },
     #[error("`{name}` already exists in namespace `{namespace}`; choose another name or delete it first")]
     AlreadyExists { namespace: String, name: String },
-    #[error("`{name}` was not {wanted} after {}: {last}", human(*after))]
+    #[error("`{name}` was not {wanted} after {}: {last}", format_duration(*after))]
     Timeout { name: String, wanted: &'static str, after: Duration, last: String },
     #[error("`{name}` cannot become ready: {reason}: {message}")]
     Failed { name: String, reason: String, message: String },
@@ -42,16 +42,16 @@ pub enum ClientError {
     #[error("cannot connect to port {port} of `{name}`: {message}")]
     Dial { name: String, port: u16, message: String },
     #[error(
-        "no router, and no way to the sandbox's own Pod ({straight}): Service `sandbox-router-svc` with a running Pod was looked for in namespace {tried}. Install the router, or name its namespace"
+        "no router, and no way to the sandbox's own Pod ({direct_error}): Service `sandbox-router-svc` with a running Pod was looked for in namespace {tried}. Install the router, or name its namespace"
     )]
-    NoRouter { tried: String, straight: String },
-    #[error("Gateway `{name}` in namespace `{namespace}` has no address after {}: {last}", human(*after))]
+    NoRouter { tried: String, direct_error: String },
+    #[error("Gateway `{name}` in namespace `{namespace}` has no address after {}: {last}", format_duration(*after))]
     NoGateway { name: String, namespace: String, after: Duration, last: String },
     #[error("`{name}` has no Service; set `spec.service: true` on its template, or connect by Pod address")]
     NoService { name: String },
     #[error("`{path}` of `{name}`: {message}")]
     File { name: String, path: String, message: String },
-    /// The sandbox, or the router in front of it, answered with an error.
+    /// The sandbox or the router responded with an error status.
     #[error("`{name}` answered {status} to {operation}: {message}")]
     Refused {
         name: String,
@@ -67,15 +67,15 @@ pub enum ClientError {
         #[source]
         source: std::io::Error,
     },
-    /// Nothing was sent, or what was sent may be sent again; all attempts failed.
+    /// All attempts failed. The request was not sent, or it is safe to send it again.
     #[error("cannot {operation} in `{name}`: {message}. Is the sandbox running, and the router reachable?")]
     Disconnected { name: String, operation: String, message: String },
-    /// The request may have been carried out: it was sent, and no answer came.
+    /// The request may have been processed: it was sent, and there was no response.
     #[error(
         "outcome unknown: {operation} was sent to `{name}` and no answer came ({message}). Look at its effects before trying again; an idempotency key makes a repetition safe"
     )]
     OutcomeUnknown { name: String, operation: String, message: String },
-    #[error("{operation} in `{name}` took longer than {}; give it more time or let it run in the background", human(*after))]
+    #[error("{operation} in `{name}` took longer than {}; give it more time or let it run in the background", format_duration(*after))]
     CallTimeout { name: String, operation: String, after: Duration },
     #[error("{what} is larger than {limit} bytes; stream it instead, or raise the limit")]
     TooLarge { what: String, limit: u64 },
@@ -88,13 +88,13 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Turns an answer of the API into an error that names what was being done.
+    /// Converts an error of the API, adding the operation that failed.
     pub(crate) fn api(operation: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let operation = operation.into();
         move |source| Self::Api { operation, source: Box::new(source) }
     }
 
-    /// The HTTP status that the API or the sandbox answered with, where there was an answer.
+    /// The HTTP status of the response of the API or the sandbox, if there was one.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Refused { status, .. } => Some(*status),
@@ -106,7 +106,7 @@ impl ClientError {
         }
     }
 
-    /// The message with everything behind it, on one line.
+    /// The message with all its causes and advice, on one line.
     pub fn full(&self) -> String {
         let mut text = self.to_string();
         let mut next = std::error::Error::source(self);
@@ -136,22 +136,23 @@ impl ClientError {
     }
 }
 
-fn human(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     if duration < Duration::from_secs(10) { format!("{duration:.1?}") } else { format!("{} s", duration.as_secs()) }
 }
 
-/// Whether the API said that the object does not exist.
+/// True if the API reported that the object does not exist.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
-/// Whether the API said that somebody else has the name already.
+/// True if the API reported a conflict: an object of that name exists, or a precondition failed.
 pub(crate) fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
-/// Whether a request may have been carried out although it failed: it was sent, and its answer was lost or says so little.
-pub(crate) fn may_have_happened(error: &kube::Error) -> bool {
+/// True if a failed request may have been applied nevertheless: it was sent, and the response was lost or is a server
+/// error.
+pub(crate) fn may_have_been_applied(error: &kube::Error) -> bool {
     if let kube::Error::Api(status) = error {
         return status.code >= 500;
     }

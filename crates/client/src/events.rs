@@ -1,4 +1,4 @@
-//! Streams of lines: a command's events and a watch's changes, as they arrive.
+//! Streams of JSON lines: events of a command and changes of a file watch.
 
 use crate::{ClientError, CommandEvent};
 use agent_sandbox_protocol::native::{Event, Output};
@@ -9,30 +9,30 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 
-/// The longest line: one piece of output as base64, and room.
+/// Maximum length of a line: one chunk of output as base64, with room to spare.
 const MAX_LINE: usize = 1 << 20;
 
-/// Lines of JSON in an answer's body.
-pub(crate) struct Lines {
+/// Reader of JSON lines from a response body.
+pub(crate) struct JsonLines {
     body: Incoming,
     buffer: BytesMut,
 }
 
-/// How a stream of lines ended.
-pub(crate) enum Broken {
-    /// The connection, not the content.
+/// Why reading a line failed.
+pub(crate) enum LinesError {
+    /// The connection broke.
     Connection(String),
-    /// A line that is not what it should be.
+    /// A line is invalid.
     Content(String),
 }
 
-impl Lines {
-    pub(crate) fn new(answer: Response<Incoming>) -> Self {
-        Self { body: answer.into_body(), buffer: BytesMut::new() }
+impl JsonLines {
+    pub(crate) fn new(response: Response<Incoming>) -> Self {
+        Self { body: response.into_body(), buffer: BytesMut::new() }
     }
 
-    /// The next line; none at the end.
-    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Broken> {
+    /// The next line; `None` at the end.
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LinesError> {
         let mut searched = 0;
         loop {
             if let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
@@ -43,11 +43,11 @@ impl Lines {
                     continue;
                 }
                 let parsed = serde_json::from_slice(&line);
-                return parsed.map(Some).map_err(|error| Broken::Content(error.to_string()));
+                return parsed.map(Some).map_err(|error| LinesError::Content(error.to_string()));
             }
             searched = self.buffer.len();
             if searched > MAX_LINE {
-                return Err(Broken::Content(format!("a line longer than {MAX_LINE} bytes")));
+                return Err(LinesError::Content(format!("a line longer than {MAX_LINE} bytes")));
             }
             match self.body.frame().await {
                 Some(Ok(frame)) => {
@@ -55,16 +55,16 @@ impl Lines {
                         self.buffer.extend_from_slice(&data);
                     }
                 }
-                Some(Err(error)) => return Err(Broken::Connection(error.to_string())),
+                Some(Err(error)) => return Err(LinesError::Connection(error.to_string())),
                 None if self.buffer.is_empty() => return Ok(None),
-                None => return Err(Broken::Connection("it ended in the middle of a line".to_owned())),
+                None => return Err(LinesError::Connection("it ended in the middle of a line".to_owned())),
             }
         }
     }
 }
 
-/// A wire event as the SDK's; an event that is an error becomes one.
-pub(crate) fn event(wire: Event, name: &str, operation: &str) -> Result<CommandEvent, ClientError> {
+/// Converts a wire event to a [`CommandEvent`]; an error event becomes an error.
+pub(crate) fn command_event(wire: Event, name: &str, operation: &str) -> Result<CommandEvent, ClientError> {
     Ok(match wire {
         Event::Started { id, pid } => CommandEvent::Started { id, pid },
         Event::Stdout(output) => CommandEvent::Stdout { offset: output.offset, data: data(output)? },
@@ -94,7 +94,7 @@ fn data(output: Output) -> Result<Bytes, ClientError> {
     }
 }
 
-/// Bytes from the base64 of an answer.
+/// Decodes the base64 in a response.
 pub(crate) fn decode(encoded: &str) -> Result<Bytes, ClientError> {
     let decoded = base64::engine::general_purpose::STANDARD.decode(encoded);
     decoded.map(Bytes::from).map_err(|error| ClientError::Stream {

@@ -1,4 +1,4 @@
-//! Running a command in a sandbox through the API's exec, with its streams and its exit code.
+//! Running a command through the Kubernetes API's exec, with its streams and exit code.
 
 use crate::ClientError;
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
@@ -7,7 +7,7 @@ use kube::{
     api::{AttachParams, AttachedProcess},
 };
 
-/// How a command is run.
+/// Options of an exec.
 #[derive(Clone, Debug, Default)]
 pub struct ExecOptions {
     pub container: Option<String>,
@@ -41,13 +41,13 @@ pub async fn exec(
 }
 
 impl ExecStreams {
-    /// The streams, and the answer that ends them. Streams are taken once.
+    /// The streams and the final status. Each stream can be taken once.
     pub fn process(&mut self) -> &mut AttachedProcess {
         &mut self.process
     }
 }
 
-/// The exit code in the status that ends an exec; none when the command could not be run.
+/// The exit code in the final status of an exec; `None` if the command could not be run.
 pub(crate) fn exit_code(status: &Status) -> Option<i32> {
     if status.status.as_deref() == Some("Success") {
         return Some(0);
@@ -57,7 +57,7 @@ pub(crate) fn exit_code(status: &Status) -> Option<i32> {
 }
 
 impl ExecStreams {
-    /// Waits for the command's end: its exit code, or the API's words when there is none.
+    /// Waits until the command ends. Returns its exit code, or the API's message as error if there is none.
     pub async fn exit(&mut self) -> Result<i32, ClientError> {
         let broken = |message: &str| ClientError::Stream {
             operation: "wait for the command".to_owned(),
@@ -69,7 +69,7 @@ impl ExecStreams {
     }
 }
 
-/// The container asked for, else the annotated default, else the first.
+/// The requested container, otherwise the annotated default, otherwise the first one.
 fn choose_container(pod: &Pod, wanted: Option<&str>) -> Result<String, ClientError> {
     let names: Vec<String> =
         pod.spec.iter().flat_map(|spec| &spec.containers).map(|container| container.name.clone()).collect();

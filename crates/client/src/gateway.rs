@@ -1,4 +1,4 @@
-//! The address of a Gateway (Gateway API), waited for.
+//! Waits for the address of a Gateway (Gateway API).
 
 use crate::{ClientError, GatewayOptions};
 use futures::TryStreamExt;
@@ -9,7 +9,7 @@ use kube::{
 };
 use std::net::IpAddr;
 
-/// Waits until the Gateway has an address that can be one, and returns it.
+/// Waits until the status of the Gateway has a valid address, and returns it.
 pub(crate) async fn address(client: &Client, options: &GatewayOptions) -> Result<String, ClientError> {
     let resource = ApiResource {
         group: "gateway.networking.k8s.io".to_owned(),
@@ -19,14 +19,14 @@ pub(crate) async fn address(client: &Client, options: &GatewayOptions) -> Result
         plural: "gateways".to_owned(),
     };
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &options.namespace, &resource);
-    let mut last = "it has not been seen yet".to_owned();
+    let mut last = "the object has not been observed yet".to_owned();
     let watching = async {
         let mut changes = std::pin::pin!(watcher::watch_object(api, &options.name));
         loop {
             match changes.try_next().await {
                 Ok(Some(Some(gateway))) => match first_address(&gateway.data) {
                     Some(address) => return address,
-                    None => last = "its status names none".to_owned(),
+                    None => last = "its status has no valid address".to_owned(),
                 },
                 Ok(_) => last = "it does not exist".to_owned(),
                 Err(error) => last = error.to_string(),
@@ -42,14 +42,14 @@ pub(crate) async fn address(client: &Client, options: &GatewayOptions) -> Result
     })
 }
 
-/// The first address of the status that is an IP address or a host's name.
+/// The first address in the status that is an IP address or a host name.
 fn first_address(gateway: &serde_json::Value) -> Option<String> {
     let addresses = gateway["status"]["addresses"].as_array()?;
     let mut values = addresses.iter().filter_map(|address| address["value"].as_str());
     values.find(|value| value.parse::<IpAddr>().is_ok() || is_host_name(value)).map(str::to_owned)
 }
 
-/// A DNS name; one made of numbers alone would be read as an address by some resolvers.
+/// True for a DNS name. Names of only numbers are excluded, because some resolvers parse them as addresses.
 fn is_host_name(text: &str) -> bool {
     let number = |label: &str| {
         let digits = label.strip_prefix("0x").or_else(|| label.strip_prefix("0X"));
@@ -73,7 +73,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn d_205_the_first_address_that_can_be_one_is_taken() {
+    fn d_205_the_first_valid_address_is_used() {
         let gateway =
             json!({"status": {"addresses": [{"value": "http://x/"}, {"value": "2130706433"}, {"value": "10.1.2.3"}]}});
         assert_eq!(first_address(&gateway).as_deref(), Some("10.1.2.3"));

@@ -1,19 +1,19 @@
-//! Unary gRPC calls, as much of it as one request and one answer need.
+//! A minimal gRPC client for unary calls.
 
 use crate::{
     ClientError, Transport,
-    transport::{chain, typed},
+    transport::{client_error_in, error_chain},
 };
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body_util::{BodyExt, Limited};
 use std::time::Duration;
 
-/// The largest answer taken.
-const MAX_ANSWER: usize = 64 << 20;
+/// Maximum size of a response.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 const DEADLINE_EXCEEDED: u16 = 4;
 
-/// Sends one message and returns the one that comes back.
+/// Sends one message and returns the response message.
 pub(crate) async fn unary(
     transport: &Transport,
     port: u16,
@@ -39,18 +39,18 @@ pub(crate) async fn unary(
     };
     let exchange = async {
         let sent = transport.send_http2(path, port, headers, limit, frame.freeze()).await?;
-        let answer = sent.map_err(|error| {
+        let response = sent.map_err(|error| {
             let (name, operation) = (transport.name().to_owned(), operation.to_owned());
-            let message = chain(&error);
+            let message = error_chain(&error);
             if error.is_connect() {
-                typed(error).unwrap_or(ClientError::Disconnected { name, operation, message })
+                client_error_in(error).unwrap_or(ClientError::Disconnected { name, operation, message })
             } else {
                 ClientError::OutcomeUnknown { name, operation, message }
             }
         })?;
-        let status = answer.status();
-        let first = grpc_status(answer.headers());
-        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+        let status = response.status();
+        let first = grpc_status(response.headers());
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|error| ClientError::OutcomeUnknown {
             name: transport.name().to_owned(),
             operation: operation.to_owned(),
@@ -59,7 +59,7 @@ pub(crate) async fn unary(
         let last = body.trailers().and_then(grpc_status).or(first);
         Ok((status, last, body.to_bytes()))
     };
-    // The daemon keeps the deadline; ours is later, so that its answer still arrives.
+    // The daemon enforces the deadline; the local one is later, so that the daemon's response still arrives.
     let (status, last, mut bytes) =
         tokio::time::timeout(limit + Duration::from_secs(5), exchange).await.map_err(|_| late())??;
     match last {

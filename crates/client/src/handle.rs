@@ -1,4 +1,4 @@
-//! One sandbox: commands, files, and its life.
+//! A handle for one sandbox: commands, files, and lifecycle.
 
 use crate::{
     Call, ClientError, Files, Transport,
@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-/// A sandbox to work with. Clones share connections; dropping one deletes nothing.
+/// A handle for a sandbox. Clones share connections; dropping a handle does not delete the sandbox.
 #[derive(Clone)]
 pub struct SandboxHandle {
     client: Option<Client>,
@@ -38,7 +38,7 @@ impl SandboxHandle {
         Self { client, namespace, name, claim, transport, boot: Arc::default() }
     }
 
-    /// The Sandbox's own name, which differs from its claim's when it came from a pool.
+    /// The Sandbox's own name, which differs from that of its claim if it came from a pool.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -47,7 +47,7 @@ impl SandboxHandle {
         &self.namespace
     }
 
-    /// The claim through which it is held, if through one.
+    /// The claim that the sandbox is bound to, if any.
     pub fn claim(&self) -> Option<&str> {
         self.claim.as_deref()
     }
@@ -56,12 +56,12 @@ impl SandboxHandle {
         Files::over(&self.transport)
     }
 
-    /// Requests of your own, over the same way.
+    /// The transport, for requests that the SDK has no method for.
     pub fn transport(&self) -> &Transport {
         &self.transport
     }
 
-    /// The Sandbox as the API has it now.
+    /// The current Sandbox object.
     pub async fn object(&self) -> Result<Sandbox, ClientError> {
         let api: Api<Sandbox> = Api::namespaced(self.client()?.clone(), &self.namespace);
         let found = api.get_opt(&self.name).await;
@@ -72,19 +72,19 @@ impl SandboxHandle {
         })
     }
 
-    /// Stops it and waits until it has stopped. Its files and its name stay.
+    /// Suspends the sandbox and waits until it has stopped. Its files and its name are kept.
     pub async fn suspend(&self, limit: Duration) -> Result<(), ClientError> {
         lifecycle::suspend(self.client()?, &self.namespace, &self.name).await?;
         wait::sandbox_suspended(self.client()?, &self.namespace, &self.name, limit).await.map(drop)
     }
 
-    /// Lets it run again and waits until it is ready.
+    /// Resumes the sandbox and waits until it is ready.
     pub async fn resume(&self, limit: Duration) -> Result<(), ClientError> {
         lifecycle::resume(self.client()?, &self.namespace, &self.name).await?;
         wait::sandbox_ready(self.client()?, &self.namespace, &self.name, limit).await.map(drop)
     }
 
-    /// Deletes it: its claim, when it has one. One that is gone already is fine.
+    /// Deletes the claim if there is one, otherwise the Sandbox. A missing object is not an error.
     pub async fn delete(&self) -> Result<(), ClientError> {
         let name = self.claim.as_deref().unwrap_or(&self.name);
         match lifecycle::delete(self.client()?, &self.namespace, name).await {
@@ -93,13 +93,13 @@ impl SandboxHandle {
         }
     }
 
-    /// Lets it end by itself, that long from now; it is deleted then.
+    /// Sets the time after which the sandbox is deleted.
     pub async fn expire_after(&self, time: Duration) -> Result<(), ClientError> {
         lifecycle::expire_after(self.client()?, &self.namespace, &self.name, self.claim.as_deref(), time).await
     }
 
     fn client(&self) -> Result<&Client, ClientError> {
-        let message = "this handle was made without a cluster's API; only commands and files work";
+        let message = "this handle has no access to the Kubernetes API; only commands and files work";
         self.client.as_ref().ok_or_else(|| ClientError::Invalid(message.to_owned()))
     }
 
@@ -111,15 +111,15 @@ impl SandboxHandle {
         self.transport.fetch(call).await.map_err(unsupported)
     }
 
-    pub(crate) async fn ask<T: DeserializeOwned>(&self, call: Call) -> Result<T, ClientError> {
-        self.transport.ask(call).await.map_err(unsupported)
+    pub(crate) async fn fetch_json<T: DeserializeOwned>(&self, call: Call) -> Result<T, ClientError> {
+        self.transport.fetch_json(call).await.map_err(unsupported)
     }
 
     pub(crate) fn decode<T: DeserializeOwned>(&self, bytes: Bytes, operation: &str) -> Result<T, ClientError> {
         self.transport.decode(bytes, operation)
     }
 
-    /// The daemon's present boot, remembered.
+    /// The daemon's boot id, cached.
     pub(crate) async fn boot_id(&self) -> Result<String, ClientError> {
         let known = || self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(boot) = known().clone() {
@@ -135,7 +135,7 @@ impl SandboxHandle {
     }
 }
 
-/// A 404 in somebody else's words means that the runtime is not ours.
+/// A 404 or 405 with a `detail` member comes from a runtime other than sandboxd, which lacks the native API.
 fn unsupported(error: ClientError) -> ClientError {
     match error {
         ClientError::Refused { status: 404 | 405, code: None, operation, body, .. }
@@ -147,7 +147,7 @@ fn unsupported(error: ClientError) -> ClientError {
     }
 }
 
-/// The Pod in which a Sandbox runs, by name: annotated, or of the Sandbox's own name.
+/// Name of the Pod of a Sandbox: that of the annotation, otherwise that of the Sandbox.
 pub fn pod_name(sandbox: &Sandbox) -> String {
     let annotated = sandbox.annotation(agent_sandbox_api::keys::annotations::POD_NAME).filter(|pod| !pod.is_empty());
     annotated.map_or_else(|| sandbox.name_any(), str::to_owned)

@@ -14,14 +14,12 @@
 //! # }
 //! ```
 //!
-//! Everything of Kubernetes goes through a [`kube::Client`]; whether that is a socket or the embedded API makes no difference here. How
-//! commands and files travel is a [`Connection`]: by default a tunnel through the API's port-forward, for which nothing but a kubeconfig
-//! is needed.
+//! All Kubernetes requests go through a [`kube::Client`], which may be a socket or the embedded API. Commands and files
+//! use a [`Connection`]: by default a tunnel through the API's port-forward, which needs only a kubeconfig.
 
-mod answers;
 mod call;
-mod carrier;
 mod claims;
+mod cleanup;
 mod client;
 mod cluster;
 mod command;
@@ -42,16 +40,18 @@ mod lookup;
 mod manifest;
 mod pools;
 mod process;
+mod responses;
 mod trace;
 mod transfer;
 mod transport;
 mod tunnel;
-mod undo;
+mod upgraded;
 mod wait;
 
 pub use agent_sandbox_protocol::native;
-pub use call::{ByteStream, Call, Payload, Repeat};
+pub use call::{ByteStream, Call, Payload, Retry};
 pub use claims::{ClaimRequest, Source, create_object};
+pub use cleanup::wait_for_cleanup;
 pub use client::{READY_TIMEOUT, SandboxClient, direct};
 pub use cluster::{Cluster, ClusterOptions};
 pub use command::{Command, CommandEvent, Output};
@@ -70,5 +70,4 @@ pub use process::Process;
 pub use trace::TraceContext;
 pub use transport::{Transport, TransportOptions, select_pod_ip};
 pub use tunnel::dial;
-pub use undo::settle;
 pub use wait::{claim_ready, gone, pod_started, sandbox_ready, sandbox_suspended};

@@ -8,21 +8,21 @@ use kube::{
 };
 use serde_json::json;
 
-/// What a delete removed.
+/// The object that was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// A claim; its Sandbox goes with it.
+    /// A claim; its Sandbox is deleted with it.
     Claim { uid: Option<String> },
-    /// A Sandbox of its own.
+    /// A Sandbox without a claim.
     Sandbox { uid: Option<String> },
 }
 
-/// Asks for a Sandbox to stop. Its files and its name stay.
+/// Requests that a Sandbox stops. Its files and its name are kept.
 pub async fn suspend(client: &Client, namespace: &str, name: &str) -> Result<Sandbox, ClientError> {
     set_mode(client, namespace, name, OperatingMode::Suspended).await
 }
 
-/// Asks for a suspended Sandbox to run again.
+/// Requests that a suspended Sandbox runs again.
 pub async fn resume(client: &Client, namespace: &str, name: &str) -> Result<Sandbox, ClientError> {
     set_mode(client, namespace, name, OperatingMode::Running).await
 }
@@ -36,7 +36,7 @@ async fn set_mode(client: &Client, namespace: &str, name: &str, mode: OperatingM
     patched.map_err(ClientError::api(operation))
 }
 
-/// Deletes the claim of that name, else the Sandbox of that name.
+/// Deletes the claim of that name, otherwise the Sandbox of that name.
 pub async fn delete(client: &Client, namespace: &str, name: &str) -> Result<Deleted, ClientError> {
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
     let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
@@ -58,7 +58,7 @@ pub async fn delete(client: &Client, namespace: &str, name: &str) -> Result<Dele
     }
 }
 
-/// Sets when a claim, else a Sandbox, ends: that long from now, deleted.
+/// Sets the time after which the claim, or without one the Sandbox, is deleted.
 pub(crate) async fn expire_after(
     client: &Client,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! The engine on this machine: finding a running `agent-sandbox up`, and starting one when asked.
+//! The local engine: finds a running `agent-sandbox up`, and starts one on request.
 
 use crate::ClientError;
 use serde::Deserialize;
@@ -8,12 +8,12 @@ use std::{
     time::Duration,
 };
 
-/// How long a started engine may take until it serves.
-const START_LIMIT: Duration = Duration::from_secs(60);
-/// The program that `start` runs unless `AGENT_SANDBOX_BIN` names another.
+/// Timeout until a started engine is ready.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// The engine's program, unless `AGENT_SANDBOX_BIN` specifies another one.
 const PROGRAM: &str = "agent-sandbox";
 
-/// A running engine, as it announces itself in its data folder.
+/// A running engine, as described by `up.json` in its data folder.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalEngine {
@@ -28,16 +28,16 @@ pub struct LocalEngine {
 }
 
 impl LocalEngine {
-    /// The engine that runs on `folder`, or on the usual one of this user.
+    /// The engine that runs on `folder`, or on the user's default data folder.
     pub fn find(folder: Option<&Path>) -> Option<Self> {
-        let folder = folder.map(Path::to_path_buf).or_else(usual_folder)?;
+        let folder = folder.map(Path::to_path_buf).or_else(default_data_dir)?;
         let mut found: Self = serde_json::from_slice(&std::fs::read(folder.join("up.json")).ok()?).ok()?;
         found.folder = folder;
-        // A pid alone may belong to somebody else by now.
+        // The pid may have been reused by another process, so the start time is compared too.
         (start_ticks(found.pid)? == found.start_ticks).then_some(found)
     }
 
-    /// The engine that runs on `folder`; one is started, and stays, when there is none.
+    /// The engine that runs on `folder`. If there is none, one is started in the background.
     pub async fn find_or_start(folder: Option<&Path>) -> Result<Self, ClientError> {
         if let Some(found) = Self::find(folder) {
             return Ok(found);
@@ -51,24 +51,24 @@ impl LocalEngine {
         command.kill_on_drop(true);
         let shown = program.to_string_lossy().into_owned();
         let none = |why: String| ClientError::NoCluster { tried: format!("`{shown} up --detach` failed: {why}") };
-        let finished = tokio::time::timeout(START_LIMIT, command.output()).await;
+        let finished = tokio::time::timeout(START_TIMEOUT, command.output()).await;
         let output = finished
-            .map_err(|_| none(format!("not ready after {} s", START_LIMIT.as_secs())))?
+            .map_err(|_| none(format!("not ready after {} s", START_TIMEOUT.as_secs())))?
             .map_err(|error| none(format!("{error}; put the program on PATH or name it with AGENT_SANDBOX_BIN")))?;
         if !output.status.success() {
             return Err(none(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
         }
-        Self::find(folder).ok_or_else(|| none("it ended at once".to_owned()))
+        Self::find(folder).ok_or_else(|| none("it exited immediately".to_owned()))
     }
 
-    /// The file with which clients reach its API.
+    /// Path of the kubeconfig for its API.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.join("kubeconfig")
     }
 }
 
-/// Where an engine keeps its data unless told otherwise. `AGENT_SANDBOX_DATA_DIR` names another folder.
-fn usual_folder() -> Option<PathBuf> {
+/// The default data folder of an engine. `AGENT_SANDBOX_DATA_DIR` overrides it.
+fn default_data_dir() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(named) = variable("AGENT_SANDBOX_DATA_DIR") {
         return Some(named);
@@ -85,10 +85,10 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
 }
 
-/// When a live process was started: field 22 of /proc/PID/stat.
+/// Start time of a live process in clock ticks: field 22 of /proc/PID/stat.
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name may hold spaces and brackets, so counting starts behind the last closing one.
+    // The program name may contain spaces and parentheses, so fields are counted after the last closing one.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     if matches!(fields.first(), Some(&("Z" | "X"))) { None } else { fields.get(19)?.parse().ok() }
 }
@@ -113,6 +113,6 @@ mod tests {
         let found = LocalEngine::find(Some(folder.path())).unwrap();
         assert_eq!(found.kubeconfig(), folder.path().join("kubeconfig"));
         announce(folder.path(), ticks + 1);
-        assert_eq!(LocalEngine::find(Some(folder.path())), None, "another process has the pid now");
+        assert_eq!(LocalEngine::find(Some(folder.path())), None, "the pid was reused by another process");
     }
 }

@@ -1,4 +1,4 @@
-//! From a name that a user typed to the Sandbox, its claim and its Pod.
+//! Looks up the Sandbox, its claim and its Pod by a user-supplied name.
 
 use crate::{ClientError, error::is_not_found};
 use agent_sandbox_api::{
@@ -8,22 +8,22 @@ use agent_sandbox_api::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt};
 
-/// What a name stands for: a Sandbox, perhaps through the claim that it serves.
+/// A Sandbox that was found by its own name or by that of its claim.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub sandbox: Sandbox,
-    /// Set when the name was a claim's.
+    /// Set if the name was that of a claim.
     pub claim: Option<SandboxClaim>,
 }
 
-/// Finds a Sandbox by its own name, or by the name of a claim that has one.
+/// Finds a Sandbox by its own name, or by the name of a claim that is bound to one.
 pub async fn find(client: &Client, namespace: &str, name: &str) -> Result<Found, ClientError> {
     let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
     let operation = || format!("look up `{name}`");
     let claim = match claims.get_opt(name).await {
         Ok(claim) => claim,
-        // A cluster without the extensions has no claims at all.
+        // A cluster without the extensions API group has no claims.
         Err(error) if is_not_found(&error) => None,
         Err(error) => return Err(ClientError::api(operation())(error)),
     };
@@ -44,7 +44,7 @@ pub async fn find(client: &Client, namespace: &str, name: &str) -> Result<Found,
     }
 }
 
-/// The Pod in which a Sandbox runs now, by name, if there is one to talk to.
+/// The running Pod of a Sandbox.
 pub async fn running_pod(client: &Client, sandbox: &Sandbox) -> Result<Pod, ClientError> {
     let name = sandbox.name_any();
     if sandbox.operating_mode() == OperatingMode::Suspended {

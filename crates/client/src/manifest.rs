@@ -1,4 +1,4 @@
-//! The objects that the SDK creates, built from a few options.
+//! Builds the objects that the SDK creates.
 
 use agent_sandbox_api::{
     Opaque, keys,
@@ -11,14 +11,14 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-/// The name of the one container of a sandbox made here.
+/// Name of the only container of a sandbox.
 const CONTAINER: &str = "sandbox";
-/// Where the embedded node shows our daemon in a container.
+/// Path at which the embedded node mounts sandboxd in a container.
 const SANDBOXD: &str = "/.agent-sandbox/sandboxd";
-/// Where sandboxd listens.
+/// Port of sandboxd.
 const PORT: u16 = 8888;
 
-/// The container of a sandbox.
+/// Options of a sandbox's container.
 #[derive(Clone, Debug, Default)]
 pub struct ContainerOptions {
     pub image: String,
@@ -28,14 +28,14 @@ pub struct ContainerOptions {
     pub cpus: Option<String>,
     pub runtime_class: Option<String>,
     pub working_dir: Option<String>,
-    /// Host folders to show: source, target, read-only.
+    /// Host folders to mount: source, target, read-only.
     pub host_paths: Vec<(String, String, bool)>,
 }
 
-/// What a claim asks for.
+/// Options of a claim.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimOptions {
-    /// None lets the API make one up.
+    /// `None` lets the API generate one.
     pub name: Option<String>,
     pub pool: String,
     pub env: Vec<(String, String)>,
@@ -84,11 +84,11 @@ pub fn claim(options: &ClaimOptions) -> SandboxClaim {
     }
 }
 
-/// A bare Pod whose one container runs nothing but our daemon, for a single command.
+/// A Pod without a Sandbox whose only container runs sandboxd, for a single command.
 pub fn pod(name: &str, container: &ContainerOptions) -> serde_json::Result<Pod> {
     let mut spec = pod_spec(container);
     spec["containers"][0]["command"] = json!([SANDBOXD]);
-    // The command itself is run beside the daemon; nobody waits for the daemon's port.
+    // The command runs beside the daemon through exec, so nothing waits for the daemon's port.
     if let Some(first) = spec["containers"][0].as_object_mut() {
         first.remove("readinessProbe");
     }
@@ -104,7 +104,7 @@ pub fn template(name: &str, container: &ContainerOptions) -> SandboxTemplate {
     template
 }
 
-/// A warm pool of sandboxes made from a template.
+/// A warm pool of sandboxes created from a template.
 pub fn pool(name: &str, template: &str, replicas: u32) -> SandboxWarmPool {
     let mut pool = SandboxWarmPool { metadata: named(name), ..SandboxWarmPool::default() };
     pool.spec.replicas = Some(i32::try_from(replicas).unwrap_or(i32::MAX));
@@ -112,7 +112,7 @@ pub fn pool(name: &str, template: &str, replicas: u32) -> SandboxWarmPool {
     pool
 }
 
-/// Asks nodes that can to put our daemon into the Pod, whatever its image.
+/// Adds the annotation that makes supporting nodes inject sandboxd into the Pod, whatever its image.
 pub(crate) fn with_daemon(template: PodTemplate) -> PodTemplate {
     let mut value = serde_json::to_value(template).expect("a Pod template is JSON");
     value["metadata"]["annotations"][keys::annotations::INJECT_SANDBOXD] = json!("true");
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_asked_for_is_in_the_pod() {
+    fn the_pod_contains_only_requested_fields() {
         let plain = pod_spec(&ContainerOptions { image: "host".into(), ..ContainerOptions::default() });
         assert!(plain.get("volumes").is_none() && plain["containers"][0].get("resources").is_none());
         let full = pod_spec(&ContainerOptions {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_is_asked_for_by_an_annotation() {
+    fn the_daemon_is_requested_by_an_annotation() {
         let container = ContainerOptions { image: "i".into(), ..ContainerOptions::default() };
         let template = serde_json::to_value(with_daemon(pod_template(&container))).unwrap();
         assert_eq!(template["metadata"]["annotations"], json!({keys::annotations::INJECT_SANDBOXD: "true"}));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expiring_claim_is_deleted_at_its_time() {
+    fn an_expiring_claim_has_the_delete_policy() {
         let time: Time = serde_json::from_value(json!("2030-01-01T00:00:00Z")).unwrap();
         let claim = claim(&ClaimOptions { pool: "p".into(), expires_at: Some(time), ..ClaimOptions::default() });
         let lifecycle = claim.spec.lifecycle.unwrap();

@@ -1,4 +1,4 @@
-//! Warm pools with the template that they are made of.
+//! Warm pools together with their templates.
 
 use crate::{
     ClientError, ContainerOptions,
@@ -11,7 +11,7 @@ use kube::{
     api::{DeleteParams, ListParams, PostParams},
 };
 
-/// Makes a template with one container and, when `replicas` is given, a warm pool of the same name.
+/// Creates a template with one container and, if `replicas` is given, a warm pool of the same name.
 pub async fn create_pool(
     client: &Client,
     namespace: &str,
@@ -37,7 +37,7 @@ pub async fn create_pool(
     Ok(())
 }
 
-/// Deletes a warm pool and the template of the same name; what is gone already is fine.
+/// Deletes a warm pool and the template of the same name. Missing objects are not an error.
 pub async fn delete_pool(client: &Client, namespace: &str, name: &str) -> Result<(), ClientError> {
     let templates: Api<SandboxTemplate> = Api::namespaced(client.clone(), namespace);
     let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), namespace);
@@ -54,7 +54,7 @@ pub async fn delete_pool(client: &Client, namespace: &str, name: &str) -> Result
     Ok(())
 }
 
-/// The warm pools of a namespace: name, sandboxes wanted, sandboxes ready.
+/// The warm pools of a namespace: name, desired replicas, ready replicas.
 pub async fn list_pools(client: &Client, namespace: &str) -> Result<Vec<(String, usize, usize)>, ClientError> {
     let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), namespace);
     let list = pools.list(&ListParams::default()).await;

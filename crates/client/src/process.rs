@@ -1,8 +1,8 @@
-//! A background process: watched, written to, waited for, ended; from any connection, at any time.
+//! A background process: its events, input, exit and signals, independent of any connection.
 
 use crate::{
-    Call, ClientError, CommandEvent, Payload, Repeat, SandboxHandle,
-    events::{Broken, Lines, event},
+    Call, ClientError, CommandEvent, Payload, Retry, SandboxHandle,
+    events::{JsonLines, LinesError, command_event},
 };
 use agent_sandbox_protocol::native::{Event, PREFIX, ProcessInfo, SignalRequest, TerminalSize};
 use bytes::Bytes;
@@ -10,14 +10,14 @@ use futures::Stream;
 use http::{HeaderValue, Method, header};
 use std::time::Duration;
 
-/// One wait asks for this long, then again: no answer is long in coming.
-const WAIT: Duration = Duration::from_secs(50);
-/// How often a stream that broke is taken up again without having brought anything, and the pause between.
-const REATTACH: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(500);
-const WATCH: &str = "watch a process";
+/// Server-side timeout of one wait request; then another one follows.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(50);
+/// Maximum number of consecutive reattachments of a broken stream without any output, and the delay between them.
+const MAX_REATTACHES: u32 = 20;
+const REATTACH_DELAY: Duration = Duration::from_millis(500);
+const WATCH_PROCESS: &str = "watch a process";
 
-/// A process in a sandbox, by its number.
+/// A process in a sandbox, identified by its id.
 #[derive(Clone)]
 pub struct Process {
     sandbox: SandboxHandle,
@@ -30,54 +30,60 @@ impl Process {
         Self { sandbox, id, pid }
     }
 
-    /// What to give to [`SandboxHandle::process`] to find it again.
+    /// The id with which [`SandboxHandle::process`] finds the process again.
     pub fn id(&self) -> i32 {
         self.id
     }
 
-    /// Its number inside the sandbox.
+    /// The process id inside the sandbox.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
     pub async fn info(&self) -> Result<ProcessInfo, ClientError> {
-        self.sandbox.ask(self.call(Method::GET, "", "look at a process")).await
+        self.sandbox.fetch_json(self.call(Method::GET, "", "look at a process")).await
     }
 
-    /// Waits for its end.
+    /// Waits until the process has exited.
     pub async fn wait(&self) -> Result<ProcessInfo, ClientError> {
         loop {
-            let path = format!("/wait?timeoutSeconds={}", WAIT.as_secs());
-            let info: ProcessInfo = self.sandbox.ask(self.call(Method::GET, &path, "wait for a process")).await?;
+            let path = format!("/wait?timeoutSeconds={}", WAIT_TIMEOUT.as_secs());
+            let info: ProcessInfo =
+                self.sandbox.fetch_json(self.call(Method::GET, &path, "wait for a process")).await?;
             if !info.running {
                 return Ok(info);
             }
         }
     }
 
-    /// Everything from `offset` on, until its end. A broken connection is taken up again where it broke.
+    /// Streams events from the output offset `offset` until the process exits. After a broken connection the stream
+    /// reattaches where it broke.
     pub fn events(&self, offset: u64) -> impl Stream<Item = Result<CommandEvent, ClientError>> + Send + use<> {
-        let following =
-            Following { process: self.clone(), offset, lines: None, left: REATTACH, begun: false, done: false };
-        futures::stream::try_unfold(following, async |mut following| {
-            Ok(following.next().await?.map(|event| (event, following)))
-        })
+        let stream = EventStream {
+            process: self.clone(),
+            offset,
+            lines: None,
+            left: MAX_REATTACHES,
+            started: false,
+            done: false,
+        };
+        futures::stream::try_unfold(stream, async |mut stream| Ok(stream.next().await?.map(|event| (event, stream))))
     }
 
-    /// Writes to its standard input.
+    /// Writes to standard input.
     pub async fn write(&self, bytes: impl Into<Bytes>) -> Result<(), ClientError> {
         self.input("/stdin", bytes.into()).await
     }
 
-    /// Ends its standard input.
+    /// Closes standard input.
     pub async fn end_input(&self) -> Result<(), ClientError> {
         self.input("/stdin?eof=true", Bytes::new()).await
     }
 
-    /// Changes the size of its terminal.
+    /// Resizes the terminal.
     pub async fn resize(&self, columns: u16, rows: u16) -> Result<(), ClientError> {
         let mut call = self.call(Method::POST, "/resize", "resize a terminal").json(&TerminalSize { columns, rows });
-        call.repeat = Repeat::Harmless;
+        call.retry = Retry::Safe;
         self.sandbox.send(call).await.map(drop)
     }
 
@@ -87,7 +93,7 @@ impl Process {
         self.sandbox.send(self.call(Method::POST, "/signal", "send a signal").json(&request)).await.map(drop)
     }
 
-    /// Ends it, and everything that it started, and forgets it.
+    /// Kills the process and its descendants, and removes its record.
     pub async fn kill(&self) -> Result<(), ClientError> {
         let mut call = self.call(Method::DELETE, "", "end a process");
         call.accept = &[404];
@@ -105,17 +111,17 @@ impl Process {
     }
 }
 
-/// A stream that survives its connections.
-struct Following {
+/// An event stream that reattaches after broken connections.
+struct EventStream {
     process: Process,
     offset: u64,
-    lines: Option<Lines>,
+    lines: Option<JsonLines>,
     left: u32,
-    begun: bool,
+    started: bool,
     done: bool,
 }
 
-impl Following {
+impl EventStream {
     async fn next(&mut self) -> Result<Option<CommandEvent>, ClientError> {
         while !self.done {
             let mut lines = match self.lines.take() {
@@ -125,28 +131,28 @@ impl Following {
             match lines.next::<Event>().await {
                 Ok(Some(wire)) => {
                     self.lines = Some(lines);
-                    let event = event(wire, self.process.sandbox.name(), WATCH)?;
-                    if let Some(event) = self.take(event) {
+                    let event = command_event(wire, self.process.sandbox.name(), WATCH_PROCESS)?;
+                    if let Some(event) = self.record(event) {
                         return Ok(Some(event));
                     }
                 }
-                Err(Broken::Content(message)) => return Err(self.broken(message)),
-                // The end of a stream that did not say how the process ended is a break, too.
-                Ok(None) => self.pause("the stream ended early".to_owned()).await?,
-                Err(Broken::Connection(message)) => self.pause(message).await?,
+                Err(LinesError::Content(message)) => return Err(self.disconnected(message)),
+                // A stream that ends without an exit event has been cut off.
+                Ok(None) => self.wait_to_reattach("the stream ended early".to_owned()).await?,
+                Err(LinesError::Connection(message)) => self.wait_to_reattach(message).await?,
             }
         }
         Ok(None)
     }
 
-    /// Keeps count; a second `Started`, after taking up the stream again, is nobody's news.
-    fn take(&mut self, event: CommandEvent) -> Option<CommandEvent> {
+    /// Updates the position. A second `Started` event, after reattaching, is dropped.
+    fn record(&mut self, event: CommandEvent) -> Option<CommandEvent> {
         match &event {
-            CommandEvent::Started { .. } if std::mem::replace(&mut self.begun, true) => return None,
+            CommandEvent::Started { .. } if std::mem::replace(&mut self.started, true) => return None,
             CommandEvent::Started { .. } => {}
             CommandEvent::Stdout { offset, data } | CommandEvent::Stderr { offset, data } => {
                 self.offset = offset + data.len() as u64;
-                self.left = REATTACH;
+                self.left = MAX_REATTACHES;
             }
             CommandEvent::Skipped { offset, bytes } => self.offset = offset + bytes,
             CommandEvent::Exit { .. } => self.done = true,
@@ -154,24 +160,24 @@ impl Following {
         Some(event)
     }
 
-    async fn attach(&self) -> Result<Lines, ClientError> {
+    async fn attach(&self) -> Result<JsonLines, ClientError> {
         let endpoint = format!("/output?follow=true&offset={}", self.offset);
-        let mut call = self.process.call(Method::GET, &endpoint, WATCH);
+        let mut call = self.process.call(Method::GET, &endpoint, WATCH_PROCESS);
         call.headers.insert(header::ACCEPT, HeaderValue::from_static("application/x-ndjson"));
-        self.process.sandbox.send(call).await.map(Lines::new)
+        self.process.sandbox.send(call).await.map(JsonLines::new)
     }
 
-    async fn pause(&mut self, message: String) -> Result<(), ClientError> {
+    async fn wait_to_reattach(&mut self, message: String) -> Result<(), ClientError> {
         if self.left == 0 {
-            return Err(self.broken(message));
+            return Err(self.disconnected(message));
         }
         self.left -= 1;
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(REATTACH_DELAY).await;
         Ok(())
     }
 
-    fn broken(&self, message: String) -> ClientError {
+    fn disconnected(&self, message: String) -> ClientError {
         let name = self.process.sandbox.name().to_owned();
-        ClientError::Disconnected { name, operation: WATCH.to_owned(), message }
+        ClientError::Disconnected { name, operation: WATCH_PROCESS.to_owned(), message }
     }
 }

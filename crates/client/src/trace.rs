@@ -1,4 +1,4 @@
-//! W3C trace context: the two headers that tie a call in a sandbox to the caller's trace.
+//! W3C trace context: the two headers that link a request to the caller's trace.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// A place in a trace, as `traceparent` and `tracestate` say it.
+/// A trace context: `traceparent` and `tracestate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     parent: HeaderValue,
@@ -14,7 +14,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// None unless `traceparent` has the W3C form; a `tracestate` that cannot be a header is left out.
+    /// `None` unless `traceparent` has the W3C format. A `tracestate` that is not a valid header value is ignored.
     pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
         is_traceparent(traceparent).then_some(())?;
         let state = tracestate.filter(|state| !state.is_empty()).and_then(|state| HeaderValue::from_str(state).ok());
@@ -30,7 +30,7 @@ impl TraceContext {
     }
 
     pub fn traceparent(&self) -> &str {
-        self.parent.to_str().expect("checked when it was made")
+        self.parent.to_str().expect("checked on construction")
     }
 
     /// The value of the claim's annotation `opentelemetry.io/trace-context`.

@@ -1,7 +1,7 @@
-//! The way to one sandbox: pooled connections, the router's headers, deadlines, and repetition where it is safe.
+//! The transport to one sandbox: pooled connections, router headers, deadlines, and retries where they are safe.
 
 mod addressing;
-mod refusal;
+mod error_response;
 mod sending;
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     connection::ROUTER_NAMESPACE,
     dial::Dialer,
 };
-use addressing::{Known, Route};
+use addressing::{AddressCache, Route};
 use agent_sandbox_protocol::router_headers as names;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response};
@@ -26,36 +26,36 @@ use std::{
 };
 
 pub use addressing::select_pod_ip;
-pub(crate) use refusal::{chain, typed};
+pub(crate) use error_response::{client_error_in, error_chain};
 
-/// Idle connections are kept this long.
-const IDLE: Duration = Duration::from_secs(60);
+/// Time after which an idle connection is closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pooled connections, which sandboxes behind the same router share. Clones are the same pool.
+/// Connection pools, shared by sandboxes behind the same router. Clones share the pools.
 #[derive(Clone)]
-pub(crate) struct Links {
+pub(crate) struct ConnectionPools {
     http: HttpClient<Dialer, Body>,
     /// For gRPC, which needs HTTP/2.
     http2: HttpClient<Dialer, Body>,
 }
 
-impl Links {
+impl ConnectionPools {
     fn new(dialer: Dialer) -> Self {
         let http = HttpClient::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .build(dialer.clone());
         let http2 = HttpClient::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .http2_only(true)
             .build(dialer);
         Self { http, http2 }
     }
 }
 
-/// Everything needed to talk to one sandbox. Clones share connections.
+/// Sends requests to one sandbox. Clones share connections.
 #[derive(Clone)]
 pub struct Transport {
     inner: Arc<Inner>,
@@ -67,15 +67,15 @@ struct Inner {
     port: u16,
     kube: Option<Client>,
     route: Route,
-    links: Links,
+    pools: ConnectionPools,
     headers: HeaderMap,
     trace: Option<TraceContext>,
     /// Whether `X-Sandbox-Pod-IP` is sent.
     send_pod_ip: bool,
-    known: Mutex<Known>,
+    addresses: Mutex<AddressCache>,
 }
 
-/// What a transport is made of.
+/// Options of a transport.
 #[derive(Clone)]
 pub struct TransportOptions {
     pub name: String,
@@ -89,14 +89,14 @@ pub struct TransportOptions {
 
 impl Transport {
     pub fn new(options: TransportOptions) -> Result<Self, ClientError> {
-        Self::linked(options, None)
+        Self::with_pools(options, None)
     }
 
-    /// The same over connections of another sandbox that is reached through the same router.
-    pub(crate) fn linked(options: TransportOptions, links: Option<Links>) -> Result<Self, ClientError> {
-        let links = match links {
-            Some(links) => links,
-            None => Links::new(dialer(&options)?),
+    /// Like [`new`](Self::new), with the connection pools of another sandbox behind the same router.
+    pub(crate) fn with_pools(options: TransportOptions, pools: Option<ConnectionPools>) -> Result<Self, ClientError> {
+        let pools = match pools {
+            Some(pools) => pools,
+            None => ConnectionPools::new(dialer(&options)?),
         };
         let mut headers = HeaderMap::new();
         let route = match &options.connection {
@@ -109,20 +109,20 @@ impl Transport {
             Connection::PodTunnel => Route::Daemon { address: None },
             Connection::InCluster(address) => Route::Daemon { address: Some(*address) },
         };
-        Ok(Self::assemble(options, route, links, headers))
+        Ok(Self::assemble(options, route, pools, headers))
     }
 
-    /// The connections, where other sandboxes may use them: those that cannot but lead to a router.
-    pub(crate) fn links(&self) -> Option<Links> {
-        matches!(self.inner.route, Route::Router { .. } | Route::Gateway { .. }).then(|| self.inner.links.clone())
+    /// The connection pools, if other sandboxes may use them: only if all connections lead to a router.
+    pub(crate) fn pools(&self) -> Option<ConnectionPools> {
+        matches!(self.inner.route, Route::Router { .. } | Route::Gateway { .. }).then(|| self.inner.pools.clone())
     }
 
-    /// Tells where the sandbox was seen, so that it is not looked up again.
-    pub(crate) fn seen_at(&self, addresses: &[String]) {
-        self.remember(select_pod_ip(addresses));
+    /// Sets the sandbox's known Pod IPs, which saves a lookup.
+    pub(crate) fn set_pod_ips(&self, addresses: &[String]) {
+        self.set_pod_ip(select_pod_ip(addresses));
     }
 
-    /// To one Pod's daemon, through the API's port-forward.
+    /// A transport to the daemon of a Pod, through the API's port-forward.
     pub(crate) fn to_pod(client: Client, namespace: String, pod: String) -> Self {
         let dialer = Dialer::Pod { client: client.clone(), namespace: namespace.clone(), pod: pod.clone() };
         let options = TransportOptions {
@@ -134,13 +134,13 @@ impl Transport {
             trace: None,
             send_pod_ip: false,
         };
-        Self::assemble(options, Route::Daemon { address: None }, Links::new(dialer), HeaderMap::new())
+        Self::assemble(options, Route::Daemon { address: None }, ConnectionPools::new(dialer), HeaderMap::new())
     }
 
-    fn assemble(options: TransportOptions, route: Route, links: Links, headers: HeaderMap) -> Self {
+    fn assemble(options: TransportOptions, route: Route, pools: ConnectionPools, headers: HeaderMap) -> Self {
         let TransportOptions { name, namespace, port, kube, trace, send_pod_ip, .. } = options;
-        let known = Mutex::default();
-        let inner = Inner { name, namespace, port, kube, route, links, headers, trace, send_pod_ip, known };
+        let addresses = Mutex::default();
+        let inner = Inner { name, namespace, port, kube, route, pools, headers, trace, send_pod_ip, addresses };
         Self { inner: Arc::new(inner) }
     }
 
@@ -148,7 +148,7 @@ impl Transport {
         &self.inner.name
     }
 
-    /// One unary gRPC call: the message in, the message out.
+    /// Sends one unary gRPC call and returns the response message.
     pub async fn grpc(
         &self,
         port: u16,
@@ -169,20 +169,20 @@ impl Transport {
         body: Bytes,
     ) -> Result<Result<Response<Incoming>, HttpError>, ClientError> {
         let request = self.request(&Method::POST, path, headers, Some(limit), None, Some(port), full(body)).await?;
-        let sent = self.inner.links.http2.request(request.0).await;
+        let sent = self.inner.pools.http2.request(request.0).await;
         if sent.is_err() {
-            self.forget();
+            self.clear_addresses();
         }
         Ok(sent)
     }
 }
 
 fn needs_kube(options: &TransportOptions) -> Result<Client, ClientError> {
-    let message = "this way of connecting needs a cluster's API";
+    let message = "this connection type needs access to the Kubernetes API";
     options.kube.clone().ok_or_else(|| ClientError::Invalid(message.to_owned()))
 }
 
-/// How new connections are made.
+/// The dialer for new connections.
 fn dialer(options: &TransportOptions) -> Result<Dialer, ClientError> {
     Ok(match &options.connection {
         Connection::Direct(direct) if direct.url.starts_with("https://") => Dialer::tls(direct)?,

@@ -1,6 +1,6 @@
-//! A byte stream to a port inside a sandbox, through the API's port-forward over a WebSocket.
+//! Opens a byte stream to a port of a Pod through the API's port-forward over a WebSocket.
 
-use crate::{ClientError, carrier};
+use crate::{ClientError, upgraded};
 use http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
@@ -15,7 +15,7 @@ pub async fn dial(
     forward(client, &pod.namespace().unwrap_or_default(), &pod.name_any(), port).await
 }
 
-/// The same by name.
+/// Like [`dial`], by Pod name.
 pub(crate) async fn forward(
     client: &Client,
     namespace: &str,
@@ -26,6 +26,6 @@ pub(crate) async fn forward(
     let uri = format!("/api/v1/namespaces/{namespace}/pods/{name}/portforward?ports={port}");
     let request = Request::get(uri).body(Vec::new()).map_err(|error| failed(error.to_string()))?;
     let connection = client.connect(request).await.map_err(|error| failed(error.to_string()))?;
-    // Nothing was read from the WebSocket yet: what comes is all ours.
-    Ok(carrier::channel(connection.into_stream().into_inner().into_inner()))
+    // Nothing has been read from the WebSocket yet, so no frame is lost by taking its connection.
+    Ok(upgraded::channel(connection.into_stream().into_inner().into_inner()))
 }

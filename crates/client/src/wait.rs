@@ -1,4 +1,4 @@
-//! Waiting for an object to reach a state: by watching, with a deadline, ending early when the state can never come.
+//! Waits for an object to reach a state: with a watch and a deadline, failing early if the state cannot be reached.
 
 use crate::{ClientError, claims::Created};
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
@@ -16,8 +16,8 @@ use kube::{
 use serde::de::DeserializeOwned;
 use std::{fmt::Debug, time::Duration};
 
-/// Reasons of Ready=False that no amount of waiting heals.
-const TERMINAL: &[&str] = &[
+/// Reasons of Ready=False that are final, so that waiting longer is useless.
+const TERMINAL_REASONS: &[&str] = &[
     "TemplateNotFound",
     "WarmPoolNotFound",
     "InvalidMetadata",
@@ -30,16 +30,16 @@ const TERMINAL: &[&str] = &[
     "PodSucceeded",
 ];
 
-/// One watch lasts this long at most, then another follows.
+/// Server-side timeout of one watch, after which another one follows.
 const WATCH_SECONDS: u32 = 290;
-/// The pause before a watch that broke is taken up again.
-const RECONNECT: Duration = Duration::from_millis(200);
+/// Delay before reconnecting a broken watch.
+const RECONNECT_DELAY: Duration = Duration::from_millis(200);
 
-/// What one look at an object says about the wait.
-enum Look {
-    Done,
-    Never { reason: String, message: String },
-    NotYet(String),
+/// State of an object relative to the awaited one.
+enum Progress {
+    Reached,
+    Unreachable { reason: String, message: String },
+    Pending(String),
 }
 
 /// Waits until a Sandbox is Ready.
@@ -49,22 +49,23 @@ pub async fn sandbox_ready(
     name: &str,
     limit: Duration,
 ) -> Result<Sandbox, ClientError> {
-    let waiting = Waiting { client, namespace, name, kind: "sandbox", wanted: "ready", limit };
-    waiting.until(|sandbox: &Sandbox| ready(sandbox.conditions(), sandbox.metadata.generation)).await
+    let waiting = Wait { client, namespace, name, kind: "sandbox", wanted: "ready", limit };
+    waiting.until(|sandbox: &Sandbox| ready_progress(sandbox.conditions(), sandbox.metadata.generation)).await
 }
 
-/// Waits until a claim is Ready and names its Sandbox.
+/// Waits until a claim is Ready and bound to a Sandbox.
 pub async fn claim_ready(
     client: &Client,
     namespace: &str,
     name: &str,
     limit: Duration,
 ) -> Result<SandboxClaim, ClientError> {
-    let waiting = Waiting { client, namespace, name, kind: "claim", wanted: "ready", limit };
-    waiting.until(look_at_claim).await
+    let waiting = Wait { client, namespace, name, kind: "claim", wanted: "ready", limit };
+    waiting.until(claim_progress).await
 }
 
-/// The same for a claim just created or taken over: one watch from its own version on, which misses nothing and asks for nothing twice.
+/// Like [`claim_ready`], for a claim that was just created or adopted: one watch from its resource version on, which
+/// misses no change and needs no initial list.
 pub(crate) async fn claim_ready_from(
     client: &Client,
     namespace: &str,
@@ -87,12 +88,12 @@ async fn follow_claim(
 ) -> Result<SandboxClaim, ClientError> {
     let deleted = || ClientError::Deleted { name: name.to_owned() };
     if let Some(claim) = &created.object {
-        match look_at_claim(claim) {
-            Look::Done => return Ok(claim.clone()),
-            Look::Never { reason, message } => {
+        match claim_progress(claim) {
+            Progress::Reached => return Ok(claim.clone()),
+            Progress::Unreachable { reason, message } => {
                 return Err(ClientError::Failed { name: name.to_owned(), reason, message });
             }
-            Look::NotYet(why) => *last = why,
+            Progress::Pending(why) => *last = why,
         }
     }
     let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECONDS);
@@ -100,7 +101,7 @@ async fn follow_claim(
     loop {
         let mut changes = match api.watch(&params, &version).await {
             Ok(changes) => changes.boxed(),
-            // A version that is too old for a watch: begin with what is there now.
+            // The version is too old for a watch: start with the current state.
             Err(kube::Error::Api(status)) if status.code == 410 => {
                 version = "0".to_owned();
                 continue;
@@ -111,7 +112,7 @@ async fn follow_claim(
             }
             Err(error) => {
                 *last = error.to_string();
-                tokio::time::sleep(RECONNECT).await;
+                tokio::time::sleep(RECONNECT_DELAY).await;
                 continue;
             }
         };
@@ -136,30 +137,32 @@ async fn follow_claim(
                 return Err(deleted());
             }
             version = claim.resource_version().to_owned();
-            match look_at_claim(&claim) {
-                Look::Done => return Ok(claim),
-                Look::Never { reason, message } => {
+            match claim_progress(&claim) {
+                Progress::Reached => return Ok(claim),
+                Progress::Unreachable { reason, message } => {
                     return Err(ClientError::Failed { name: name.to_owned(), reason, message });
                 }
-                Look::NotYet(why) => *last = why,
+                Progress::Pending(why) => *last = why,
             }
         }
-        // Watches end by themselves; a claim that went away meanwhile leaves no trace in the next one.
+        // Watches time out, and the next one does not report a claim that was deleted in between.
         if api.get_metadata_opt(name).await.is_ok_and(|found| found.is_none()) {
             return Err(deleted());
         }
-        tokio::time::sleep(RECONNECT).await;
+        tokio::time::sleep(RECONNECT_DELAY).await;
     }
 }
 
-/// Ready, and naming its Sandbox. A pool that does not exist is final whatever condition says so.
-fn look_at_claim(claim: &SandboxClaim) -> Look {
+/// Reached if the claim is Ready and bound to a Sandbox. A missing pool is final, whichever condition reports it.
+fn claim_progress(claim: &SandboxClaim) -> Progress {
     let missing = claim.conditions().iter().find(|condition| condition.reason == "WarmPoolNotFound");
     if let Some(condition) = missing {
-        return Look::Never { reason: condition.reason.clone(), message: condition.message.clone() };
+        return Progress::Unreachable { reason: condition.reason.clone(), message: condition.message.clone() };
     }
-    match ready(claim.conditions(), None) {
-        Look::Done if claim.bound_sandbox().is_none() => Look::NotYet("Ready, but no sandbox is named yet".into()),
+    match ready_progress(claim.conditions(), None) {
+        Progress::Reached if claim.bound_sandbox().is_none() => {
+            Progress::Pending("Ready, but not bound to a sandbox yet".into())
+        }
         other => other,
     }
 }
@@ -171,39 +174,39 @@ pub async fn sandbox_suspended(
     name: &str,
     limit: Duration,
 ) -> Result<Sandbox, ClientError> {
-    let waiting = Waiting { client, namespace, name, kind: "sandbox", wanted: "suspended", limit };
+    let waiting = Wait { client, namespace, name, kind: "sandbox", wanted: "suspended", limit };
     waiting
         .until(|sandbox: &Sandbox| match sandbox.conditions().iter().find(|condition| condition.type_ == "Suspended") {
-            Some(condition) if condition.status == "True" => Look::Done,
-            _ => Look::NotYet(describe(sandbox.conditions())),
+            Some(condition) if condition.status == "True" => Progress::Reached,
+            _ => Progress::Pending(describe(sandbox.conditions())),
         })
         .await
 }
 
 /// Waits until every container of a Pod has been started.
 pub async fn pod_started(client: &Client, namespace: &str, name: &str, limit: Duration) -> Result<Pod, ClientError> {
-    let waiting = Waiting { client, namespace, name, kind: "Pod", wanted: "started", limit };
-    waiting.until(started).await
+    let waiting = Wait { client, namespace, name, kind: "Pod", wanted: "started", limit };
+    waiting.until(pod_progress).await
 }
 
-fn started(pod: &Pod) -> Look {
-    let Some(status) = &pod.status else { return Look::NotYet("no node has taken it up yet".to_owned()) };
-    let said = |text: &Option<String>| text.clone().unwrap_or_default();
+fn pod_progress(pod: &Pod) -> Progress {
+    let Some(status) = &pod.status else { return Progress::Pending("no node has reported a status yet".to_owned()) };
+    let text_of = |text: &Option<String>| text.clone().unwrap_or_default();
     match status.phase.as_deref() {
-        Some("Running") => Look::Done,
-        Some("Failed") => Look::Never { reason: said(&status.reason), message: said(&status.message) },
+        Some("Running") => Progress::Reached,
+        Some("Failed") => Progress::Unreachable { reason: text_of(&status.reason), message: text_of(&status.message) },
         _ => {
             let containers = status.container_statuses.iter().flatten();
             let mut waiting = containers.filter_map(|container| container.state.as_ref()?.waiting.as_ref());
             match waiting.find(|waiting| waiting.message.is_some()) {
-                Some(why) => Look::NotYet(format!("{}: {}", said(&why.reason), said(&why.message))),
-                None => Look::NotYet(said(&status.phase)),
+                Some(why) => Progress::Pending(format!("{}: {}", text_of(&why.reason), text_of(&why.message))),
+                None => Progress::Pending(text_of(&status.phase)),
             }
         }
     }
 }
 
-/// Waits until an object is gone, or has been replaced by another of the same name.
+/// Waits until an object is deleted, or replaced by another one of the same name.
 pub async fn gone<K>(api: Api<K>, name: &str, uid: Option<&str>, limit: Duration) -> Result<(), ClientError>
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -212,7 +215,7 @@ where
     let watching = async {
         let mut changes = watcher::watch_object(api, name).boxed();
         while let Some(change) = changes.next().await {
-            // A watch that breaks is taken up again by the watcher; only the deadline ends the wait.
+            // The watcher reconnects broken watches; only the deadline ends the wait.
             match change {
                 Ok(Some(object)) if same(&object) => {}
                 Ok(_) => return,
@@ -228,7 +231,7 @@ where
     })
 }
 
-/// One line about an object's readiness, from its conditions.
+/// Describes the Ready condition of an object in one line.
 pub(crate) fn describe(conditions: &[Condition]) -> String {
     match conditions.iter().find(|condition| condition.type_ == "Ready") {
         Some(condition) if condition.message.is_empty() => condition.reason.clone(),
@@ -237,24 +240,24 @@ pub(crate) fn describe(conditions: &[Condition]) -> String {
     }
 }
 
-/// A condition counts only when it speaks of the object's present generation.
-fn ready(conditions: &[Condition], generation: Option<i64>) -> Look {
+/// Evaluates the Ready condition, which counts only if it refers to the current generation.
+fn ready_progress(conditions: &[Condition], generation: Option<i64>) -> Progress {
     let Some(condition) = conditions.iter().find(|condition| condition.type_ == "Ready") else {
-        return Look::NotYet(describe(conditions));
+        return Progress::Pending(describe(conditions));
     };
     if generation.zip(condition.observed_generation).is_some_and(|(now, seen)| seen < now) {
-        return Look::NotYet("the newest change has not been seen yet".into());
+        return Progress::Pending("the controller has not processed the newest change yet".into());
     }
     match condition.status.as_str() {
-        "True" => Look::Done,
-        _ if TERMINAL.contains(&condition.reason.as_str()) => {
-            Look::Never { reason: condition.reason.clone(), message: condition.message.clone() }
+        "True" => Progress::Reached,
+        _ if TERMINAL_REASONS.contains(&condition.reason.as_str()) => {
+            Progress::Unreachable { reason: condition.reason.clone(), message: condition.message.clone() }
         }
-        _ => Look::NotYet(describe(conditions)),
+        _ => Progress::Pending(describe(conditions)),
     }
 }
 
-struct Waiting<'a> {
+struct Wait<'a> {
     client: &'a Client,
     namespace: &'a str,
     name: &'a str,
@@ -263,8 +266,8 @@ struct Waiting<'a> {
     limit: Duration,
 }
 
-impl Waiting<'_> {
-    async fn until<K>(&self, look: impl Fn(&K) -> Look) -> Result<K, ClientError>
+impl Wait<'_> {
+    async fn until<K>(&self, progress: impl Fn(&K) -> Progress) -> Result<K, ClientError>
     where
         K: Resource<Scope = NamespaceResourceScope>
             + Metadata<Ty = ObjectMeta>
@@ -275,7 +278,7 @@ impl Waiting<'_> {
             + 'static,
     {
         let api: Api<K> = Api::namespaced(self.client.clone(), self.namespace);
-        let mut last = "it has not been seen yet".to_owned();
+        let mut last = "the object has not been observed yet".to_owned();
         let watching = async {
             let mut changes = watcher::watch_object(api, self.name).boxed();
             let mut seen = false;
@@ -283,12 +286,12 @@ impl Waiting<'_> {
                 match changes.try_next().await {
                     Ok(Some(Some(object))) => {
                         seen = true;
-                        match look(&object) {
-                            Look::Done => return Ok(object),
-                            Look::Never { reason, message } => {
+                        match progress(&object) {
+                            Progress::Reached => return Ok(object),
+                            Progress::Unreachable { reason, message } => {
                                 return Err(ClientError::Failed { name: object.name_any(), reason, message });
                             }
-                            Look::NotYet(why) => last = why,
+                            Progress::Pending(why) => last = why,
                         }
                     }
                     Ok(Some(None)) if seen => return Err(self.missing()),

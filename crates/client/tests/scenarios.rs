@@ -1,4 +1,5 @@
-//! The scenarios that all our SDKs run (`tests/scenarios/sdk.yaml`), here with the Rust client on an engine of its own.
+//! Runs the scenarios shared by all SDKs (`tests/scenarios/sdk.yaml`) with the Rust client, against an engine of its
+//! own.
 
 #[path = "scenarios/engine.rs"]
 mod engine;
@@ -11,7 +12,7 @@ use runner::{Runner, Scenario};
 const SOURCE: &str = "python-sandbox-template";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_scenario() {
+async fn every_scenario_passes() {
     let text = std::fs::read_to_string(engine::root().join("tests/scenarios/sdk.yaml")).expect("the scenarios");
     let scenarios: Vec<Scenario> = serde_saphyr::from_str(&text).expect("scenarios");
     let Some(engine) = engine::start().await else { return };
@@ -21,7 +22,7 @@ async fn every_scenario() {
         let sandbox = client.claim(&wanted).await.expect("a sandbox");
         let mut runner = Runner::new(client.clone(), sandbox.clone());
         for step in &scenario.steps {
-            if let Err(problem) = runner.play(step).await {
+            if let Err(problem) = runner.run_step(step).await {
                 panic!("{}: {step:?}: {problem}", scenario.name);
             }
         }

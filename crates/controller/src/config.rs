@@ -1,40 +1,43 @@
-//! What a controller runs with, already validated. [`crate::flags`] makes one from the command line; an embedding program fills it in.
+//! The controller's configuration, already validated. [`crate::flags`] makes one from the command line; an embedding
+//! program fills it in.
 
 use std::{net::SocketAddr, time::Duration};
 
 use agent_sandbox_telemetry::ExportSettings;
 
-use crate::{claim::ClaimSettings, lease::LeaseConfig, pool::PoolSettings, sandbox, webhook::WebhookConfig};
+use crate::{
+    claim::ClaimSettings, leader_election::LeaseConfig, pool::PoolSettings, sandbox, serving::webhook::WebhookConfig,
+};
 
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// One namespace to work in, or all.
+    /// The only namespace to work in; `None`: all.
     pub namespace: Option<String>,
-    /// Run the claim, pool and template reconcilers too.
+    /// Whether to run the claim, pool and template reconcilers too.
     pub extensions: bool,
     pub sandbox: sandbox::Settings,
     pub claim: ClaimSettings,
     pub pool: PoolSettings,
     pub workers: Workers,
-    /// Cache only Pods, PVCs and Services that carry the tracking label.
+    /// Whether to cache only Pods, PVCs and Services that carry the tracking label.
     pub cache_label_selectors: bool,
-    /// `None`: there is no other controller.
+    /// `None`: no leader election, because there is no other replica.
     pub leader_election: Option<LeaseConfig>,
     pub metrics_address: Option<SocketAddr>,
     pub health_address: Option<SocketAddr>,
-    /// `None`: conversion is somebody else's, as with an embedded API.
+    /// `None`: no conversion webhook; an embedded API converts by itself.
     pub webhook: Option<WebhookConfig>,
-    /// Trace passes, and export their spans so.
+    /// Where to export the spans of passes; `None`: no tracing.
     pub tracing: Option<ExportSettings>,
-    /// Requests per second to the API, negative for no limit, and how many may exceed it at once.
+    /// Requests per second to the API (negative: no limit), and how many may exceed that rate at once.
     pub api_rate: (f64, usize),
-    /// Who reports events.
+    /// The reporting instance of Events.
     pub instance: String,
-    /// How long passes under way may take to end after a stop was asked for.
+    /// How long running passes may take to end after a shutdown was requested.
     pub grace: Duration,
 }
 
-/// How many objects of a kind are worked on at once.
+/// Maximum number of concurrent passes of each reconciler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workers {
     pub sandbox: usize,
@@ -44,14 +47,14 @@ pub struct Workers {
 }
 
 impl Default for Workers {
-    /// Pools are independent of one another: several refill at the same time.
+    /// Pools are independent of one another, so several refill at the same time.
     fn default() -> Self {
         Self { sandbox: 100, claim: 50, pool: 10, template: 2 }
     }
 }
 
 impl Default for Config {
-    /// For a program that embeds the controller beside its API: no rivals, no listeners, all kinds.
+    /// For a program that embeds the controller beside its API: no other replicas, no listeners, all kinds.
     fn default() -> Self {
         Self {
             namespace: None,

@@ -1,63 +1,59 @@
-//! The controller as a whole: caches, leadership, reconcilers, and an orderly end.
+//! The running controller: caches, leader election, reconcilers, and an orderly shutdown.
 
 use std::{sync::Arc, time::Duration};
 
-use agent_sandbox_api::{
-    keys::labels,
-    v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
-};
+use agent_sandbox_api::{keys::labels, v1beta1::SandboxClaim};
 use agent_sandbox_telemetry::Spans;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::{
+    api_client::{ApiClient, Clients, KubeApiClient, rate_limit::RateLimiter},
+    cache::{
+        CacheUpdate, Cached, Kind, KindVisitor, Route, Sandbox, Store,
+        reflector::{self, Scope, reflect},
+    },
     claim::{self, ClaimReconciler, ClaimSettings},
     clock::{Clock, SystemClock},
     config::Config,
-    events::{self, Events},
-    kube_ports::{Clients, KubePorts},
-    lease::{self, Gate},
-    metrics::Metrics,
-    object::{Kind, Pod, Pvc, Sandbox, Service},
-    pace::Pace,
+    leader_election::{self, WriteGate},
     pool::{self, PoolReconciler},
-    ports::Ports,
-    probes::{Readiness, health_pages, metrics_page, serve},
     reconcile::{self, Reconciler},
-    reflector::{self, Scope, reflect},
     sandbox::{self, SandboxReconciler},
-    store::{Route, Store},
+    serving::{
+        events::{self, Events},
+        metrics::Metrics,
+        probes::{Readiness, health_pages, metrics_page, serve},
+        tracing_context::{self, Tracing},
+        webhook::Webhook,
+    },
     template::{self, TemplateReconciler},
-    tracing_context::{self, Tracing},
-    webhook::Webhook,
-    world::{Known, News},
 };
 
-/// How long a new leader waits between attempts at its first consistent list.
+/// Delay of a new leader between attempts at its first consistent list.
 const FIRST_LIST_RETRY: Duration = Duration::from_secs(1);
-/// How long refill and the finishing touches of an adoption are put off, in favour of claims that are being served.
-const PATIENCE: Duration = Duration::from_millis(10);
+/// How long refill and the work that follows an adoption are deferred, in favour of claims that are being served.
+const BACKGROUND_DEFERRAL: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ControllerError {
-    #[error("leadership was lost; restart to stand for election again")]
+    #[error("leadership was lost; restart the process to take part in the election again")]
     LeadershipLost,
     #[error("{0}")]
     CannotStart(String),
-    #[error("the controller was stopped before it came to work")]
+    #[error("the controller was stopped before it started to reconcile")]
     Stopped,
-    #[error("a part of the controller ended unexpectedly: {0}")]
-    Died(String),
+    #[error("a task of the controller ended unexpectedly: {0}")]
+    TaskEnded(String),
 }
 
-/// How far a controller has come.
+/// The state of the controller.
 #[derive(Debug)]
 enum Phase {
     Starting,
-    /// Everything is known and work has begun.
-    AtWork,
+    /// The caches are complete and the reconcilers run.
+    Running,
     Ended(Result<(), ControllerError>),
 }
 
@@ -70,7 +66,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Starts the controller on one client, as a program does that embeds the API.
+    /// Starts the controller on one client, for a program that embeds the API.
     pub fn start(client: kube::Client, config: Config, shutdown: CancellationToken) -> Self {
         Self::start_with(Clients::shared(client), config, shutdown)
     }
@@ -81,8 +77,8 @@ impl Controller {
         if config.extensions {
             routes.extend([template::route as Route, claim::route, pool::route]);
         }
-        let store = Store::patient(routes, config.cache_label_selectors, PATIENCE);
-        let metrics = Arc::new(Metrics::over(&store));
+        let store = Store::with_deferral(routes, config.cache_label_selectors, BACKGROUND_DEFERRAL);
+        let metrics = Arc::new(Metrics::with_store(&store));
         let (progress, phase) = watch::channel(Phase::Starting);
         let (to_store, to_metrics) = (store.clone(), metrics.clone());
         let task = tokio::spawn(async move {
@@ -93,20 +89,20 @@ impl Controller {
         Self { store, metrics, phase, task }
     }
 
-    /// Waits until the controller knows everything that is stored and works on it, or has ended without.
-    pub async fn at_work(&self) -> Result<(), ControllerError> {
+    /// Waits until the caches are complete and the reconcilers run, or until the controller has ended before that.
+    pub async fn wait_until_running(&self) -> Result<(), ControllerError> {
         let mut phase = self.phase.clone();
         let reached = phase.wait_for(|phase| !matches!(phase, Phase::Starting)).await;
         match reached.as_deref() {
-            Ok(Phase::Starting | Phase::AtWork) => Ok(()),
+            Ok(Phase::Starting | Phase::Running) => Ok(()),
             Ok(Phase::Ended(outcome)) => Err(outcome.clone().err().unwrap_or(ControllerError::Stopped)),
-            Err(_) => Err(ControllerError::Died("it panicked; the log says where".to_owned())),
+            Err(_) => Err(ControllerError::TaskEnded("it panicked; see the log".to_owned())),
         }
     }
 
     /// Waits for the controller to end.
     pub async fn wait(self) -> Result<(), ControllerError> {
-        self.task.await.unwrap_or_else(|error| Err(ControllerError::Died(error.to_string())))
+        self.task.await.unwrap_or_else(|error| Err(ControllerError::TaskEnded(error.to_string())))
     }
 }
 
@@ -118,7 +114,7 @@ async fn run(
     progress: &watch::Sender<Phase>,
     shutdown: CancellationToken,
 ) -> Result<(), ControllerError> {
-    // Everything below ends with this token: when asked to, or when a part fails.
+    // Everything below ends with this token: on request, or when a part fails.
     let stop = shutdown.child_token();
     let _stop_on_exit = stop.clone().drop_guard();
     let mut tasks = JoinSet::new();
@@ -126,12 +122,13 @@ async fn run(
     start_servers(&clients, &config, &metrics, &stop).await?;
     let kinds = start_reflectors(&clients, &config, &store, &stop, &mut tasks);
 
-    let gate = if config.leader_election.is_some() { Gate::closed() } else { Gate::open() };
+    let gate = if config.leader_election.is_some() { WriteGate::closed() } else { WriteGate::open() };
     let acquired = CancellationToken::new();
     let mut leadership = config.leader_election.clone().map(|lease| {
-        // Its own stop: the lease is released after the last write, not before.
+        // A token of its own: the lease is released after the last write, not before.
         let release = CancellationToken::new();
-        let lead = lease::lead(clients.core.clone(), lease, gate.clone(), acquired.clone(), release.clone());
+        let lead =
+            leader_election::hold_lease(clients.core.clone(), lease, gate.clone(), acquired.clone(), release.clone());
         (tokio::spawn(lead), release)
     });
     if leadership.is_none() {
@@ -149,20 +146,24 @@ async fn run(
         }
     }
     if let Some(lease) = &config.leader_election {
-        metrics.leading(&lease.name, true);
+        metrics.set_leading(&lease.name, true);
     }
-    info!("Controller runs");
-    let ports: Arc<dyn Ports> =
-        Arc::new(KubePorts::new(clients, gate, metrics.clone(), Pace::new(config.api_rate.0, config.api_rate.1)));
-    let mut workers = start_workers(&config, &store, &metrics, ports, &tracing);
-    progress.send_replace(Phase::AtWork);
+    info!("Controller is running");
+    let api: Arc<dyn ApiClient> = Arc::new(KubeApiClient::new(
+        clients,
+        gate,
+        metrics.clone(),
+        RateLimiter::new(config.api_rate.0, config.api_rate.1),
+    ));
+    let mut workers = start_workers(&config, &store, &metrics, api, &tracing);
+    progress.send_replace(Phase::Running);
 
     let outcome = match &mut leadership {
         Some((lead, _)) => tokio::select! {
             ended = lead => match ended {
-                Ok(lease::Ended::Stopped) => Ok(()),
-                Ok(lease::Ended::Lost) => Err(ControllerError::LeadershipLost),
-                Err(error) => Err(ControllerError::Died(error.to_string())),
+                Ok(leader_election::LeadershipEnd::Stopped) => Ok(()),
+                Ok(leader_election::LeadershipEnd::Lost) => Err(ControllerError::LeadershipLost),
+                Err(error) => Err(ControllerError::TaskEnded(error.to_string())),
             },
             () = stop.cancelled() => Ok(()),
         },
@@ -174,7 +175,7 @@ async fn run(
     store.queues.close();
     let drained = tokio::time::timeout(config.grace, async { while workers.join_next().await.is_some() {} }).await;
     if drained.is_err() {
-        warn!("Stopped before every pass had ended");
+        warn!("Aborted the passes that did not end within the shutdown grace period");
         workers.abort_all();
     }
     flush(exporter).await;
@@ -185,7 +186,7 @@ async fn run(
     outcome
 }
 
-/// Opens every listener. The webhook comes before the first list: on an upgraded cluster that list needs it.
+/// Starts every listener. The webhook comes before the first list: on an upgraded cluster that list needs it.
 async fn start_servers(
     clients: &Clients,
     config: &Config,
@@ -212,7 +213,7 @@ async fn start_servers(
     Ok(())
 }
 
-/// The error with what caused it, for a person to read.
+/// The error followed by its causes.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -223,18 +224,18 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Gives the lease up, if we have or seek it.
+/// Ends the leader election and releases the lease.
 async fn release(
-    leadership: Option<(tokio::task::JoinHandle<lease::Ended>, CancellationToken)>,
+    leadership: Option<(tokio::task::JoinHandle<leader_election::LeadershipEnd>, CancellationToken)>,
 ) -> Result<(), ControllerError> {
     if let Some((lead, release)) = leadership {
         release.cancel();
-        lead.await.map_err(|error| ControllerError::Died(error.to_string()))?;
+        lead.await.map_err(|error| ControllerError::TaskEnded(error.to_string()))?;
     }
     Ok(())
 }
 
-/// Starts one watch per kind; the kinds that must be listed before work begins.
+/// Starts one reflector per kind; returns the kinds that must be listed before the reconcilers start.
 fn start_reflectors(
     clients: &Clients,
     config: &Config,
@@ -244,33 +245,47 @@ fn start_reflectors(
 ) -> Vec<Kind> {
     let all = Scope { namespace: config.namespace.clone(), label: None };
     let children = Scope { label: config.cache_label_selectors.then_some(labels::SANDBOX_NAME_HASH), ..all.clone() };
-    let mut kinds = vec![Kind::Sandbox, Kind::Pod, Kind::Service, Kind::Pvc];
-    macro_rules! watch {
-        ($kind:ty, $scope:expr) => {
-            tasks.spawn(reflect::<$kind>(clients.watch.clone(), $scope.clone(), store.clone(), stop.clone()))
-        };
-    }
-    watch!(Sandbox, all);
-    watch!(Pod, children);
-    watch!(Service, children);
-    watch!(Pvc, children);
-    if config.extensions {
-        kinds.extend([Kind::Claim, Kind::Pool, Kind::Template, Kind::NetworkPolicy]);
-        watch!(SandboxClaim, all);
-        watch!(SandboxWarmPool, all);
-        watch!(SandboxTemplate, all);
-        watch!(NetworkPolicy, all);
+    let kinds: Vec<Kind> =
+        Kind::CACHED.iter().copied().filter(|kind| config.extensions || !kind.is_extension()).collect();
+    for kind in &kinds {
+        let scope = if kind.is_child() { children.clone() } else { all.clone() };
+        kind.visit(StartReflector {
+            client: clients.watch.clone(),
+            scope,
+            store: store.clone(),
+            stop: stop.clone(),
+            tasks: &mut *tasks,
+        });
     }
     kinds
 }
 
-/// Brings a new leader's caches to the present: a standby's watches may lag behind what its predecessor wrote.
+/// Starts the reflector of one kind.
+struct StartReflector<'a> {
+    client: kube::Client,
+    scope: Scope,
+    store: Arc<Store>,
+    stop: CancellationToken,
+    tasks: &'a mut JoinSet<()>,
+}
+
+impl KindVisitor for StartReflector<'_> {
+    type Output = ();
+
+    fn visit<K: Cached>(self) {
+        self.tasks.spawn(reflect::<K>(self.client, self.scope, self.store, self.stop));
+    }
+}
+
+/// Brings a new leader's caches up to date: a standby's watches may lag behind what the previous leader wrote.
 async fn catch_up(clients: &Clients, config: &Config, store: &Store) {
-    async fn relist<K: Known>(client: &kube::Client, namespace: Option<&String>, store: &Store) {
+    async fn relist<K: Cached>(client: &kube::Client, namespace: Option<&String>, store: &Store) {
         let scope = Scope { namespace: namespace.cloned(), label: None };
         loop {
             match reflector::list::<K>(client, &scope).await {
-                Ok((items, version)) => return store.learn(News::List(items, version.parse().unwrap_or(0))),
+                Ok((items, version)) => {
+                    return store.apply_update(CacheUpdate::Listed(items, version.parse().unwrap_or(0)));
+                }
                 Err(error) => {
                     warn!(kind = K::KIND_OF.name(), %error, "Could not list before the first write");
                     tokio::time::sleep(FIRST_LIST_RETRY).await;
@@ -286,7 +301,7 @@ async fn catch_up(clients: &Clients, config: &Config, store: &Store) {
     tokio::join!(relist::<Sandbox>(&clients.core, config.namespace.as_ref(), store), claims);
 }
 
-/// The exporter of spans, with the token that ends it; it runs until the last pass has ended.
+/// The exporter of spans, with the token that stops it; it runs until the last pass has ended.
 type Exporter = Option<(CancellationToken, tokio::task::JoinHandle<()>)>;
 
 fn start_tracing(config: &Config) -> Result<(Tracing, Exporter), ControllerError> {
@@ -311,21 +326,21 @@ fn start_workers(
     config: &Config,
     store: &Arc<Store>,
     metrics: &Arc<Metrics>,
-    ports: Arc<dyn Ports>,
+    api: Arc<dyn ApiClient>,
     tracing: &Tracing,
 ) -> JoinSet<()> {
     let mut workers = JoinSet::new();
     let (events, queue) = Events::channel();
-    workers.spawn(events::deliver(ports.clone(), queue, config.instance.clone()));
+    workers.spawn(events::deliver(api.clone(), queue, config.instance.clone()));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let mut start = |reconciler: Arc<dyn Reconciler>, concurrency: usize| {
-        let queue = store.queues.of(reconciler.target()).clone();
+        let queue = store.queues.of(reconciler.kind()).clone();
         workers.spawn(reconcile::run(reconciler, queue, concurrency, metrics.clone()));
     };
     start(
         Arc::new(SandboxReconciler::new(
             store.clone(),
-            ports.clone(),
+            api.clone(),
             clock.clone(),
             events.clone(),
             config.sandbox.clone(),
@@ -334,11 +349,11 @@ fn start_workers(
         config.workers.sandbox,
     );
     if config.extensions {
-        start(Arc::new(TemplateReconciler::new(store.clone(), ports.clone())), config.workers.template);
+        start(Arc::new(TemplateReconciler::new(store.clone(), api.clone())), config.workers.template);
         start(
             Arc::new(ClaimReconciler::new(
                 store.clone(),
-                ports.clone(),
+                api.clone(),
                 clock.clone(),
                 events.clone(),
                 metrics.clone(),
@@ -347,7 +362,7 @@ fn start_workers(
             config.workers.claim,
         );
         start(
-            Arc::new(PoolReconciler::new(store.clone(), ports, clock, events, metrics.clone(), config.pool.clone())),
+            Arc::new(PoolReconciler::new(store.clone(), api, clock, events, metrics.clone(), config.pool.clone())),
             config.workers.pool,
         );
     }

@@ -1,4 +1,4 @@
-//! The command line of `agent-sandbox controller`: upstream's flags, spelled and defaulted as there.
+//! The command line of `agent-sandbox controller`: upstream's flags, with upstream's names and defaults.
 //!
 //! Arguments become a validated [`Config`]; every mistake is reported at once, before the API is contacted.
 
@@ -17,13 +17,16 @@ pub use self::go_values::{parse_address, parse_duration, to_long_flags};
 use crate::{
     claim::{ClaimSettings, validate::label_domains},
     config::{Config, Workers},
-    lease::LeaseConfig,
+    leader_election::LeaseConfig,
     pool::{PacingSettings, PoolSettings},
-    sandbox, tracing_context,
-    webhook::{CertificateSource, ServiceNames, WebhookConfig},
+    sandbox,
+    serving::{
+        tracing_context,
+        webhook::{CertificateSource, ServiceNames, WebhookConfig},
+    },
 };
 
-/// In a Pod, the file that says which namespace it runs in.
+/// The file in a Pod that holds the Pod's namespace.
 const OWN_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 /// Where the ConfigMap with domains for claims' labels is mounted.
 const LABEL_DOMAINS: &str = "/etc/sandbox-config/allowed-label-domains";
@@ -49,13 +52,13 @@ pub struct Flags {
     /// Suffix of Services' DNS names.
     #[arg(long, default_value = "cluster.local")]
     pub cluster_domain: String,
-    /// Where to serve metrics; 0 turns them off.
+    /// Address to serve metrics on; 0 turns them off.
     #[arg(long, default_value = ":8080")]
     pub metrics_bind_address: String,
-    /// Where to serve health and readiness; 0 turns them off.
+    /// Address to serve health and readiness on; 0 turns them off.
     #[arg(long, default_value = ":8081")]
     pub health_probe_bind_address: String,
-    /// Stand for election before writing.
+    /// Take part in leader election before writing.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "true", default_missing_value = "true", action = ArgAction::Set)]
     pub leader_elect: bool,
     /// Namespace of the Lease; empty: the Pod's own.
@@ -64,7 +67,7 @@ pub struct Flags {
     /// Also run the claim, template and warm-pool controllers.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub extensions: bool,
-    /// Trace passes; spans go where `OTEL_EXPORTER_OTLP_ENDPOINT` says (http://localhost:4317).
+    /// Trace passes; export spans to `OTEL_EXPORTER_OTLP_ENDPOINT` (http://localhost:4317).
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub enable_tracing: bool,
     /// Accepted for compatibility.
@@ -79,7 +82,7 @@ pub struct Flags {
     /// Accepted for compatibility.
     #[arg(long, default_value_t = 10, allow_hyphen_values = true)]
     pub pprof_mutex_profile_fraction: i64,
-    /// Requests per second to the API; negative: no limit, 0: the usual 5.
+    /// Requests per second to the API; negative: no limit, 0: the default of 5.
     #[arg(long, default_value_t = -1.0, allow_hyphen_values = true)]
     pub kube_api_qps: f64,
     /// How many requests may exceed the rate at once.
@@ -88,64 +91,64 @@ pub struct Flags {
     /// Connection pools for requests other than watches.
     #[arg(long, default_value_t = 1, allow_hyphen_values = true)]
     pub api_connections: i64,
-    /// A connection of their own for watches.
+    /// Use a separate connection for watches.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub separate_watch_connection: bool,
     /// Cache only children that carry the tracking label.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub cache_label_selectors: bool,
-    /// Sandboxes worked on at once.
+    /// Number of Sandboxes reconciled concurrently.
     #[arg(long, default_value_t = 100, allow_hyphen_values = true)]
     pub sandbox_concurrent_workers: i64,
     /// How long a Pod's metadata may lag behind its Sandbox, at most a second.
     #[arg(long, default_value = "0", value_parser = parse_duration, allow_hyphen_values = true)]
     pub sandbox_write_behind_window: Duration,
-    /// Answer conversion requests.
+    /// Serve the conversion webhook.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "true", default_missing_value = "true", action = ArgAction::Set)]
     pub enable_webhook: bool,
-    /// Where to answer them.
+    /// Port of the conversion webhook.
     #[arg(long, default_value_t = 9443)]
     pub webhook_port: u16,
-    /// Where the webhook's certificate is kept.
+    /// Directory of the webhook's certificate.
     #[arg(long, default_value = "/tmp/k8s-webhook-server/serving-certs")]
     pub webhook_cert_dir: PathBuf,
-    /// Its file name, when somebody else keeps it.
+    /// File name of a certificate that is not managed here.
     #[arg(long, default_value = "tls.crt")]
     pub webhook_cert_name: String,
-    /// Its key's file name, when somebody else keeps it.
+    /// File name of a key that is not managed here.
     #[arg(long, default_value = "tls.key")]
     pub webhook_key_name: String,
-    /// The Service that API servers call.
+    /// Name of the webhook's Service.
     #[arg(long, default_value = "agent-sandbox-webhook-service")]
     pub webhook_service_name: String,
-    /// Its namespace.
+    /// Namespace of the webhook's Service.
     #[arg(long, default_value = "agent-sandbox-system")]
     pub webhook_namespace: String,
-    /// Make and rotate the webhook's certificate here.
+    /// Create and rotate the webhook's certificate.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "true", default_missing_value = "true", action = ArgAction::Set)]
     pub manage_webhook_certs: bool,
-    /// Claims worked on at once.
+    /// Number of claims reconciled concurrently.
     #[arg(long, default_value_t = 50, allow_hyphen_values = true)]
     pub sandbox_claim_concurrent_workers: i64,
-    /// Pools worked on at once.
+    /// Number of pools reconciled concurrently.
     #[arg(long, default_value_t = 1, allow_hyphen_values = true)]
     pub sandbox_warm_pool_concurrent_workers: i64,
-    /// Templates worked on at once.
+    /// Number of templates reconciled concurrently.
     #[arg(long, default_value_t = 1, allow_hyphen_values = true)]
     pub sandbox_template_concurrent_workers: i64,
-    /// Most creates, and most deletes, of one pass over a pool.
+    /// Maximum number of creates, and of deletes, in one pass over a pool.
     #[arg(long, default_value_t = 300, allow_hyphen_values = true)]
     pub sandbox_warm_pool_max_batch_size: i64,
     /// How long a pool waits after a claim before it refills.
     #[arg(long, default_value = "0", value_parser = parse_duration, allow_hyphen_values = true)]
     pub sandbox_warm_pool_replenish_delay: Duration,
-    /// Most creates per second and pool; 0: no limit.
+    /// Maximum number of creates per second and pool; 0: no limit.
     #[arg(long, default_value_t = 0.0, allow_hyphen_values = true)]
     pub sandbox_warm_pool_max_refill_rate: f64,
     /// How long a pool's Sandbox may take to become Ready.
     #[arg(long, default_value = "5m", value_parser = parse_duration, allow_hyphen_values = true)]
     pub sandbox_warm_pool_readiness_grace_period: Duration,
-    /// How often a pool that waits for the scheduler looks again.
+    /// How often a pool checks Sandboxes that the scheduler cannot place.
     #[arg(long, default_value = "1m", value_parser = parse_duration, allow_hyphen_values = true)]
     pub sandbox_warm_pool_unschedulable_recheck_interval: Duration,
     /// Mark pool Pods as safe to evict.
@@ -154,10 +157,10 @@ pub struct Flags {
     /// Send no Events about claims.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub disable_claim_events: bool,
-    /// Do not write down on claims when they were first seen.
+    /// Do not record on claims when they were first seen.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub disable_claim_observability_annotations: bool,
-    /// Logs for people: text, and debug level.
+    /// Log as text at debug level.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub zap_devel: bool,
     /// `json` or `console`.
@@ -174,7 +177,7 @@ pub struct Flags {
     pub zap_time_encoding: String,
 }
 
-/// Everything that is wrong with a command line.
+/// All mistakes in a command line.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{}", .0.join("\n"))]
 pub struct FlagErrors(pub Vec<String>);
@@ -185,7 +188,7 @@ impl Flags {
         Self::try_parse_from(to_long_flags(arguments))
     }
 
-    /// What the flags mean, or all that is wrong with them.
+    /// The configuration, or all mistakes in the flags.
     pub fn to_config(&self, identity: &str) -> Result<Config, FlagErrors> {
         let mut errors = Vec::new();
         let mut positive = |flag: &str, value: i64| {
@@ -344,7 +347,7 @@ impl Flags {
         }
     }
 
-    /// What is allowed but probably not meant.
+    /// Warnings about combinations that are allowed but probably not intended.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let workers = self.sandbox_concurrent_workers
@@ -361,8 +364,9 @@ impl Flags {
             warnings.push("the webhook is off: the installed CRDs must not use webhook conversion".to_owned());
         }
         if self.manage_webhook_certs && (self.webhook_cert_name != "tls.crt" || self.webhook_key_name != "tls.key") {
-            warnings
-                .push("--webhook-cert-name and --webhook-key-name mean nothing with --manage-webhook-certs".to_owned());
+            warnings.push(
+                "--webhook-cert-name and --webhook-key-name have no effect with --manage-webhook-certs".to_owned(),
+            );
         }
         if self.enable_pprof || self.enable_pprof_debug {
             warnings.push("--enable-pprof is accepted, but this program serves no Go profiles".to_owned());
@@ -370,7 +374,7 @@ impl Flags {
         warnings
     }
 
-    /// The filter for our logs.
+    /// The log level for the controller's own messages.
     pub fn log_level(&self) -> Option<&'static str> {
         match self.zap_log_level.as_str() {
             "info" if self.zap_devel => Some("debug"),
@@ -386,7 +390,7 @@ impl Flags {
     }
 }
 
-/// The domains whose labels claims may set. No file means the default; one that cannot be read is a mistake.
+/// The domains whose labels claims may set. A missing file means the default; an unreadable one is an error.
 fn read_label_domains(path: &Path) -> Result<Vec<String>, String> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(label_domains(&text)),

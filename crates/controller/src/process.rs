@@ -1,11 +1,11 @@
-//! The controller as a process on a cluster: from flags to an orderly end.
+//! The controller as a process on a cluster: from flags to an orderly shutdown.
 
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
+    api_client::connections::{ConnectError, cluster_config, connect},
     config::Config,
-    connections::{ConnectError, cluster_config, connect},
     controller::{Controller, ControllerError},
     flags::{FlagErrors, Flags},
     memory,
@@ -34,16 +34,16 @@ async fn run_with(flags: &Flags, config: Config, shutdown: CancellationToken) ->
     let cluster = cluster_config(&flags.kubeconfig).await?;
     let connections = usize::try_from(flags.api_connections).unwrap_or(1);
     let clients = connect(&cluster, connections)?;
-    memory::use_small_pages();
+    memory::disable_huge_pages();
     let stop = shutdown.child_token();
     let controller = Controller::start_with(clients, config, shutdown);
-    let thrift = tokio::spawn(memory::give_back_when_quiet(controller.store.clone(), stop));
+    let memory_task = tokio::spawn(memory::release_code_pages_when_idle(controller.store.clone(), stop));
     let outcome = controller.wait().await;
-    thrift.abort();
+    memory_task.abort();
     Ok(outcome?)
 }
 
-/// Who we are among the replicas: the host's name, and something that no other process has.
+/// Identity of this process among the replicas: the host name, and a random uuid.
 pub fn identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}_{}", host.trim(), uuid::Uuid::new_v4())

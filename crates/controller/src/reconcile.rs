@@ -1,4 +1,7 @@
-//! What a reconciler is, and the loop that runs one: bounded concurrency, back-off after errors, no key twice at a time.
+//! The reconciler trait, and the loop that runs one: bounded concurrency, backoff after errors, no key twice at a time.
+
+mod attempts;
+mod queue;
 
 use std::{
     panic::AssertUnwindSafe,
@@ -11,18 +14,21 @@ use futures::FutureExt;
 use tokio::{sync::Semaphore, task::JoinSet};
 use tracing::{debug, error, warn};
 
+pub(crate) use self::attempts::{Interrupted, Pass, run_attempts};
+pub use self::{
+    attempts::LiveReads,
+    queue::{Queue, QueueStats, Work},
+};
 use crate::{
-    metrics::{Metrics, PassResult},
-    object::Key,
-    ports::ApiError,
-    queue::{Queue, Work},
-    store::Target,
+    api_client::ApiError,
+    cache::{Key, ReconcilerKind},
+    serving::metrics::{Metrics, PassResult},
 };
 
-/// When to look at an object again, apart from events.
+/// When to reconcile an object again, apart from events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Only when something happens.
+    /// Only when an event items it.
     Idle,
     After(Duration),
 }
@@ -33,24 +39,24 @@ impl From<Option<Duration>> for Next {
     }
 }
 
-/// How a failed pass is treated.
+/// How a failed pass is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
-    /// Try again, ever more slowly.
+    /// Retry with exponential backoff.
     Transient,
-    /// Somebody else was faster: try again at once, from fresh knowledge.
+    /// Another client changed the object meanwhile: retry from fresh data.
     Conflict,
-    /// This process does not lead any more: stop.
+    /// This process is no longer the leader: stop.
     NotLeader,
 }
 
-/// A pass that could not do all it wanted. Waiting and bad specs are not errors.
+/// A pass that failed in part or in whole. Waiting and bad specs are not errors.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ReconcileError {
     pub class: ErrorClass,
     pub message: String,
-    /// A deadline of the object that the back-off must not outlast.
+    /// A deadline of the object, as a delay that the backoff must not exceed.
     pub at_most: Option<Duration>,
 }
 
@@ -59,7 +65,7 @@ impl ReconcileError {
         Self { class: ErrorClass::Transient, message: message.into(), at_most: None }
     }
 
-    /// The same, to be tried again no later than this.
+    /// The same error, retried after at most this delay.
     pub fn no_later_than(mut self, deadline: Option<Duration>) -> Self {
         self.at_most = deadline;
         self
@@ -84,15 +90,15 @@ impl From<ApiError> for ReconcileError {
 
 #[async_trait]
 pub trait Reconciler: Send + Sync + 'static {
-    fn target(&self) -> Target;
+    fn kind(&self) -> ReconcilerKind;
 
     async fn reconcile(&self, key: &Key) -> Result<Next, ReconcileError>;
 }
 
-/// Runs a reconciler until its queue is closed, then waits for the passes under way.
+/// Runs a reconciler until its queue is closed, then waits for the running passes.
 pub async fn run(reconciler: Arc<dyn Reconciler>, queue: Queue, workers: usize, metrics: Arc<Metrics>) {
     let permits = Arc::new(Semaphore::new(workers));
-    metrics.workers(reconciler.target(), workers);
+    metrics.workers_started(reconciler.kind(), workers);
     let mut passes = JoinSet::new();
     loop {
         let Ok(permit) = permits.clone().acquire_owned().await else { break };
@@ -108,10 +114,10 @@ pub async fn run(reconciler: Arc<dyn Reconciler>, queue: Queue, workers: usize, 
 }
 
 async fn pass(reconciler: &dyn Reconciler, queue: &Queue, work: Work, metrics: &Metrics) {
-    let target = reconciler.target();
+    let kind = reconciler.kind();
     let key = work.key.clone();
     let started = Instant::now();
-    metrics.started(target);
+    metrics.pass_started(kind);
     let outcome = AssertUnwindSafe(reconciler.reconcile(&key)).catch_unwind().await;
     let result = match outcome {
         Ok(Ok(Next::Idle)) => {
@@ -125,24 +131,26 @@ async fn pass(reconciler: &dyn Reconciler, queue: &Queue, work: Work, metrics: &
         }
         Ok(Err(failure)) => {
             match failure.class {
-                ErrorClass::NotLeader => debug!(%key, controller = target.controller_name(), "Stopped: not the leader"),
+                ErrorClass::NotLeader => {
+                    debug!(%key, controller = kind.controller_name(), "Stopped: not the leader")
+                }
                 ErrorClass::Conflict => {
-                    debug!(%key, controller = target.controller_name(), error = %failure, "Looking again")
+                    debug!(%key, controller = kind.controller_name(), error = %failure, "Retrying after a conflict")
                 }
                 ErrorClass::Transient => {
-                    warn!(%key, controller = target.controller_name(), error = %failure, "Reconcile failed")
+                    warn!(%key, controller = kind.controller_name(), error = %failure, "Reconcile failed")
                 }
             }
             queue.add_failed(key, failure.at_most);
             PassResult::Error
         }
         Err(_) => {
-            error!(%key, controller = target.controller_name(), "Reconcile panicked");
-            metrics.panicked(target);
+            error!(%key, controller = kind.controller_name(), "Reconcile panicked");
+            metrics.pass_panicked(kind);
             queue.add_failed(key, None);
             PassResult::Error
         }
     };
-    metrics.reconciled(target, result, started.elapsed());
+    metrics.pass_finished(kind, result, started.elapsed());
     drop(work);
 }

@@ -1,206 +1,109 @@
-//! The Sandbox reconciler: one Pod, its volumes and its Service, and a status that says how they are.
+//! The Sandbox reconciler: one Pod, its volumes and its Service, and a status that reports on them.
 
 mod adoption;
 mod apply;
 mod observe;
 mod plan;
 mod pod;
+mod route;
 mod service;
 mod status;
 mod volume;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use agent_sandbox_api::{
-    conditions::{ConditionType, Reason},
-    groups, names, owners,
-    v1beta1::SandboxStatus,
-};
+use agent_sandbox_api::conditions::{ConditionType, Reason};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use self::{
-    apply::{Interrupted, apply, apply_deletes, stable_text},
-    observe::{LiveReads, is_abandoned, observe},
+    apply::{apply, apply_deletes, publish},
+    observe::{observe, owner_is_gone},
 };
 pub use self::{
     plan::{
-        CleanUp, Observed, Plan, PodName, PodPlan, Reconcile, Settings, Step, Unreadable, is_expired, plan,
-        plan_pod_name, tracked_name, until_shutdown,
+        CleanUp, Observed, Plan, PodName, PodNamePlan, PodPlan, Reconcile, Settings, Step, Unreadable, is_expired,
+        plan, tracked_name, until_shutdown,
     },
+    route::route,
     service::{ServicePlan, service_ports},
     status::{
-        Facts, PodFact, ServiceFact, first_word_can_wait, multiple_pods, status_after, status_cleaned_up,
+        Facts, PodFact, ServiceFact, first_status_wait, multiple_pods, status_after, status_cleaned_up,
         status_marked_expired, status_patch,
     },
     volume::VolumePlan,
 };
 use crate::{
+    api_client::{ApiClient, Lane, Writer},
+    cache::{Key, Kind, ReconcilerKind, Sandbox, Store, WorkItem},
     clock::Clock,
-    events::{Event, Events, Severity},
-    object::{Cached, Key, Kind, Sandbox},
-    ports::{ApiError, Lane, Ports, Writer},
-    reconcile::{Next, ReconcileError, Reconciler},
-    request::Request,
-    store::{Store, Target, Wake},
-    tracing_context::{PassSpan, Tracing},
-    world::{Change, IndexKey, World},
+    reconcile::{Interrupted, LiveReads, Next, Pass, ReconcileError, Reconciler, run_attempts},
+    serving::{
+        events::{Event, Events, Severity},
+        tracing_context::{PassSpan, Tracing},
+    },
 };
 
-/// How often a pass may start over because the world moved under it, before it yields to others.
-const MAX_ATTEMPTS: usize = 5;
-/// How soon the clean-up of an expired Sandbox follows the status that announces it.
-const SOON: Duration = Duration::from_millis(1);
-/// How soon a suspended Sandbox whose name somebody else's Pod holds looks again: no event of that Pod is ours to see.
-const FOREIGN_POD_RECHECK: Duration = Duration::from_secs(60);
+/// Delay between the status that reports the expiry and the clean-up.
+const CLEAN_UP_DELAY: Duration = Duration::from_millis(1);
 
 pub struct SandboxReconciler {
     pub store: Arc<Store>,
-    pub ports: Arc<dyn Ports>,
+    pub api: Arc<dyn ApiClient>,
     pub clock: Arc<dyn Clock>,
     pub events: Events,
     pub settings: Settings,
     pub tracing: Tracing,
-    /// When each postponed Pod patch was first found due. Losing it merely restarts the window.
+    /// When each postponed Pod patch was first due. Losing it merely restarts the window.
     postponed: Mutex<HashMap<Key, Timestamp>>,
     /// Since when each Sandbox without a status could have had one.
-    silent: Mutex<HashMap<Key, Timestamp>>,
+    without_status: Mutex<HashMap<Key, Timestamp>>,
 }
 
 impl SandboxReconciler {
     pub fn new(
         store: Arc<Store>,
-        ports: Arc<dyn Ports>,
+        api: Arc<dyn ApiClient>,
         clock: Arc<dyn Clock>,
         events: Events,
         settings: Settings,
         tracing: Tracing,
     ) -> Self {
-        Self { store, ports, clock, events, settings, tracing, postponed: Mutex::default(), silent: Mutex::default() }
+        Self {
+            store,
+            api,
+            clock,
+            events,
+            settings,
+            tracing,
+            postponed: Mutex::default(),
+            without_status: Mutex::default(),
+        }
     }
 
-    /// Nothing is left to be done for this Sandbox at a later time.
+    /// Drops the in-memory state of a Sandbox for which nothing is left to do later.
     fn forget(&self, key: &Key) {
         self.postponed.lock().remove(key);
-        self.silent.lock().remove(key);
+        self.without_status.lock().remove(key);
     }
 
-    /// How many Pod patches are postponed at present.
+    /// Number of postponed Pod patches.
     pub fn postponed(&self) -> usize {
         self.postponed.lock().len()
     }
 
-    /// How many Sandboxes have yet to say their first word.
-    pub fn silent(&self) -> usize {
-        self.silent.lock().len()
+    /// Number of Sandboxes whose first status is deferred.
+    pub fn without_status(&self) -> usize {
+        self.without_status.lock().len()
     }
 
-    async fn attempt(
-        &self,
-        key: &Key,
-        writer: &Writer,
-        live: &LiveReads,
-        span: &PassSpan,
-    ) -> Result<Result<Next, ReconcileError>, Interrupted> {
-        let now = self.clock.now();
-        let due_since = self.postponed.lock().get(key).copied();
-        let observed = observe(&self.store.read(), key, live, due_since, now);
-        let Some(observed) = observed else {
-            self.forget(key);
-            return Ok(Ok(Next::Idle));
-        };
-        let sandbox = observed.sandbox.clone();
-        match plan(&observed, &self.settings) {
-            Plan::Leave => {
-                self.forget(key);
-                Ok(Ok(Next::Idle))
-            }
-            Plan::Confirm => Err(Interrupted::Stale { kind: Kind::Sandbox, key: key.clone() }),
-            Plan::MarkExpired => self.mark_expired(writer, &sandbox).await,
-            Plan::CleanUp(clean_up) => self.clean_up(writer, &sandbox, &clean_up).await,
-            Plan::Reconcile(reconcile) => self.carry_out(writer, &observed, &reconcile, span).await,
-        }
-    }
-
-    async fn mark_expired(
-        &self,
-        writer: &Writer,
-        sandbox: &Sandbox,
-    ) -> Result<Result<Next, ReconcileError>, Interrupted> {
-        let status = status_marked_expired(sandbox, self.clock.now());
-        Ok(publish(writer, sandbox, &status).await?.map(|()| Next::After(SOON)))
-    }
-
-    async fn clean_up(
-        &self,
-        writer: &Writer,
-        sandbox: &Sandbox,
-        plan: &CleanUp,
-    ) -> Result<Result<Next, ReconcileError>, Interrupted> {
-        let mut errors = apply_deletes(writer, &plan.deletes).await?;
-        if let Some(step) = &plan.delete_sandbox {
-            // The children go with it, so whether their own deletion failed does not matter.
-            errors = apply_deletes(writer, std::slice::from_ref(step)).await?;
-            if errors.is_empty() {
-                return Ok(Ok(Next::Idle));
-            }
-        }
-        if !errors.is_empty() {
-            return Ok(Err(ReconcileError::transient(errors.join("\n"))));
-        }
-        let status = status_cleaned_up(sandbox, self.clock.now());
-        Ok(publish(writer, sandbox, &status).await?.map(|()| Next::Idle))
-    }
-
-    async fn carry_out(
-        &self,
-        writer: &Writer,
-        observed: &Observed,
-        plan: &Reconcile,
-        span: &PassSpan,
-    ) -> Result<Result<Next, ReconcileError>, Interrupted> {
-        let facts = apply(writer, observed, plan, span).await?;
-        self.remember_postponement(observed, plan);
-        let key = Key::new(observed.sandbox.namespace(), observed.sandbox.name());
-        // The annotation patch has moved the version; spec and generation stay those that were acted on.
-        let Some(stored) = self.still_there(&key, &observed.sandbox) else { return Ok(Ok(Next::Idle)) };
-        if stored.generation() != observed.sandbox.generation() {
-            return Err(Interrupted::Stale { kind: Kind::Sandbox, key });
-        }
-        let now = self.clock.now();
-        if is_expired(&stored, now) {
-            return self.mark_expired(writer, &stored).await;
-        }
-        let status = status_after(&stored, &facts, &self.settings, now);
-        if stored.conditions().is_empty() {
-            let since = *self.silent.lock().entry(key.clone()).or_insert(now);
-            if let Some(rest) = first_word_can_wait(&stored, &status, (since, self.settings.first_word), now) {
-                return Ok(Ok(Next::After(until_shutdown(&stored, now).unwrap_or(rest).min(rest))));
-            }
-            self.silent.lock().remove(&key);
-        }
-        self.announce(&stored, &facts);
-        let published = publish(writer, &stored, &status).await?;
-        let deadline = until_shutdown(&stored, now);
-        let mut errors = facts.errors.clone();
-        if let Err(error) = published {
-            errors.push(error.message);
-        }
-        if !errors.is_empty() {
-            return Ok(Err(ReconcileError::transient(errors.join("\n")).no_later_than(deadline)));
-        }
-        let foreign_holds_name = matches!(&plan.pod, PodPlan::Await { pod } if owners::ownership(&pod.metadata, stored.uid()) != owners::Ownership::Owned);
-        let recheck = foreign_holds_name.then_some(FOREIGN_POD_RECHECK);
-        Ok(Ok(plan.requeue.into_iter().chain(deadline).chain(recheck).min().into()))
-    }
-
-    /// The Sandbox as it is known now; `None` when, while its children were written, it went or its claim did: what is left is the garbage
-    /// collector's, and a status would come too late.
-    fn still_there(&self, key: &Key, planned: &Sandbox) -> Option<Arc<Sandbox>> {
+    /// The Sandbox as it is cached now; `None` when, while its children were written, it was deleted or its claim was:
+    /// the garbage collector deletes what is left, and a status would come too late.
+    fn current_sandbox(&self, key: &Key, planned: &Sandbox) -> Option<Arc<Sandbox>> {
         let world = self.store.read();
         let stored = world.get::<Sandbox>(key).filter(|stored| stored.uid() == planned.uid())?;
-        (!stored.is_deleting() && !is_abandoned(&world, key, &stored)).then_some(stored)
+        (!stored.is_deleting() && !owner_is_gone(&world, key, &stored)).then_some(stored)
     }
 
     fn remember_postponement(&self, observed: &Observed, plan: &Reconcile) {
@@ -212,8 +115,8 @@ impl SandboxReconciler {
         };
     }
 
-    /// Says once that more than one Pod is ours.
-    fn announce(&self, sandbox: &Sandbox, facts: &Facts) {
+    /// Emits one event when the Sandbox controls more than one Pod.
+    fn emit_multiple_pods_event(&self, sandbox: &Sandbox, facts: &Facts) {
         let said =
             sandbox.condition(ConditionType::Ready).is_some_and(|ready| ready.reason == Reason::MultiplePods.as_str());
         if let Some(count) = facts.ambiguous.filter(|_| !said) {
@@ -229,32 +132,20 @@ impl SandboxReconciler {
     }
 }
 
-/// Writes the status if it differs from the stored one. A conflict starts the pass over; a Sandbox that is gone needs none.
-async fn publish(
-    writer: &Writer,
-    sandbox: &Sandbox,
-    status: &SandboxStatus,
-) -> Result<Result<(), ReconcileError>, Interrupted> {
-    let Some(patch) = status_patch(sandbox, status) else { return Ok(Ok(())) };
-    match writer.send(&Request::patch_status(sandbox, patch)).await {
-        Ok(_) | Err(ApiError::NotFound { .. }) => Ok(Ok(())),
-        Err(ApiError::NotLeader) => Err(Interrupted::NotLeader),
-        Err(ApiError::Conflict { .. }) => {
-            Err(Interrupted::Stale { kind: Kind::Sandbox, key: Key::new(sandbox.namespace(), sandbox.name()) })
-        }
-        Err(error) => Ok(Err(error.into())),
-    }
-}
-
 #[async_trait]
 impl Reconciler for SandboxReconciler {
-    fn target(&self) -> Target {
-        Target::Sandbox
+    fn kind(&self) -> ReconcilerKind {
+        ReconcilerKind::Sandbox
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Next, ReconcileError> {
-        let mut span = self.start_span(key);
-        let outcome = self.pass(key, &span).await;
+        let traced = self.tracing.is_on().then(|| self.store.get::<Sandbox>(key)).flatten();
+        let mut span = traced.map_or_else(PassSpan::default, |sandbox| {
+            self.tracing.start("ReconcileSandbox", "sandbox", &sandbox.metadata)
+        });
+        let origin = WorkItem::new(ReconcilerKind::Sandbox, key.clone());
+        let writer = Writer::new(self.api.clone(), self.store.clone(), Lane::Core, origin);
+        let outcome = run_attempts(&SandboxPass { reconciler: self, writer: &writer, key, span: &span }).await;
         if let Err(error) = &outcome {
             span.failed(&error.message);
         }
@@ -262,69 +153,109 @@ impl Reconciler for SandboxReconciler {
     }
 }
 
-impl SandboxReconciler {
-    fn start_span(&self, key: &Key) -> PassSpan {
-        let traced = self.tracing.is_on().then(|| self.store.get::<Sandbox>(key)).flatten();
-        traced.map_or_else(PassSpan::default, |sandbox| {
-            self.tracing.start("ReconcileSandbox", "sandbox", &sandbox.metadata)
-        })
+/// One pass over a Sandbox.
+struct SandboxPass<'a> {
+    reconciler: &'a SandboxReconciler,
+    writer: &'a Writer,
+    key: &'a Key,
+    span: &'a PassSpan,
+}
+
+impl Pass for SandboxPass<'_> {
+    const MAX_ATTEMPTS: usize = 5;
+
+    const KIND: Kind = Kind::Sandbox;
+
+    fn writer(&self) -> &Writer {
+        self.writer
     }
 
-    async fn pass(&self, key: &Key, span: &PassSpan) -> Result<Next, ReconcileError> {
-        let writer =
-            Writer::new(self.ports.clone(), self.store.clone(), Lane::Core, Wake::new(Target::Sandbox, key.clone()));
-        let mut live = LiveReads::default();
-        for _ in 0..MAX_ATTEMPTS {
-            match self.attempt(key, &writer, &live, span).await {
-                Ok(outcome) => return outcome,
-                Err(Interrupted::NotLeader) => return Err(ApiError::NotLeader.into()),
-                Err(Interrupted::Stale { kind, key }) => match writer.read(kind, &key).await {
-                    Ok(object) => live.insert(kind, key, object),
-                    Err(ApiError::NotLeader) => return Err(ApiError::NotLeader.into()),
-                    Err(error) if live.fail(kind, &stable_text(&error)) => {}
-                    Err(error) => return Err(error.into()),
-                },
+    fn can_plan_without(kind: Kind) -> bool {
+        kind.is_child()
+    }
+
+    async fn attempt(&self, live: &LiveReads) -> Result<Next, Interrupted> {
+        let SandboxReconciler { store, clock, settings, postponed, .. } = self.reconciler;
+        let due_since = postponed.lock().get(self.key).copied();
+        let observed = observe(&store.read(), self.key, live, due_since, clock.now());
+        let Some(observed) = observed else {
+            self.reconciler.forget(self.key);
+            return Ok(Next::Idle);
+        };
+        match plan(&observed, settings) {
+            Plan::Leave => {
+                self.reconciler.forget(self.key);
+                Ok(Next::Idle)
             }
+            Plan::Confirm => Err(self.stale()),
+            Plan::MarkExpired => self.mark_expired(&observed.sandbox).await,
+            Plan::CleanUp(clean_up) => self.clean_up(&observed.sandbox, &clean_up).await,
+            Plan::Reconcile(reconcile) => self.reconcile_children(&observed, &reconcile).await,
         }
-        Err(ReconcileError::transient("the objects of this Sandbox keep changing"))
     }
 }
 
-/// Whom a change concerns among Sandboxes.
-pub fn route(world: &World, change: &Change, wakes: &mut Vec<Wake>) {
-    fn owners_of<K: Cached>(object: Option<&Arc<K>>, wakes: &mut Vec<Wake>) {
-        let Some(object) = object else { return };
-        if let Some(owner) = object.controller().filter(|owner| owners::is_kind(owner, groups::CORE, groups::SANDBOX)) {
-            wakes.push(Wake::new(Target::Sandbox, object.key().sibling(owner.name.as_str())));
-        }
+impl SandboxPass<'_> {
+    /// The Sandbox has changed: read it live and plan again.
+    fn stale(&self) -> Interrupted {
+        Interrupted::Stale { kind: Kind::Sandbox, key: self.key.clone() }
     }
-    /// Both sides count: an object that loses its owner, or is deleted, concerns the owner it had. One that is in the way without being
-    /// owned concerns the Sandbox of its name.
-    fn child<K: Cached>(world: &World, old: Option<&Arc<K>>, new: Option<&Arc<K>>, wakes: &mut Vec<Wake>) {
-        owners_of(old, wakes);
-        owners_of(new, wakes);
-        if let Some(object) = new.or(old) {
-            let key = object.key();
-            if K::KIND_OF != Kind::Pvc && world.sandboxes.get(&key).is_some() {
-                wakes.push(Wake::new(Target::Sandbox, key));
+
+    async fn mark_expired(&self, sandbox: &Sandbox) -> Result<Next, Interrupted> {
+        let status = status_marked_expired(sandbox, self.reconciler.clock.now());
+        publish(self.writer, sandbox, &status).await??;
+        Ok(Next::After(CLEAN_UP_DELAY))
+    }
+
+    async fn clean_up(&self, sandbox: &Sandbox, plan: &CleanUp) -> Result<Next, Interrupted> {
+        let mut errors = apply_deletes(self.writer, &plan.deletes).await?;
+        if let Some(step) = &plan.delete_sandbox {
+            // The garbage collector deletes the children, so errors of their own deletion do not matter.
+            errors = apply_deletes(self.writer, std::slice::from_ref(step)).await?;
+            if errors.is_empty() {
+                return Ok(Next::Idle);
             }
         }
-        wakes.dedup();
-    }
-    match change {
-        Change::Sandbox(delta) => {
-            wakes.push(Wake::new(Target::Sandbox, delta.key()));
-            if delta.new.is_none() {
-                let gone = delta.latest();
-                let index =
-                    IndexKey::NameHash { namespace: gone.namespace().to_owned(), hash: names::name_hash(gone.name()) };
-                wakes.extend(world.sandboxes.find(&index).map(|twin| Wake::new(Target::Sandbox, Cached::key(&**twin))));
-            }
+        if !errors.is_empty() {
+            return Err(ReconcileError::transient(errors.join("\n")).into());
         }
-        Change::Pod(delta) => child(world, delta.old.as_ref(), delta.new.as_ref(), wakes),
-        Change::Service(delta) => child(world, delta.old.as_ref(), delta.new.as_ref(), wakes),
-        Change::Pvc(delta) => child(world, delta.old.as_ref(), delta.new.as_ref(), wakes),
-        Change::Claim(_) | Change::Pool(_) | Change::Template(_) | Change::NetworkPolicy(_) => {}
+        let status = status_cleaned_up(sandbox, self.reconciler.clock.now());
+        publish(self.writer, sandbox, &status).await??;
+        Ok(Next::Idle)
+    }
+
+    async fn reconcile_children(&self, observed: &Observed, plan: &Reconcile) -> Result<Next, Interrupted> {
+        let SandboxReconciler { clock, settings, without_status, .. } = self.reconciler;
+        let facts = apply(self.writer, observed, plan, self.span).await?;
+        self.reconciler.remember_postponement(observed, plan);
+        // The annotation patch has changed the version; spec and generation stay those that the plan was made for.
+        let Some(stored) = self.reconciler.current_sandbox(self.key, &observed.sandbox) else { return Ok(Next::Idle) };
+        if stored.generation() != observed.sandbox.generation() {
+            return Err(self.stale());
+        }
+        let now = clock.now();
+        if is_expired(&stored, now) {
+            return self.mark_expired(&stored).await;
+        }
+        let status = status_after(&stored, &facts, settings, now);
+        if stored.conditions().is_empty() {
+            let since = *without_status.lock().entry(self.key.clone()).or_insert(now);
+            if let Some(rest) = first_status_wait(&stored, &status, (since, settings.first_status_delay), now) {
+                return Ok(Next::After(until_shutdown(&stored, now).unwrap_or(rest).min(rest)));
+            }
+            without_status.lock().remove(self.key);
+        }
+        self.reconciler.emit_multiple_pods_event(&stored, &facts);
+        let published = publish(self.writer, &stored, &status).await?;
+        let deadline = until_shutdown(&stored, now);
+        let mut errors = facts.errors.clone();
+        if let Err(error) = published {
+            errors.push(error.to_string());
+        }
+        if !errors.is_empty() {
+            return Err(ReconcileError::transient(errors.join("\n")).no_later_than(deadline).into());
+        }
+        Ok(plan.requeue.into_iter().chain(deadline).min().into())
     }
 }
 

@@ -1,1 +1,1 @@
-//! Empty: only the dependency features of this package matter. `make generate` keeps them.
+//! This crate has no code: it only unifies the dependency features of the workspace. `make generate` updates them.

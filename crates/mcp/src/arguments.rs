@@ -1,13 +1,13 @@
-//! The tools' arguments: their defaults, and what is refused before anything is asked of a cluster.
+//! Arguments of the tools: defaults and validation, before any request to the cluster.
 
 use rmcp::model::JsonObject;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
-/// Seconds that a call may take.
-const TIMEOUT: RangeInclusive<u64> = 1..=600;
-const ENTRIES: RangeInclusive<usize> = 1..=10_000;
+/// Allowed timeouts of a call in seconds.
+const TIMEOUT_SECONDS: RangeInclusive<u64> = 1..=600;
+const MAX_ENTRIES_RANGE: RangeInclusive<usize> = 1..=10_000;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Create {
@@ -16,16 +16,16 @@ pub(crate) struct Create {
     #[serde(default = "ready_timeout")]
     pub(crate) sandbox_ready_timeout: u64,
     pub(crate) labels: Option<BTreeMap<String, String>>,
-    /// Five minutes when absent; never when null.
+    /// Default five minutes; null means never.
     #[serde(default = "shutdown_after")]
     pub(crate) shutdown_after_seconds: Option<u64>,
     pub(crate) pod_labels: Option<BTreeMap<String, String>>,
     pub(crate) pod_annotations: Option<BTreeMap<String, String>>,
 }
 
-/// Which sandbox a call is about.
+/// The sandbox that a call refers to.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Named {
+pub(crate) struct SandboxRef {
     pub(crate) sandbox_claim_name: String,
     pub(crate) namespace: String,
 }
@@ -33,42 +33,42 @@ pub(crate) struct Named {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Execute {
     #[serde(flatten)]
-    pub(crate) of: Named,
+    pub(crate) sandbox: SandboxRef,
     pub(crate) command: String,
     #[serde(default)]
-    pub(crate) timeout: Limit,
+    pub(crate) timeout: CallTimeout,
 }
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Upload {
     #[serde(flatten)]
-    pub(crate) of: Named,
+    pub(crate) sandbox: SandboxRef,
     pub(crate) path: String,
     pub(crate) content: String,
     #[serde(default)]
     pub(crate) binary: bool,
     #[serde(default)]
-    pub(crate) timeout: Limit,
+    pub(crate) timeout: CallTimeout,
 }
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Download {
     #[serde(flatten)]
-    pub(crate) of: Named,
+    pub(crate) sandbox: SandboxRef,
     pub(crate) path: String,
     #[serde(default)]
     pub(crate) binary: bool,
     #[serde(default)]
-    pub(crate) timeout: Limit,
+    pub(crate) timeout: CallTimeout,
 }
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct List {
     #[serde(flatten)]
-    pub(crate) of: Named,
+    pub(crate) sandbox: SandboxRef,
     pub(crate) path: String,
     #[serde(default)]
-    pub(crate) timeout: Limit,
+    pub(crate) timeout: CallTimeout,
     #[serde(default)]
     pub(crate) max_entries: MaxEntries,
 }
@@ -76,33 +76,33 @@ pub(crate) struct List {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Exists {
     #[serde(flatten)]
-    pub(crate) of: Named,
+    pub(crate) sandbox: SandboxRef,
     pub(crate) path: String,
     #[serde(default)]
-    pub(crate) timeout: Limit,
+    pub(crate) timeout: CallTimeout,
 }
 
-/// A call's time in whole seconds: 1 to 600, 60 when not given.
+/// Timeout of a call in whole seconds: 1 to 600, default 60.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limit(pub(crate) Duration);
+pub(crate) struct CallTimeout(pub(crate) Duration);
 
-impl Default for Limit {
+impl Default for CallTimeout {
     fn default() -> Self {
         Self(Duration::from_secs(60))
     }
 }
 
-impl<'de> Deserialize<'de> for Limit {
+impl<'de> Deserialize<'de> for CallTimeout {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let seconds = u64::deserialize(deserializer)?;
-        if TIMEOUT.contains(&seconds) {
+        if TIMEOUT_SECONDS.contains(&seconds) {
             return Ok(Self(Duration::from_secs(seconds)));
         }
         Err(serde::de::Error::custom(format!("timeout is {seconds}; it must be from 1 to 600 seconds")))
     }
 }
 
-/// How much of a listing is wanted: 1 to 10000 entries, 1000 when not given.
+/// Maximum number of entries of a listing: 1 to 10000, default 1000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MaxEntries(pub(crate) usize);
 
@@ -115,7 +115,7 @@ impl Default for MaxEntries {
 impl<'de> Deserialize<'de> for MaxEntries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let count = usize::deserialize(deserializer)?;
-        if ENTRIES.contains(&count) {
+        if MAX_ENTRIES_RANGE.contains(&count) {
             return Ok(Self(count));
         }
         Err(serde::de::Error::custom(format!("max_entries is {count}; it must be from 1 to 10000")))
@@ -126,12 +126,12 @@ fn ready_timeout() -> u64 {
     180
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "null is another value than absence")]
+#[expect(clippy::unnecessary_wraps, reason = "null and absent are different values")]
 fn shutdown_after() -> Option<u64> {
     Some(300)
 }
 
-/// A tool's arguments, or what is wrong with them in the words of whoever called.
+/// Parses the arguments of a tool. The error message is for the caller.
 pub(crate) fn parse<T: DeserializeOwned>(given: Option<JsonObject>) -> Result<T, String> {
     let given = Value::Object(given.unwrap_or_default());
     serde_json::from_value(given).map_err(|error| format!("invalid arguments: {error}"))
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_is_a_default_and_null_is_not() {
+    fn absent_arguments_have_defaults_and_null_overrides_them() {
         let create = |extra: Value| {
             let mut value = json!({"warmpool": "p", "namespace": "n"});
             value.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_kept() {
+    fn values_out_of_range_are_refused() {
         let execute = |timeout: Value| {
             given::<Execute>(json!({"sandbox_claim_name": "c", "namespace": "n", "command": "x", "timeout": timeout}))
         };
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_argument_is_named() {
         assert!(
             given::<Execute>(json!({"namespace": "n", "command": "x"})).unwrap_err().contains("sandbox_claim_name")
         );

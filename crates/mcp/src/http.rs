@@ -1,4 +1,5 @@
-//! Streamable HTTP: the server for many sessions at `/mcp`. Every request needs the bearer token; requests of web pages are refused.
+//! Streamable HTTP: the server for many sessions at `/mcp`. Every request needs the bearer token; requests of web pages
+//! are refused.
 
 use crate::{BearerToken, McpError, Sandboxes, server::Server};
 use bytes::Bytes;
@@ -20,16 +21,16 @@ use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 use tower::Service as _;
 
-/// A message with a file in base64.
+/// Maximum size of a message: a file in base64.
 const MAX_MESSAGE: usize = 96 << 20;
-/// Connections at once; more wait to be accepted.
+/// Maximum number of connections; further ones wait to be accepted.
 const CONNECTIONS: usize = 1024;
-/// A session that nobody uses for this long is over. Its sandboxes end by their own time.
+/// Idle timeout of a session. Its sandboxes end by their own lifetime.
 const SESSION_IDLE: Duration = Duration::from_secs(3600);
-/// Calls that run when the server is told to stop get this long.
+/// Timeout for calls under way when the server stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Where to listen, and for whom.
+/// Where to listen, and which clients to serve.
 #[derive(Clone, Debug)]
 pub struct HttpOptions {
     pub listen: SocketAddr,

@@ -1,11 +1,12 @@
-//! The MCP server: sandboxes, commands and files as tools for models, with the tool names, arguments and results of upstream's server.
+//! The MCP server: sandboxes, commands and files as tools for models, with the tool names, arguments and results of
+//! upstream's server.
 //!
-//! A session sees only the claims that it made: each carries a label with the session's id, and every call first asks the cluster for the
-//! claims with that label. There is no state of ours that could disagree with the cluster.
+//! A session can access only the claims that it created: each has a label with the session id, and every call first
+//! lists the claims with that label. The server has no state of its own that could disagree with the cluster.
 
 mod arguments;
 mod http;
-mod runtime;
+mod runtime_api;
 mod sandboxes;
 mod server;
 mod settings;
@@ -21,7 +22,7 @@ use rmcp::ServiceExt as _;
 use server::Server;
 use thiserror::Error;
 
-/// Why the server could not start, or ended.
+/// Why the server could not start or stopped.
 #[derive(Debug, Error)]
 pub enum McpError {
     #[error("cannot listen on {address}")]
@@ -49,7 +50,8 @@ pub enum McpError {
     Session(String),
 }
 
-/// Serves one client on standard input and output, until it closes them. `session` lets a restarted client find its sandboxes again.
+/// Serves one client on standard input and output until it closes them. With a given `session`, a restarted client
+/// finds its sandboxes again.
 pub async fn serve_stdio(sandboxes: Sandboxes, session: Option<String>) -> Result<(), McpError> {
     let session = session.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     if !is_label_value(&session) {
@@ -63,7 +65,7 @@ pub async fn serve_stdio(sandboxes: Sandboxes, session: Option<String>) -> Resul
     Ok(())
 }
 
-/// Whether a text can be the value of a label: session ids become one.
+/// True if a text is a valid label value. Session ids are used as such.
 fn is_label_value(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);

@@ -1,8 +1,8 @@
-//! What the tools do: claims of one session, and commands and files in their sandboxes.
+//! Implementation of the tools: claims of a session, and commands and files in their sandboxes.
 
 use crate::{
-    arguments::{Create, Download, Execute, Exists, List, Named, Upload},
-    runtime,
+    arguments::{Create, Download, Execute, Exists, List, SandboxRef, Upload},
+    runtime_api,
 };
 use agent_sandbox_client::{ClaimRequest, ClientError, SandboxClient, SandboxHandle, Source};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -14,15 +14,15 @@ use std::{
 };
 use thiserror::Error;
 
-/// Sandboxes whose connections are kept; more, and all are opened anew.
-const KEPT: usize = 1024;
+/// Maximum number of cached handles. When it is reached, the whole cache is cleared.
+const MAX_CACHED_HANDLES: usize = 1024;
 
-/// Why a tool did not do what it was asked to. The words go to the model.
+/// Why a tool call failed. The message is returned to the model.
 #[derive(Debug, Error)]
 pub(crate) enum ToolError {
     #[error("sandbox claim {name:?} not found in namespace {namespace:?}")]
     NotFound { namespace: String, name: String },
-    #[error("the label {0:?} says whose sandbox it is and cannot be set")]
+    #[error("the label {0:?} identifies the session and cannot be set")]
     ReservedLabel(String),
     #[error("content is not base64: {0}")]
     Base64(base64::DecodeError),
@@ -32,20 +32,20 @@ pub(crate) enum ToolError {
     Sandbox(#[from] ClientError),
 }
 
-/// Handles with their connections, by session, namespace and claim.
-type Open = HashMap<(String, String, String), SandboxHandle>;
+/// Handles with open connections, by session, namespace and claim.
+type HandleCache = HashMap<(String, String, String), SandboxHandle>;
 
-/// Sandboxes of a cluster, divided by session.
+/// The sandboxes of a cluster, separated by session.
 #[derive(Clone)]
 pub struct Sandboxes {
     client: SandboxClient,
     session_key: String,
-    open: Arc<Mutex<Open>>,
+    handles: Arc<Mutex<HandleCache>>,
 }
 
 impl Sandboxes {
     pub fn new(client: SandboxClient, session_key: String) -> Self {
-        Self { client, session_key, open: Arc::default() }
+        Self { client, session_key, handles: Arc::default() }
     }
 
     pub(crate) async fn create(&self, session: &str, wanted: Create) -> Result<Value, ToolError> {
@@ -61,20 +61,20 @@ impl Sandboxes {
         request.created_by = "mcp-server";
         let sandbox = self.client.claim(&request).await?;
         let name = sandbox.claim().unwrap_or_default().to_owned();
-        self.keep(session, sandbox.namespace().to_owned(), name.clone(), sandbox);
+        self.cache_handle(session, sandbox.namespace().to_owned(), name.clone(), sandbox);
         Ok(json!({"sandbox_claim_name": name}))
     }
 
-    pub(crate) async fn delete(&self, session: &str, of: Named) -> Result<(), ToolError> {
-        self.owned(session, &of).await?;
-        self.client.delete_claim(&of.namespace, &of.sandbox_claim_name, None).await?;
-        self.opened().remove(&key(session, &of));
+    pub(crate) async fn delete(&self, session: &str, target: SandboxRef) -> Result<(), ToolError> {
+        self.check_ownership(session, &target).await?;
+        self.client.delete_claim(&target.namespace, &target.sandbox_claim_name, None).await?;
+        self.handles().remove(&key(session, &target));
         Ok(())
     }
 
     pub(crate) async fn execute(&self, session: &str, wanted: Execute) -> Result<Value, ToolError> {
-        let sandbox = self.sandbox(session, &wanted.of).await?;
-        let done = runtime::execute(&sandbox, wanted.command, wanted.timeout.0).await?;
+        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
+        let done = runtime_api::execute(&sandbox, wanted.command, wanted.timeout.0).await?;
         Ok(json!({"exit_code": done.exit_code, "stdout": done.stdout, "stderr": done.stderr}))
     }
 
@@ -83,14 +83,14 @@ impl Sandboxes {
             true => STANDARD.decode(wanted.content.as_bytes()).map_err(ToolError::Base64)?,
             false => wanted.content.into_bytes(),
         };
-        let sandbox = self.sandbox(session, &wanted.of).await?;
-        runtime::upload(&sandbox, &wanted.path, &content, wanted.timeout.0).await?;
+        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
+        runtime_api::upload(&sandbox, &wanted.path, &content, wanted.timeout.0).await?;
         Ok(json!({"bytes_written": content.len()}))
     }
 
     pub(crate) async fn download(&self, session: &str, wanted: Download) -> Result<Value, ToolError> {
-        let sandbox = self.sandbox(session, &wanted.of).await?;
-        let bytes = runtime::download(&sandbox, &wanted.path, wanted.timeout.0).await?;
+        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
+        let bytes = runtime_api::download(&sandbox, &wanted.path, wanted.timeout.0).await?;
         let content = match wanted.binary {
             true => STANDARD.encode(&bytes),
             false => String::from_utf8(bytes.to_vec()).map_err(|_| ToolError::NotText(wanted.path))?,
@@ -99,8 +99,8 @@ impl Sandboxes {
     }
 
     pub(crate) async fn list(&self, session: &str, wanted: List) -> Result<Value, ToolError> {
-        let sandbox = self.sandbox(session, &wanted.of).await?;
-        let mut entries = runtime::list(&sandbox, &wanted.path, wanted.timeout.0).await?;
+        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
+        let mut entries = runtime_api::list(&sandbox, &wanted.path, wanted.timeout.0).await?;
         let total = entries.len();
         entries.truncate(wanted.max_entries.0);
         let truncated = entries.len() < total;
@@ -108,8 +108,8 @@ impl Sandboxes {
     }
 
     pub(crate) async fn exists(&self, session: &str, wanted: Exists) -> Result<Value, ToolError> {
-        let sandbox = self.sandbox(session, &wanted.of).await?;
-        Ok(json!({"exists": runtime::exists(&sandbox, &wanted.path, wanted.timeout.0).await?}))
+        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
+        Ok(json!({"exists": runtime_api::exists(&sandbox, &wanted.path, wanted.timeout.0).await?}))
     }
 
     /// Names of the session's claims in a namespace.
@@ -118,38 +118,38 @@ impl Sandboxes {
         Ok(self.client.claims(namespace, Some(&selector)).await?)
     }
 
-    /// A claim of another session is no more there than one that does not exist.
-    async fn owned(&self, session: &str, of: &Named) -> Result<(), ToolError> {
-        if self.claims(session, &of.namespace).await?.contains(&of.sandbox_claim_name) {
+    /// Checks that the claim belongs to the session. A claim of another session is reported as not found.
+    async fn check_ownership(&self, session: &str, target: &SandboxRef) -> Result<(), ToolError> {
+        if self.claims(session, &target.namespace).await?.contains(&target.sandbox_claim_name) {
             return Ok(());
         }
-        self.opened().remove(&key(session, of));
-        Err(ToolError::NotFound { namespace: of.namespace.clone(), name: of.sandbox_claim_name.clone() })
+        self.handles().remove(&key(session, target));
+        Err(ToolError::NotFound { namespace: target.namespace.clone(), name: target.sandbox_claim_name.clone() })
     }
 
-    async fn sandbox(&self, session: &str, of: &Named) -> Result<SandboxHandle, ToolError> {
-        self.owned(session, of).await?;
-        if let Some(open) = self.opened().get(&key(session, of)) {
+    async fn sandbox(&self, session: &str, target: &SandboxRef) -> Result<SandboxHandle, ToolError> {
+        self.check_ownership(session, target).await?;
+        if let Some(open) = self.handles().get(&key(session, target)) {
             return Ok(open.clone());
         }
-        let found = self.client.find(&of.namespace, &of.sandbox_claim_name).await?;
-        self.keep(session, of.namespace.clone(), of.sandbox_claim_name.clone(), found.clone());
+        let found = self.client.find(&target.namespace, &target.sandbox_claim_name).await?;
+        self.cache_handle(session, target.namespace.clone(), target.sandbox_claim_name.clone(), found.clone());
         Ok(found)
     }
 
-    fn keep(&self, session: &str, namespace: String, claim: String, sandbox: SandboxHandle) {
-        let mut open = self.opened();
-        if open.len() >= KEPT {
-            open.clear();
+    fn cache_handle(&self, session: &str, namespace: String, claim: String, sandbox: SandboxHandle) {
+        let mut handles = self.handles();
+        if handles.len() >= MAX_CACHED_HANDLES {
+            handles.clear();
         }
-        open.insert((session.to_owned(), namespace, claim), sandbox);
+        handles.insert((session.to_owned(), namespace, claim), sandbox);
     }
 
-    fn opened(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn handles(&self) -> MutexGuard<'_, HandleCache> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn key(session: &str, of: &Named) -> (String, String, String) {
-    (session.to_owned(), of.namespace.clone(), of.sandbox_claim_name.clone())
+fn key(session: &str, target: &SandboxRef) -> (String, String, String) {
+    (session.to_owned(), target.namespace.clone(), target.sandbox_claim_name.clone())
 }

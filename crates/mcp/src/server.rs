@@ -1,8 +1,8 @@
-//! From MCP's requests to the tools and back: which session asks, which tool is meant, and errors in words that a model can use.
+//! The MCP request handler: determines the session, dispatches to the tools, and returns errors as text for the model.
 
 use crate::{
     Sandboxes,
-    arguments::{Named, parse},
+    arguments::{SandboxRef, parse},
     is_label_value,
     sandboxes::ToolError,
     tools,
@@ -25,14 +25,14 @@ const SESSION_HEADER: &str = "mcp-session-id";
 const SCHEME: &str = "sandboxes://";
 const INSTRUCTIONS: &str = "Isolated computers. Call create_sandbox first and pass the claim name that it returns to the other tools. \
     Files and installed packages stay until the sandbox is deleted or its time is over. Delete sandboxes that are not needed any more.";
-/// Later versions of the protocol have no sessions, and a session is what a sandbox belongs to.
-const NEWEST: ProtocolVersion = ProtocolVersion::V_2025_11_25;
+/// Newest supported protocol version. Later ones have no sessions, which sandboxes belong to.
+const NEWEST_PROTOCOL: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 
-/// One MCP session, or with HTTP all of them.
+/// Handles one MCP session, or with HTTP all sessions.
 #[derive(Clone)]
 pub(crate) struct Server {
     sandboxes: Sandboxes,
-    /// None takes the id from each request's header.
+    /// The session id; `None` takes it from the header of each request.
     session: Option<String>,
 }
 
@@ -78,8 +78,10 @@ impl Server {
             "download_file" => run!(download),
             "list_files" => run!(list),
             "file_exists" => run!(exists),
-            "delete_sandbox" => match parse::<Named>(arguments) {
-                Ok(of) => sandboxes.delete(session, of).await.map(|()| Value::Null).map_err(|error| error.to_string()),
+            "delete_sandbox" => match parse::<SandboxRef>(arguments) {
+                Ok(target) => {
+                    sandboxes.delete(session, target).await.map(|()| Value::Null).map_err(|error| error.to_string())
+                }
                 Err(wrong) => Err(wrong),
             },
             other => return Err(ErrorData::invalid_params(format!("there is no tool {other:?}"), None)),
@@ -87,7 +89,7 @@ impl Server {
         Ok(match outcome {
             Ok(Value::Null) => CallToolResult::success(Vec::new()),
             Ok(value) => CallToolResult::structured(value),
-            Err(words) => CallToolResult::error(vec![ContentBlock::text(words)]),
+            Err(message) => CallToolResult::error(vec![ContentBlock::text(message)]),
         })
     }
 }
@@ -98,12 +100,12 @@ impl ServerHandler for Server {
         let implementation = Implementation::new(NAME, env!("CARGO_PKG_VERSION"));
         ServerConfig::new(capabilities)
             .with_server_info(implementation)
-            .with_protocol_version(NEWEST)
+            .with_protocol_version(NEWEST_PROTOCOL)
             .with_instructions(INSTRUCTIONS)
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        Cow::Borrowed(ProtocolVersion::known_up_to(&NEWEST))
+        Cow::Borrowed(ProtocolVersion::known_up_to(&NEWEST_PROTOCOL))
     }
 
     async fn list_tools(
@@ -124,7 +126,8 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let session = self.session(&context)?;
-        // Giving up drops the call, and with it the connection: the sandbox then ends the command, a half-made claim is deleted again.
+        // Cancelling drops the call and its connection: the sandbox then kills the command, and a claim that is being
+        // created is deleted again.
         tokio::select! {
             done = self.call(&session, request) => done.map(Into::into),
             () = context.ct.cancelled() => Err(ErrorData::internal_error("the call was cancelled", None)),

@@ -1,15 +1,15 @@
-//! Settings from the environment, under the names of upstream's server: `K8S_SANDBOX_CONNECTION__TYPE` and what belongs to it.
+//! Settings from environment variables, with the names of upstream's server: `K8S_SANDBOX_CONNECTION__TYPE` and others.
 
 use agent_sandbox_client::{Address, Connection, DirectOptions, GatewayOptions, Tunnel};
 use std::time::Duration;
 use thiserror::Error;
 
-/// The label that ties a claim to the session that made it.
+/// Label on a claim with the id of the session that created it.
 pub const DEFAULT_SESSION_KEY: &str = "mcp.k8s-agent-sandbox/session-id";
 const PREFIX: &str = "K8S_SANDBOX_";
 const DAEMON_PORT: u16 = 8888;
 
-/// How sandboxes are reached, and how sessions are told apart.
+/// How to connect to sandboxes, and the label that identifies sessions.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub connection: Connection,
@@ -17,7 +17,7 @@ pub struct Settings {
     pub session_key: String,
 }
 
-/// Everything that is wrong with the settings, at once.
+/// All errors in the settings.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{}", .0.join("; "))]
 pub struct SettingsError(Vec<String>);
@@ -27,23 +27,23 @@ impl Settings {
         Self::read(|name| std::env::var(name).ok())
     }
 
-    /// The settings that variables say, by whatever way they are looked up.
+    /// Reads the settings through a function that looks up variables.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, SettingsError> {
-        let mut reader = Reader { variable, wrong: Vec::new() };
+        let mut reader = Reader { variable, errors: Vec::new() };
         let session_key = reader.text("SESSION_ID_LABEL_KEY").unwrap_or_else(|| DEFAULT_SESSION_KEY.to_owned());
         let port = reader.number("CONNECTION__SERVER_PORT").unwrap_or(DAEMON_PORT);
         let connection = reader.connection();
-        if reader.wrong.is_empty() {
+        if reader.errors.is_empty() {
             Ok(Self { connection, port, session_key })
         } else {
-            Err(SettingsError(reader.wrong))
+            Err(SettingsError(reader.errors))
         }
     }
 }
 
 struct Reader<F> {
     variable: F,
-    wrong: Vec<String>,
+    errors: Vec<String>,
 }
 
 impl<F: Fn(&str) -> Option<String>> Reader<F> {
@@ -53,7 +53,7 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
                 Connection::Tunnel(Tunnel { router_namespace: self.text("CONNECTION__ROUTER_NAMESPACE") })
             }
             Some("direct") => {
-                let url = self.needed("CONNECTION__API_URL", "a router's address, such as http://router:8080");
+                let url = self.required("CONNECTION__API_URL", "a router's address, such as http://router:8080");
                 Connection::Direct(DirectOptions {
                     url,
                     ca: self.text("CONNECTION__CA_CERT").map(Into::into),
@@ -61,7 +61,7 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
                 })
             }
             Some("gateway") => Connection::Gateway(GatewayOptions {
-                name: self.needed("CONNECTION__GATEWAY_NAME", "a Gateway's name"),
+                name: self.required("CONNECTION__GATEWAY_NAME", "a Gateway's name"),
                 namespace: self.text("CONNECTION__GATEWAY_NAMESPACE").unwrap_or_else(|| "default".to_owned()),
                 ready_timeout: Duration::from_secs(self.number("CONNECTION__GATEWAY_READY_TIMEOUT").unwrap_or(180)),
             }),
@@ -70,7 +70,7 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
                 _ => Address::PodIpThenDns,
             }),
             Some(other) => {
-                self.wrong.push(format!(
+                self.errors.push(format!(
                     "{PREFIX}CONNECTION__TYPE is {other:?}; it can be tunnel, direct, gateway or in-cluster"
                 ));
                 Connection::default()
@@ -82,10 +82,10 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
         (self.variable)(&format!("{PREFIX}{name}")).filter(|value| !value.is_empty())
     }
 
-    fn needed(&mut self, name: &str, what: &str) -> String {
+    fn required(&mut self, name: &str, what: &str) -> String {
         let found = self.text(name);
         if found.is_none() {
-            self.wrong.push(format!("{PREFIX}{name} is not set; this connection needs {what}"));
+            self.errors.push(format!("{PREFIX}{name} is not set; this connection needs {what}"));
         }
         found.unwrap_or_default()
     }
@@ -94,7 +94,7 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
         let text = self.text(name)?;
         let parsed = text.parse().ok();
         if parsed.is_none() {
-            self.wrong.push(format!("{PREFIX}{name} is {text:?}, not a number in range"));
+            self.errors.push(format!("{PREFIX}{name} is {text:?}, not a number in range"));
         }
         parsed
     }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_means_a_tunnel_and_the_usual_label() {
+    fn the_default_is_a_tunnel_and_the_default_label() {
         let settings = read(&[]).unwrap();
         assert!(matches!(settings.connection, Connection::Tunnel(_)));
         assert_eq!((settings.port, settings.session_key.as_str()), (8888, "mcp.k8s-agent-sandbox/session-id"));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_at_once() {
+    fn all_errors_are_reported_at_once() {
         let wrong =
             read(&[("K8S_SANDBOX_CONNECTION__TYPE", "direct"), ("K8S_SANDBOX_CONNECTION__SERVER_PORT", "99999")]);
         let message = wrong.unwrap_err().to_string();

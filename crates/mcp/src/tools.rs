@@ -1,10 +1,10 @@
-//! What models are told about the tools: names, descriptions and schemas.
+//! Definitions of the tools for models: names, descriptions and schemas.
 
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Every tool, in the order in which an agent needs them.
+/// All tools, in the order in which an agent needs them.
 pub(crate) fn all() -> Vec<Tool> {
     vec![create(), execute(), upload(), download(), list(), exists(), delete()]
 }
@@ -34,7 +34,7 @@ fn execute() -> Tool {
     let tool = tool(
         "execute_command",
         "Run a shell command in a sandbox and return its exit code, standard output and standard error.",
-        about_sandbox(command, &["command"], true),
+        sandbox_tool_schema(command, &["command"], true),
     );
     let result = json!({"exit_code": {"type": "integer"}, "stdout": {"type": "string"}, "stderr": {"type": "string"}});
     tool.with_raw_output_schema(schema(result, &["exit_code", "stdout", "stderr"]))
@@ -49,7 +49,7 @@ fn upload() -> Tool {
     let tool = tool(
         "upload_file",
         "Write a file in a sandbox. Folders above it are made; an existing file is replaced.",
-        about_sandbox(properties, &["path", "content"], true),
+        sandbox_tool_schema(properties, &["path", "content"], true),
     );
     tool.with_raw_output_schema(schema(json!({"bytes_written": {"type": "integer"}}), &["bytes_written"]))
 }
@@ -60,45 +60,47 @@ fn download() -> Tool {
     let tool = tool(
         "download_file",
         "Read a file of a sandbox: as text, or as base64 when binary is true. A file that is not UTF-8 needs binary.",
-        about_sandbox(properties, &["path"], true),
+        sandbox_tool_schema(properties, &["path"], true),
     );
     let result = json!({"content": {"type": "string"}, "bytes_read": {"type": "integer"}});
-    tool.with_raw_output_schema(schema(result, &["content", "bytes_read"])).with_annotations(reading())
+    tool.with_raw_output_schema(schema(result, &["content", "bytes_read"])).with_annotations(read_only())
 }
 
 fn list() -> Tool {
     let entries = json!({"type": "integer", "minimum": 1, "maximum": 10000, "default": 1000, "description": "At most this many entries are returned"});
     let properties = json!({"path": path("The directory"), "max_entries": entries});
-    let tool = tool("list_files", "List a directory of a sandbox.", about_sandbox(properties, &["path"], true));
+    let tool = tool("list_files", "List a directory of a sandbox.", sandbox_tool_schema(properties, &["path"], true));
     let entry = json!({
         "type": "object",
         "properties": {"name": {"type": "string"}, "size": {"type": "integer"}, "type": {"enum": ["file", "directory"]}, "mod_time": {"type": "number"}},
         "required": ["name", "size", "type", "mod_time"],
     });
     let result = json!({"entries": {"type": "array", "items": entry}, "total_entries": {"type": "integer"}, "truncated": {"type": "boolean"}});
-    tool.with_raw_output_schema(schema(result, &["entries", "total_entries", "truncated"])).with_annotations(reading())
+    tool.with_raw_output_schema(schema(result, &["entries", "total_entries", "truncated"]))
+        .with_annotations(read_only())
 }
 
 fn exists() -> Tool {
     let tool = tool(
         "file_exists",
         "Whether a file or directory exists in a sandbox.",
-        about_sandbox(json!({"path": path("The path")}), &["path"], true),
+        sandbox_tool_schema(json!({"path": path("The path")}), &["path"], true),
     );
-    tool.with_raw_output_schema(schema(json!({"exists": {"type": "boolean"}}), &["exists"])).with_annotations(reading())
+    tool.with_raw_output_schema(schema(json!({"exists": {"type": "boolean"}}), &["exists"]))
+        .with_annotations(read_only())
 }
 
 fn delete() -> Tool {
-    let words = "Delete a sandbox and everything in it.";
-    tool("delete_sandbox", words, about_sandbox(json!({}), &[], false))
+    let description = "Delete a sandbox and everything in it.";
+    tool("delete_sandbox", description, sandbox_tool_schema(json!({}), &[], false))
         .with_annotations(ToolAnnotations::new().destructive(true).idempotent(true))
 }
 
-fn tool(name: &'static str, words: &'static str, input: Arc<JsonObject>) -> Tool {
-    Tool::new(name, words, input)
+fn tool(name: &'static str, description: &'static str, input: Arc<JsonObject>) -> Tool {
+    Tool::new(name, description, input)
 }
 
-fn reading() -> ToolAnnotations {
+fn read_only() -> ToolAnnotations {
     ToolAnnotations::new().read_only(true)
 }
 
@@ -106,8 +108,8 @@ fn path(what: &str) -> Value {
     json!({"type": "string", "description": format!("{what}, relative to the sandbox's working directory")})
 }
 
-/// The schema of a tool that is about one sandbox.
-fn about_sandbox(properties: Value, required: &[&str], timed: bool) -> Arc<JsonObject> {
+/// The input schema of a tool that acts on one sandbox.
+fn sandbox_tool_schema(properties: Value, required: &[&str], timed: bool) -> Arc<JsonObject> {
     let mut all = json!({
         "sandbox_claim_name": {"type": "string", "description": "The name that create_sandbox returned"},
         "namespace": {"type": "string", "description": "The namespace given to create_sandbox"},

@@ -1,8 +1,8 @@
-//! Measures Pods from the API's point of view: created → Ready → deleted, one after the other and several at once.
+//! Measures the lifecycle of Pods through the API: created → Ready → deleted, one after the other and several at once.
 //!
 //! `cargo run --release -p agent-sandbox-node --example pod-start-bench [pods] [at once]`, as root. The image is `host`
-//! with the daemon; Ready means that the daemon's port accepts connections. The API keeps its objects in memory, so no
-//! disk is measured but the node's own.
+//! with sandboxd; Ready means that the port of sandboxd accepts connections. The API keeps its objects in memory, so
+//! only the node's own disk accesses are measured.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The daemon as this crate's tests put it into Pods; cargo builds examples before it runs tests.
+//! sandboxd as this crate's tests inject it into Pods; cargo builds examples before it runs tests.
 
 use std::process::ExitCode;
 

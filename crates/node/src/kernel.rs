@@ -1,49 +1,34 @@
-//! The kernel half: Pods as namespaces, control groups, mounts and processes.
+//! The kernel half: Pods as namespaces, cgroups, mounts and processes.
 //!
-//! The node's own process (many threads, asynchronous) decides and keeps books; everything that forks or changes
-//! namespaces happens in single-threaded helpers re-executed from a sealed copy of this binary: one spawner per node, which
-//! forks one supervisor per Pod, which forks the Pod's containers.
+//! The node's own process (many threads, asynchronous) decides and keeps state; everything that forks or changes
+//! namespaces happens in single-threaded helpers, re-executed from a copy of this binary that cannot be written: one
+//! spawner per node, which forks one supervisor per Pod, which forks the Pod's containers.
+//!
+//! A Pod's way through the modules: `kernel_runtime` decides and talks to supervisors, `supervisor` holds the Pod, and
+//! `container` turns a forked process into the container's program. They use `host` (cgroups, user ids, what nodes
+//! share on one machine), `image`, `storage`, `net` and, at the bottom, `sys` (system calls).
 
-mod cgroup;
 mod config;
-mod hands;
-mod host_image;
-mod ids;
-mod images;
-mod launch;
-mod layers;
-mod leftovers;
-mod link;
+mod container;
+mod host;
+mod image;
+mod kernel_runtime;
 mod net;
-mod oci;
-mod plan;
-mod rootfs;
-mod runtime;
-mod seccomp;
-mod share;
-mod spawner;
 mod storage;
 mod supervisor;
 mod sys;
-mod termination;
-mod tree;
-mod unmounts;
-mod usage;
-mod user;
-mod walls;
-mod wire;
 
 pub use config::{HelperProgram, KernelConfig, NodeDefaults};
-pub use hands::remove_data;
-pub use images::ImageAlias;
-pub use leftovers::{Stray, remove_stray, strays};
-pub use plan::Walls;
-pub use runtime::KernelRuntime;
-pub use usage::PodUsage;
+pub use host::cgroup::PodUsage;
+pub use host::node_registry::{Leftover, leftovers, remove_leftover};
+pub use image::ImageAlias;
+pub use kernel_runtime::KernelRuntime;
+pub use storage::owned_files::remove_data;
+pub use supervisor::plan::Isolation;
 
-/// Becomes a helper when this process was started as one; see [`crate::helper_main`].
-pub(crate) fn take_over() {
-    spawner::take_over();
-    hands::take_over();
-    net::egress::take_over();
+/// Runs a helper and exits when this process was started as one; see [`crate::helper_main`].
+pub(crate) fn run_if_helper() {
+    supervisor::spawner::run_if_helper();
+    storage::owned_files::run_if_helper();
+    net::pasta::run_if_helper();
 }

@@ -1,8 +1,8 @@
 //! The interface between the kubelet half and the kernel half of the node.
 //!
-//! Everything here is a finished decision: users, commands, environments, addresses and limits are resolved before they
-//! arrive, and nothing in this module reads a Kubernetes object. All calls are idempotent by Pod uid, container name and
-//! attempt, so a caller that restarts in the middle may simply repeat itself.
+//! Everything here is a complete decision: users, commands, environments, addresses and limits are resolved before they
+//! arrive, and nothing in this module reads a Kubernetes object. All calls are idempotent by Pod uid, container name
+//! and attempt, so a caller that is restarted in the middle may simply repeat them.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -36,27 +36,27 @@ pub use volume::{StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeReques
 /// Runs Pods. One implementation uses the kernel directly; tests of the kubelet half use a recording fake.
 #[async_trait]
 pub trait PodRuntime: Send + Sync + 'static {
-    /// Makes the Pod's namespaces, cgroup, network and supervisor; no container yet. A Pod that already exists is returned
-    /// as it is.
+    /// Creates the Pod's namespaces, cgroup, network and supervisor; no container yet. A Pod that already exists is
+    /// returned as it is.
     async fn create_pod(&self, spec: PodSandboxSpec) -> Result<PodSandbox, RuntimeError>;
 
     /// Starts one container and returns once its command has been executed (or could not be).
     async fn start_container(&self, pod: &str, spec: ContainerSpec) -> Result<ContainerState, RuntimeError>;
 
-    /// Sends `signal` to the container's first process. Its exit arrives as an event.
+    /// Sends `signal` to the container's first process. Its exit is reported as an event.
     async fn signal_container(&self, pod: &str, container: &str, signal: i32) -> Result<(), RuntimeError>;
 
-    /// Kills every process of the container at once. Its exit arrives as an event.
+    /// Kills all processes of the container at once. Its exit is reported as an event.
     async fn kill_container(&self, pod: &str, container: &str) -> Result<(), RuntimeError>;
 
-    /// Kills what still runs and removes the Pod: processes, network, cgroup, supervisor, Pod folder. Writable layers stay
-    /// with the owner until [`PodRuntime::forget_owner`]. An unknown Pod is success.
+    /// Kills what still runs and removes the Pod: processes, network, cgroup, supervisor, Pod folder. Writable layers
+    /// stay with the owner until [`PodRuntime::delete_owner_storage`]. An unknown Pod is success.
     async fn remove_pod(&self, pod: &str) -> Result<(), RuntimeError>;
 
-    /// Removes what is kept for an owner that is gone: writable layers and its block of user ids.
-    async fn forget_owner(&self, owner: &str) -> Result<(), RuntimeError>;
+    /// Removes what is kept for an owner that no longer exists: writable layers and its block of user ids.
+    async fn delete_owner_storage(&self, owner: &str) -> Result<(), RuntimeError>;
 
-    /// Owners for which something is kept, so that the caller can forget those that no longer exist.
+    /// Owners with kept data, so that the caller can forget those that no longer exist.
     async fn kept_owners(&self) -> Result<Vec<String>, RuntimeError>;
 
     /// Runs a command in a running container.
@@ -75,52 +75,53 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// Replaces the whole set of allowed flows of a Pod. A new Pod is closed both ways until this is called.
     async fn set_rules(&self, pod: &str, rules: PodRules) -> Result<(), RuntimeError>;
 
-    /// Makes (or finds) the folder of a volume, with the best limit the host can hold.
+    /// Creates or finds the folder of a volume, with the strongest limit that the host supports.
     async fn ensure_volume(&self, request: VolumeRequest) -> Result<Volume, RuntimeError>;
 
     /// Removes a volume and its data.
     async fn remove_volume(&self, key: &VolumeKey) -> Result<(), RuntimeError>;
 
-    /// Measures a Pod's writable layers and a volume list (bytes and inodes), for eviction and statistics.
+    /// Bytes used by each writable layer and each ephemeral volume of a Pod, for eviction and statistics.
     async fn storage_usage(&self, pod: &str) -> Result<StorageUsage, RuntimeError>;
 
     /// Bytes one volume uses on disk.
     async fn volume_usage(&self, key: &VolumeKey) -> Result<u64, RuntimeError>;
 
-    /// Every Pod this data folder knows, including those whose supervisor died: called once after the node started.
-    /// Exits that happened while nobody listened are in the containers' states.
+    /// Every Pod of this data folder, including those whose supervisor died: called once after the node has started.
+    /// Exits that happened while no node was running are in the containers' states.
     async fn list(&self) -> Result<Vec<PodState>, RuntimeError>;
 
-    /// The present state of one Pod.
+    /// The current state of one Pod.
     async fn state(&self, pod: &str) -> Result<Option<PodState>, RuntimeError>;
 
     /// Events from now on. A lagging receiver should call [`PodRuntime::list`] and compare.
     fn events(&self) -> broadcast::Receiver<RuntimeEvent>;
 
-    /// What this host cannot hold as strongly as a fully equipped one, for `doctor`, `up` and Pod events.
+    /// What this host cannot enforce as strongly as a fully equipped one, for `doctor`, `up` and Pod events.
     fn weaknesses(&self) -> Vec<Weakness>;
 
-    /// The address DNS listens on for Pods, when Pods have a network (the responder is the kubelet half's).
+    /// The address that the DNS server for Pods listens on, when Pods have a network (the server belongs to the kubelet
+    /// half).
     fn dns_address(&self) -> Option<IpAddr>;
 
-    /// Whether this machine reaches Pods at their addresses; otherwise connections are made from inside.
+    /// Whether this machine can connect to Pods at their addresses; otherwise connections are made from inside.
     fn reaches_addresses(&self) -> bool {
         true
     }
 
-    /// The address that Pods ask for names, when there is one.
+    /// The address of the Pods' resolver, if there is one.
     fn resolver(&self) -> Option<IpAddr> {
         self.dns_address()
     }
 
-    /// The addresses of this node's Pods as a block, when Pods have a network: what "everybody" in a policy leaves out.
+    /// The network of this node's Pods, when Pods have a network: a policy that allows every address excludes it.
     fn pod_network(&self) -> Option<(IpAddr, u8)> {
         None
     }
 
-    /// The folder under which the kubelet half may keep files of this Pod; removed with the Pod.
+    /// The folder in which the kubelet half may keep files of this Pod; removed with the Pod.
     fn pod_dir(&self, pod: &str) -> PathBuf;
 }
 
-/// The runtime as it is passed around.
+/// A shared runtime.
 pub type SharedRuntime = Arc<dyn PodRuntime>;

@@ -1,55 +1,56 @@
-//! A node of a control plane that is not in this process: kernel, Pods and TLS server, started and stopped together.
+//! A node of an external control plane: kernel runtime, node and HTTPS server, started and stopped together.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent_sandbox_apiserver::node::NoNode;
+use agent_sandbox_streams::backend::NoNode;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use thiserror::Error;
 
 use crate::kernel::{KernelConfig, KernelRuntime};
-use crate::kubelet::{Backend, Kubelet, KubeletConfig, KubeletError};
-use crate::node::{Node, NodeError, NodeHandle, NodeOptions};
+use crate::kubelet::node::{Node, NodeError, NodeHandle, NodeOptions};
+use crate::kubelet::server::{Backend, KubeletServer, KubeletServerConfig, KubeletServerError};
 use crate::runtime::RuntimeError;
 
-/// How such a node is run.
+/// Configuration of a standalone node.
 #[derive(Clone, Debug)]
 pub struct StandaloneConfig {
     /// `embedded` and `kubelet_port` are set by [`Standalone::start`].
     pub node: NodeOptions,
     pub kernel: KernelConfig,
-    /// Where logs, exec, attach and port-forward are served; port 0 takes a free one.
+    /// Address on which logs, exec, attach and port-forward are served; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Certificate chain and key, PEM. Without them the node makes its own and keeps it in its folder.
+    /// Certificate chain and key in PEM. Without them the node creates a self-signed certificate and keeps it in its
+    /// data folder.
     pub certificate: Option<(Vec<u8>, Vec<u8>)>,
-    /// Client certificates of this authority are let in; PEM. Others need a token that the API vouches for.
+    /// Authority whose client certificates are accepted, in PEM. Other clients need a token that the API authenticates.
     pub client_authority: Option<Vec<u8>>,
 }
 
 /// Why the node did not start.
 #[derive(Debug, Error)]
 pub enum StandaloneError {
-    #[error("cannot isolate processes here")]
+    #[error("cannot isolate processes on this machine")]
     Kernel(#[source] RuntimeError),
-    #[error("cannot make the node's own certificate")]
+    #[error("cannot create the node's own certificate")]
     Certificate(#[source] rcgen::Error),
-    #[error("cannot keep the node's own certificate in {path}")]
-    Keep {
+    #[error("cannot store the node's own certificate in {path}")]
+    Store {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
     #[error(transparent)]
-    Kubelet(#[from] KubeletError),
+    KubeletServer(#[from] KubeletServerError),
     #[error(transparent)]
     Node(#[from] NodeError),
 }
 
-/// A running node. Its Pods outlive it.
+/// A running standalone node. Its Pods outlive it.
 pub struct Standalone {
     pub node: NodeHandle,
-    kubelet: Kubelet,
+    server: KubeletServer,
     kernel: Arc<KernelRuntime>,
 }
 
@@ -62,47 +63,49 @@ impl Standalone {
             None => own_certificate(&node.data_dir, &node.node_name, &node.host_ips)?,
         };
         let kernel = KernelRuntime::open(kernel).await.map_err(StandaloneError::Kernel)?;
-        let served = KubeletConfig { node_name: node.node_name.clone(), listen, certificate, key, client_authority };
-        // The port is part of what the node registers, so the door opens first, and answers "not yet" for a moment.
-        let kubelet = Kubelet::start(served, client.clone(), Arc::new(NoNode)).await?;
+        let server_config =
+            KubeletServerConfig { node_name: node.node_name.clone(), listen, certificate, key, client_authority };
+        // The node registers the server's port, so the server starts first. Until the node has started, it responds
+        // with 503.
+        let server = KubeletServer::start(server_config, client.clone(), Arc::new(NoNode)).await?;
         node.embedded = false;
-        node.kubelet_port = Some(kubelet.address.port());
+        node.kubelet_port = Some(server.address.port());
         let node = Node::start(client, kernel.clone(), kernel.clone(), node).await?;
-        kubelet.attach(Arc::new(Backend::new(node.clone())));
-        Ok(Self { node, kubelet, kernel })
+        server.set_backend(Arc::new(Backend::new(node.clone())));
+        Ok(Self { node, server, kernel })
     }
 
-    /// Where logs, exec, attach and port-forward are served.
+    /// Address on which logs, exec, attach and port-forward are served.
     pub fn address(&self) -> SocketAddr {
-        self.kubelet.address
+        self.server.address
     }
 
-    /// Ends the node and leaves its Pods running, to be taken over by the next one.
+    /// Stops the node and leaves its Pods running; the next node process recovers them.
     pub async fn shutdown(self) {
-        self.kubelet.close().await;
+        self.server.close().await;
         self.node.shutdown().await;
         self.kernel.close();
     }
 
-    /// Ends the node and everything it keeps: for nodes that are thrown away.
+    /// Stops the node and removes everything it stored: for temporary nodes.
     pub async fn purge(self) -> Result<(), NodeError> {
-        self.kubelet.close().await;
+        self.server.close().await;
         let purged = self.node.purge().await;
         self.kernel.close();
         purged
     }
 }
 
-/// The address of this machine from which the API is reached: what the node registers when nobody says otherwise.
+/// The local address of connections to the API: the default address that the node registers.
 pub fn address_towards(api: SocketAddr) -> std::io::Result<IpAddr> {
-    // Connecting a datagram socket sends nothing; it only asks the routing table.
+    // Connecting a datagram socket sends no packet; the kernel only looks up the route.
     let any: SocketAddr = if api.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;
     socket.connect(api)?;
     Ok(socket.local_addr()?.ip())
 }
 
-/// The certificate the node made for itself: found in its folder, or made now.
+/// The node's self-signed certificate and key: read from its data folder, or created.
 fn own_certificate(data_dir: &Path, name: &str, addresses: &[String]) -> Result<(Vec<u8>, Vec<u8>), StandaloneError> {
     let folder = data_dir.join("pki");
     let (certificate, key) = (folder.join("kubelet.crt"), folder.join("kubelet.key"));
@@ -119,17 +122,17 @@ fn own_certificate(data_dir: &Path, name: &str, addresses: &[String]) -> Result<
         Ok((params.self_signed(&pair)?.pem(), pair.serialize_pem()))
     };
     let (certificate_pem, key_pem) = fresh().map_err(StandaloneError::Certificate)?;
-    let keep = |path: &Path, text: &str| -> std::io::Result<()> {
+    let store = |path: &Path, text: &str| -> std::io::Result<()> {
         use std::io::Write;
         use std::os::unix::fs::OpenOptionsExt;
         let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
         file.write_all(text.as_bytes())
     };
-    // The key last: a certificate without its key is made again.
+    // The key is written last: a certificate without its key is created again.
     std::fs::create_dir_all(&folder)
-        .and_then(|()| keep(&certificate, &certificate_pem))
-        .and_then(|()| keep(&key, &key_pem))
-        .map_err(|source| StandaloneError::Keep { path: folder, source })?;
+        .and_then(|()| store(&certificate, &certificate_pem))
+        .and_then(|()| store(&key, &key_pem))
+        .map_err(|source| StandaloneError::Store { path: folder, source })?;
     Ok((certificate_pem.into(), key_pem.into()))
 }
 
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_keeps_the_certificate_it_made() {
+    fn a_node_keeps_its_own_certificate() {
         let folder = tempfile::tempdir().unwrap();
         let first = own_certificate(folder.path(), "n1", &["192.0.2.7".into()]).unwrap();
         assert_eq!(own_certificate(folder.path(), "n1", &[]).unwrap(), first);

@@ -1,8 +1,9 @@
-//! Which addresses a client may name at all, before anyone asks whose they are.
+//! Classification of IP addresses: which ones a client may name at all. Whether an address belongs to the sandbox is
+//! checked later, elsewhere.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What kind of address this is, seen through every notation that hides an IPv4 address in an IPv6 one.
+/// The class of an address. Every notation that embeds an IPv4 address in an IPv6 address is taken into account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressClass {
     /// May belong to a Pod.
@@ -10,13 +11,14 @@ pub enum AddressClass {
     Loopback,
     LinkLocal,
     Multicast,
-    /// `0.0.0.0/8`, `::` and broadcast: "this host" or everyone.
+    /// `0.0.0.0/8`, `::` and broadcast: "this host", or all hosts.
     Unspecified,
-    /// An IPv6 form (mapped is handled as IPv4; this is compatible, NAT64, 6to4 or Teredo) around a special IPv4 address.
-    DisguisedSpecial,
+    /// An IPv6 address that embeds a special IPv4 address: IPv4-compatible, NAT64, 6to4 or Teredo. Mapped addresses are
+    /// classified as IPv4.
+    EmbeddedSpecial,
 }
 
-/// The address a dialler would really reach: `::ffff:a.b.c.d` is `a.b.c.d`.
+/// The address that a connection would really reach: `::ffff:a.b.c.d` is `a.b.c.d`.
 pub fn canonical(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(ip, IpAddr::V4),
@@ -56,7 +58,7 @@ fn classify_v6(ip: Ipv6Addr) -> AddressClass {
     } else if ip.is_multicast() {
         AddressClass::Multicast
     } else if embedded_v4(ip).is_some_and(|v4| classify_v4(v4) != AddressClass::Routable) {
-        AddressClass::DisguisedSpecial
+        AddressClass::EmbeddedSpecial
     } else {
         AddressClass::Routable
     }
@@ -112,18 +114,18 @@ mod tests {
     }
 
     #[test]
-    fn special_addresses_stay_special_in_disguise() {
+    fn special_addresses_stay_special_when_embedded_in_ipv6() {
         for (text, expected) in [
             ("::ffff:127.0.0.1", AddressClass::Loopback),
             ("::ffff:169.254.169.254", AddressClass::LinkLocal),
             ("::ffff:0.0.0.0", AddressClass::Unspecified),
-            ("::127.0.0.1", AddressClass::DisguisedSpecial),
-            ("::ffff:0:127.0.0.1", AddressClass::DisguisedSpecial),
-            ("64:ff9b::169.254.169.254", AddressClass::DisguisedSpecial),
-            ("64:ff9b:1::127.0.0.1", AddressClass::DisguisedSpecial),
-            ("2002:7f00:1::", AddressClass::DisguisedSpecial),
-            ("2002:a9fe:a9fe::1", AddressClass::DisguisedSpecial),
-            ("2001:0:1:2:3:4:80ff:fffe", AddressClass::DisguisedSpecial),
+            ("::127.0.0.1", AddressClass::EmbeddedSpecial),
+            ("::ffff:0:127.0.0.1", AddressClass::EmbeddedSpecial),
+            ("64:ff9b::169.254.169.254", AddressClass::EmbeddedSpecial),
+            ("64:ff9b:1::127.0.0.1", AddressClass::EmbeddedSpecial),
+            ("2002:7f00:1::", AddressClass::EmbeddedSpecial),
+            ("2002:a9fe:a9fe::1", AddressClass::EmbeddedSpecial),
+            ("2001:0:1:2:3:4:80ff:fffe", AddressClass::EmbeddedSpecial),
             ("64:ff9b::10.0.0.7", AddressClass::Routable),
             ("::ffff:10.0.0.7", AddressClass::Routable),
         ] {

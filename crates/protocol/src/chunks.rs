@@ -1,40 +1,42 @@
-//! Bytes in chunks: between archives, which are read and written piece by piece, and whatever carries them. What carries is the caller's.
+//! Adapters between `Read`/`Write`, which archives use, and a sequence of byte chunks. The caller transports the
+//! chunks.
 
 use bytes::{Buf, Bytes};
 use std::io::{self, Read, Write};
 
-/// Gathers what is written into chunks of a size and hands each over. Nothing is handed over by dropping it: flush at the end.
+/// Collects written bytes into chunks of a given size and passes each chunk to a function. Dropping it discards the
+/// last incomplete chunk: flush at the end.
 pub struct ChunkWriter<F> {
-    hand_over: F,
+    emit: F,
     size: usize,
-    gathered: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
 impl<F: FnMut(Bytes) -> io::Result<()>> ChunkWriter<F> {
-    pub fn new(size: usize, hand_over: F) -> Self {
-        Self { hand_over, size, gathered: Vec::with_capacity(size) }
+    pub fn new(size: usize, emit: F) -> Self {
+        Self { emit, size, buffer: Vec::with_capacity(size) }
     }
 }
 
 impl<F: FnMut(Bytes) -> io::Result<()>> Write for ChunkWriter<F> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.gathered.extend_from_slice(bytes);
-        if self.gathered.len() >= self.size {
+        self.buffer.extend_from_slice(bytes);
+        if self.buffer.len() >= self.size {
             self.flush()?;
         }
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.gathered.is_empty() {
+        if self.buffer.is_empty() {
             return Ok(());
         }
-        let chunk = std::mem::replace(&mut self.gathered, Vec::with_capacity(self.size));
-        (self.hand_over)(chunk.into())
+        let chunk = std::mem::replace(&mut self.buffer, Vec::with_capacity(self.size));
+        (self.emit)(chunk.into())
     }
 }
 
-/// Reads chunks as one stream of bytes, until there is none left.
+/// Reads a sequence of chunks as one stream of bytes.
 pub struct ChunkReader<F> {
     next: F,
     chunk: Bytes,
@@ -65,10 +67,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_in_chunks_is_read_as_one() {
-        let mut carried = Vec::new();
+    fn written_chunks_are_read_as_one_stream() {
+        let mut chunks = Vec::new();
         let mut writer = ChunkWriter::new(4, |chunk| {
-            carried.push(chunk);
+            chunks.push(chunk);
             Ok(())
         });
         for piece in ["a", "bcdefg", "", "h"] {
@@ -76,9 +78,9 @@ mod tests {
         }
         writer.flush().unwrap();
         writer.flush().unwrap();
-        assert_eq!(carried, ["abcdefg", "h"]);
+        assert_eq!(chunks, ["abcdefg", "h"]);
         // An empty chunk is not the end.
-        let mut left = [Bytes::new()].into_iter().chain(carried).map(Ok);
+        let mut left = [Bytes::new()].into_iter().chain(chunks).map(Ok);
         let mut read = String::new();
         ChunkReader::new(move || left.next()).read_to_string(&mut read).unwrap();
         assert_eq!(read, "abcdefgh");

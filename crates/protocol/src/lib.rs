@@ -2,9 +2,9 @@
 
 pub mod address;
 pub mod chunks;
-pub mod forward;
 pub mod grpc;
 pub mod native;
+pub mod port_forward;
 pub mod router_headers;
 pub mod runtime;
 pub mod scoped_token;

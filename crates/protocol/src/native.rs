@@ -4,28 +4,28 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the API lives.
+/// Path prefix of the API.
 pub const PREFIX: &str = "/sandbox/v1";
 
-/// A retried request with the same key gets the first one's result. Needs [`BOOT_ID_HEADER`], too.
+/// A retried request with the same key gets the result of the first one. Requires [`BOOT_ID_HEADER`] too.
 pub const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
 
-/// The boot id (from [`Info`]) that an idempotency key belongs to. After a restart of the daemon it is another one.
+/// The boot id (from [`Info`]) that an idempotency key belongs to. It changes with every start of the daemon.
 pub const BOOT_ID_HEADER: &str = "sandbox-boot-id";
 
-/// Answer of `GET /sandbox/v1`.
+/// Response of `GET /sandbox/v1`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Info {
     pub version: String,
-    /// Changes when what was remembered about idempotency keys is lost.
+    /// Changes whenever the daemon loses its record of idempotency keys.
     pub boot_id: String,
     pub base_dir: String,
     pub root_dir: String,
     pub shell: String,
     pub uid: u32,
     pub gid: u32,
-    /// Whether `user` of an [`ExecRequest`] works here.
+    /// Whether the daemon supports `user` in an [`ExecRequest`].
     pub can_change_user: bool,
     pub uptime_seconds: u64,
 }
@@ -49,20 +49,20 @@ pub struct ExecRequest {
     pub user: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
-    /// Text given to standard input, which then ends.
+    /// Text written to standard input, which is then closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
-    /// Bytes of each stream returned, or kept for replay.
+    /// Maximum number of bytes of each stream that are returned, or kept for replay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_limit: Option<usize>,
     /// Return output as base64 instead of text.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub base64: bool,
-    /// Streaming only: let the process live on when its viewer goes away.
+    /// Streaming only: keep the process running when the client disconnects.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detach: bool,
 }
@@ -97,24 +97,24 @@ impl Limits {
     }
 }
 
-/// Answer of `POST /sandbox/v1/exec`.
+/// Response of `POST /sandbox/v1/exec`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecResult {
-    /// 128 + N when signal N ended it, 124 when its time was over.
+    /// 128 + N when signal N ended the command, 124 when it timed out.
     pub exit_code: i32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
     pub stdout: String,
     pub stderr: String,
-    /// Bytes the command wrote; more than returned when the output was cut.
+    /// Bytes that the command wrote; more than were returned when the output was truncated.
     pub stdout_bytes: u64,
     pub stderr_bytes: u64,
     pub timed_out: bool,
     pub duration_ms: u64,
 }
 
-/// One process in answers under `/sandbox/v1/processes`.
+/// One process in responses under `/sandbox/v1/processes`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessInfo {
@@ -133,12 +133,12 @@ pub struct ProcessInfo {
     pub started_at: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
-    /// Offsets of the oldest output still kept and of the next byte to come.
+    /// Offsets of the oldest output still kept and of the next byte to be written.
     pub output_start: u64,
     pub output_end: u64,
 }
 
-/// Answer of `GET /sandbox/v1/processes`.
+/// Response of `GET /sandbox/v1/processes`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ProcessList {
     pub processes: Vec<ProcessInfo>,
@@ -152,10 +152,10 @@ pub enum Event {
         id: i32,
         pid: i32,
     },
-    /// Exactly one of `text` and `base64` is there: text unless the bytes are not UTF-8.
+    /// Exactly one of `text` and `base64` is set: `text` unless the bytes are not UTF-8.
     Stdout(Output),
     Stderr(Output),
-    /// Output that was overwritten before this viewer read it.
+    /// Output that was overwritten before this client read it.
     Skipped {
         offset: u64,
         bytes: u64,
@@ -184,7 +184,7 @@ pub struct Output {
     pub base64: Option<String>,
 }
 
-/// What a viewer types, as text messages of a WebSocket. Binary messages are standard input itself.
+/// Control messages of a client, as text messages of a WebSocket. Binary messages are standard input.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "type", rename_all = "camelCase", deny_unknown_fields)]
 pub enum Input {
@@ -202,7 +202,7 @@ pub struct SignalRequest {
     pub signal: String,
 }
 
-/// Error answer of every endpoint.
+/// Error response of every endpoint.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ErrorBody {
     pub code: ErrorCode,
@@ -217,7 +217,7 @@ pub enum ErrorCode {
     NotFound,
     Denied,
     Conflict,
-    /// The key belongs to an earlier boot or was evicted: whether the command ran is not known.
+    /// The idempotency key belongs to an earlier boot or was evicted: whether the command ran is unknown.
     OutcomeUnknown,
     TooLarge,
     MethodNotAllowed,
@@ -240,7 +240,7 @@ impl ErrorCode {
     }
 }
 
-/// What a file is; links are not followed.
+/// Type of a file; links are not followed.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum FileType {
@@ -250,7 +250,7 @@ pub enum FileType {
     Other,
 }
 
-/// One file in answers under `/sandbox/v1/files`.
+/// One file in responses under `/sandbox/v1/files`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FileInfo {
@@ -269,12 +269,12 @@ pub struct FileInfo {
     pub link_target: Option<String>,
 }
 
-/// Answer of listings and globs.
+/// Response of listings and globs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FileList {
     pub entries: Vec<FileInfo>,
-    /// More matched than were returned.
+    /// Whether more files matched than were returned.
     #[serde(default)]
     pub truncated: bool,
 }
@@ -283,7 +283,7 @@ pub struct FileList {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FileOperation {
-    /// What to make or change.
+    /// Path to create or change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -293,7 +293,7 @@ pub struct FileOperation {
     /// Octal permission bits, such as `0755`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Replace what is there.
+    /// Replace an existing file.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overwrite: bool,
 }
@@ -306,7 +306,7 @@ pub struct Match {
     pub text: String,
 }
 
-/// Answer of `GET /sandbox/v1/files/search`.
+/// Response of `GET /sandbox/v1/files/search`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SearchResult {
@@ -327,7 +327,7 @@ pub struct Change {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum ChangeKind {
-    /// The watch stands; everything after this line is reported.
+    /// The watch is established; every later change is reported.
     Watching,
     Created,
     Modified,
@@ -335,11 +335,11 @@ pub enum ChangeKind {
     MovedFrom,
     MovedTo,
     Attributes,
-    /// Events were lost; look again.
+    /// Events were lost; read the directory again.
     Overflow,
 }
 
-/// Answer of `PUT /sandbox/v1/files/tar`.
+/// Response of `PUT /sandbox/v1/files/tar`.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Unpacked {
     pub files: u64,
@@ -354,13 +354,13 @@ pub struct Port {
     pub protocol: String,
 }
 
-/// Answer of `GET /sandbox/v1/ports`.
+/// Response of `GET /sandbox/v1/ports`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Ports {
     pub ports: Vec<Port>,
 }
 
-/// Answer of `GET /sandbox/v1/usage`: of the sandbox's cgroup where it can be seen.
+/// Response of `GET /sandbox/v1/usage`: usage of the sandbox's cgroup, where the daemon can read it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {

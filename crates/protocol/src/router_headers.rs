@@ -41,10 +41,10 @@ impl Label {
         is_dns_label(value.as_bytes()).then_some(Self(value))
     }
 
-    /// A label known when the program was written.
+    /// A label from a constant.
     ///
     /// # Panics
-    /// When the text is no DNS-1123 label.
+    /// When the text is not a DNS-1123 label.
     pub fn from_static(value: &'static str) -> Self {
         Self::new(HeaderValue::from_static(value)).expect("a static label is written correctly")
     }
@@ -78,20 +78,20 @@ pub fn is_dns_label(value: &[u8]) -> bool {
     }
 }
 
-/// What one request asks for, validated.
+/// The validated `X-Sandbox-*` headers of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxRequest {
     pub id: Label,
     pub namespace: Label,
     pub port: u16,
-    /// An address of the permitted classes; whether it belongs to the sandbox is not known yet.
+    /// An address of a permitted class; whether it belongs to the sandbox has not been checked.
     pub pod_ip: Option<IpAddr>,
     pub uid: Option<HeaderValue>,
     /// Positive and finite; the router caps it.
     pub timeout: Option<Duration>,
 }
 
-/// Why a request's headers were refused. `Display` is the exact text clients see.
+/// Why a request's headers were rejected. `Display` is the exact text that clients see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     #[error("X-Sandbox-ID header is required.")]
@@ -118,8 +118,8 @@ pub enum Loopback {
 impl SandboxRequest {
     /// Reads and validates the headers in the contract's order: id, namespace, port, address.
     ///
-    /// An empty value counts as absent; a header given twice counts as malformed, because two readers could
-    /// disagree about which one is meant.
+    /// An empty value counts as absent. A repeated header counts as malformed, because two readers could choose
+    /// different values.
     pub fn parse(headers: &HeaderMap, loopback: Loopback) -> Result<Self, HeaderError> {
         let id = single(headers, &SANDBOX_ID, HeaderError::InvalidId)?.ok_or(HeaderError::MissingId)?;
         let id = Label::new(id.clone()).ok_or(HeaderError::InvalidId)?;
@@ -140,13 +140,13 @@ impl SandboxRequest {
         Ok(Self { id, namespace, port, pod_ip, uid, timeout })
     }
 
-    /// The UID as text; a value that is not text matches nothing.
+    /// The UID as text; `None` for a value that is not text, which matches no Sandbox.
     pub fn uid_str(&self) -> Option<&str> {
         self.uid.as_ref().map(|value| value.to_str().unwrap_or("\u{fffd}"))
     }
 }
 
-/// The one non-empty value of `name`, if any.
+/// The single non-empty value of `name`, if any.
 fn single<'h>(
     headers: &'h HeaderMap,
     name: &HeaderName,
@@ -175,7 +175,7 @@ fn parse_pod_ip(value: &HeaderValue, loopback: Loopback) -> Option<IpAddr> {
     }
 }
 
-/// Seconds as a decimal; anything that is no finite positive number is no wish at all.
+/// Parses a timeout in decimal seconds; `None` unless it is a finite positive number.
 pub fn parse_timeout(value: &[u8]) -> Option<Duration> {
     let seconds: f64 = std::str::from_utf8(value).ok()?.trim().parse().ok()?;
     (seconds.is_finite() && seconds > 0.0).then(|| Duration::try_from_secs_f64(seconds).ok()).flatten()

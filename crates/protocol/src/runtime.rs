@@ -3,10 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The fixed answer of `GET /`; clients and probes compare it literally.
+/// The fixed response of `GET /`; clients and probes compare it literally.
 pub const ACTIVE: &str = r#"{"status":"ok","message":"Sandbox Runtime is active."}"#;
 
-/// Starts every message about a command that could not be launched or finished; clients search for it.
+/// Prefix of every message about a command that could not be started or finished; clients search for it.
 pub const LAUNCH_FAILURE_PREFIX: &str = "Failed to execute command: ";
 
 /// Body of `POST /execute`. Unknown members are ignored.
@@ -17,7 +17,7 @@ pub struct ExecuteRequest {
     pub timeout_seconds: Option<f64>,
 }
 
-/// Answer of `POST /execute`, always with status 200.
+/// Response of `POST /execute`, always with status 200.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct ExecuteResponse {
     pub stdout: String,
@@ -28,7 +28,7 @@ pub struct ExecuteResponse {
     pub timed_out: bool,
 }
 
-/// One element of the array `GET /list/{path}` answers with.
+/// One element of the array that `GET /list/{path}` returns.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct FileEntry {
     pub name: String,
@@ -39,7 +39,7 @@ pub struct FileEntry {
     pub mod_time: f64,
 }
 
-/// What an entry is after links are followed; everything that is not a directory counts as a file.
+/// Type of an entry after links are followed; everything that is not a directory counts as a file.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {
@@ -47,20 +47,20 @@ pub enum FileKind {
     Directory,
 }
 
-/// Answer of `GET /exists/{path}`: the path as received, decoded once.
+/// Response of `GET /exists/{path}`: the path as received, decoded once.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ExistsResponse {
     pub path: String,
     pub exists: bool,
 }
 
-/// Every other answer that carries text: uploads and errors.
+/// Every other response with a text: uploads and errors.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Message {
     pub message: String,
 }
 
-/// One element of a 422 answer.
+/// One element of a 422 response.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct ValidationProblem {
     #[serde(rename = "type")]
@@ -70,7 +70,7 @@ pub struct ValidationProblem {
     pub input: serde_json::Value,
 }
 
-/// Body of a 422 answer.
+/// Body of a 422 response.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct ValidationError {
     pub detail: Vec<ValidationProblem>,

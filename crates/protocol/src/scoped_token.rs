@@ -1,4 +1,5 @@
-//! Scoped tokens: `v1.<payload>.<mac>`, each good for one sandbox until a moment. Minting and verifying, no clock.
+//! Scoped tokens: `v1.<payload>.<mac>`, each valid for one sandbox until an expiry time. Minting and verifying; the
+//! caller passes the current time.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use sha2::Sha256;
 /// Separates these MACs from any other use of the same secret.
 const CONTEXT: &[u8] = b"agent-sandbox/scoped-token/v1.";
 const VERSION: &str = "v1";
-/// A secret must not be the weakest part of HMAC-SHA256.
+/// Minimum length of a secret: the output length of SHA-256, so that the secret is not the weakest part of the HMAC.
 pub const MIN_SECRET_BYTES: usize = 32;
 
 /// What a token grants.
@@ -22,7 +23,7 @@ pub struct Claims {
     pub namespace: String,
     #[serde(default)]
     pub name: String,
-    /// Unix seconds; the token is good strictly before this moment.
+    /// Unix seconds; the token is valid strictly before this time.
     #[serde(rename = "exp", default)]
     pub expires: i64,
 }
@@ -44,7 +45,8 @@ impl fmt::Debug for Secret {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
     #[error(
-        "secret has {found} bytes after trimming, needs at least {MIN_SECRET_BYTES}; make one with 'openssl rand -hex 32'"
+        "secret has {found} bytes after trimming, needs at least {MIN_SECRET_BYTES}; \
+         make one with 'openssl rand -hex 32'"
     )]
     TooShort { found: usize },
 }
@@ -62,7 +64,7 @@ pub enum MintError {
     TooLongLived(Duration),
 }
 
-/// Why a token is not accepted. Callers answer all of them alike.
+/// Why a token is rejected. Callers return the same response for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
     #[error("not a scoped token")]
@@ -78,7 +80,7 @@ pub enum VerifyError {
 }
 
 impl Secret {
-    /// Takes the bytes of a secret file; surrounding white space does not belong to the secret.
+    /// Reads the secret from the bytes of a file; surrounding white space is removed.
     pub fn from_file_bytes(bytes: &[u8]) -> Result<Self, SecretError> {
         let key = match std::str::from_utf8(bytes) {
             Ok(text) => text.trim().as_bytes(),
@@ -91,7 +93,7 @@ impl Secret {
         Ok(Self { keyed })
     }
 
-    /// Makes a token for one sandbox; `now` is the time since the Unix epoch.
+    /// Creates a token for one sandbox; `now` is the time since the Unix epoch.
     pub fn mint(&self, namespace: &str, name: &str, ttl: Duration, now: Duration) -> Result<String, MintError> {
         if namespace.is_empty() {
             return Err(MintError::EmptyNamespace);
@@ -137,7 +139,7 @@ impl Secret {
     }
 }
 
-/// Whether a bearer token has the outer form of a scoped token (and so is judged by no other mode).
+/// Whether a bearer token has the outer form of a scoped token, and so must not be checked by any other mode.
 pub fn looks_scoped(token: &str) -> bool {
     token.strip_prefix("v1.").is_some_and(|rest| rest.contains('.'))
 }

@@ -39,7 +39,7 @@ impl ErrorCode {
     }
 }
 
-/// Answer of `GET /v1/files/{directory}`.
+/// Response of `GET /v1/files/{directory}`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Listing {
     pub path: String,
@@ -59,20 +59,20 @@ pub struct Entry {
     pub mode: String,
 }
 
-/// Answer of `GET /v1/health`.
+/// Response of `GET /v1/health`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Health {
     pub status: String,
     pub uptime_seconds: u64,
 }
 
-/// Answer of `GET /v1/metadata`.
+/// Response of `GET /v1/metadata`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Metadata {
     pub env: BTreeMap<String, String>,
 }
 
-/// Whether `/v1/metadata` may show a variable: it has the prefix and its name hints at no secret.
+/// Whether `/v1/metadata` may show a variable: it has the prefix, and its name does not look like that of a secret.
 pub fn is_public_variable(name: &str, prefix: &str) -> bool {
     const SECRET_HINTS: [&str; 10] =
         ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "CRED", "KEY", "AUTH", "BEARER", "PRIVATE", "CERT"];
@@ -87,7 +87,7 @@ mod tests {
 
     /// D-080
     #[test]
-    fn metadata_hides_names_that_hint_at_secrets() {
+    fn metadata_hides_variables_whose_names_look_like_secrets() {
         let shown: Vec<&str> = [
             "SANDBOX_ID",
             "SANDBOX_API_TOKEN",

@@ -1,21 +1,23 @@
-//! What a router needs to know, validated. Flags, file and environment are turned into this in [`settings`].
+//! The validated configuration of a router. [`settings`] builds it from flags, a file and environment variables.
 
+pub(crate) mod args;
+pub(crate) mod file_watch;
 pub mod settings;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::authz::{AuthzConfig, TokenReviewConfig};
+use crate::auth::{AuthzConfig, TokenReviewConfig};
 use crate::resolve::Verification;
 
-/// Behaviour of the proxy itself; the same for a process and for an embedded router.
+/// Behaviour of the proxy itself; the same for the router process and for an embedded router.
 #[derive(Clone, Debug)]
 pub struct RouterConfig {
     pub verification: Verification,
-    /// Domain of Service names; `None` never asks DNS (embedded engine).
+    /// Domain of Service names; `None` disables DNS (embedded engine).
     pub cluster_domain: Option<String>,
-    /// Namespace whose Pods are watched; `None` watches all.
+    /// Namespace whose Pods are watched; `None` watches all namespaces.
     pub watch_namespace: Option<String>,
     pub timeouts: Timeouts,
     pub retries: Retries,
@@ -25,12 +27,12 @@ pub struct RouterConfig {
     /// How long a decision of mode `rbac` is cached; zero decides anew for every request.
     pub access_ttl: Duration,
     pub access_log: bool,
-    /// Proxies in front of the router whose `X-Forwarded-For` names the client (for per-client limits only).
+    /// Proxies in front of the router whose `X-Forwarded-For` identifies the client (for per-client limits only).
     pub trusted_proxies: Vec<Cidr>,
-    /// Refuse requests on listeners whose `Host` is no loopback name: a web page must not reach a local router through a
-    /// name of its own that resolves to loopback.
+    /// Refuse requests whose `Host` is not a loopback name, so that a web page cannot reach a local router through a
+    /// DNS name that resolves to loopback.
     pub loopback_hosts_only: bool,
-    /// Threads of their own for connections; 0 serves on the caller's runtime.
+    /// Number of worker threads for connections; 0 serves them on the caller's runtime.
     pub workers: usize,
 }
 
@@ -54,23 +56,23 @@ impl Default for RouterConfig {
     }
 }
 
-/// Every wait has one.
+/// Timeouts.
 #[derive(Clone, Debug)]
 pub struct Timeouts {
-    /// Longest wait for a response's head, counted from the last progress of the request's body.
+    /// Timeout for the head of a response, counted from the last progress of the request's body.
     pub proxy: Duration,
-    /// A stricter bound for the same wait, when somebody asks for one.
+    /// A stricter timeout for the same wait, if configured.
     pub response_header: Option<Duration>,
     pub dial: Duration,
-    /// A stream that moves no byte for so long is closed; `None` never.
+    /// Timeout for a response stream that transfers no byte; `None` means no timeout.
     pub stream_idle: Option<Duration>,
-    /// A request's head must be complete so soon after its first byte.
+    /// Timeout for the head of a request, counted from its first byte.
     pub head_read: Duration,
-    /// A client connection may be idle so long between requests.
+    /// Timeout for an idle client connection between requests.
     pub client_idle: Duration,
-    /// While draining, the router keeps accepting so long, so that load balancers can notice.
+    /// Time for which the router keeps accepting while it drains, so that load balancers can notice.
     pub drain_delay: Duration,
-    /// After that, requests under way may take so long.
+    /// Time that open requests get after that.
     pub shutdown: Duration,
 }
 
@@ -79,7 +81,7 @@ impl Default for Timeouts {
         Self {
             proxy: Duration::from_secs(180),
             response_header: None,
-            // A Pod of the same cluster answers within milliseconds; the retries after it are what waits for slow ones.
+            // A Pod in the same cluster accepts within milliseconds; slow ones are covered by the retries.
             dial: Duration::from_secs(5),
             stream_idle: Some(Duration::from_secs(3600)),
             head_read: Duration::from_secs(10),
@@ -90,7 +92,7 @@ impl Default for Timeouts {
     }
 }
 
-/// Retries of failed connection attempts; a request that was sent is never sent again.
+/// Retries of failed connection attempts. A request that was sent is never sent again.
 #[derive(Clone, Debug)]
 pub struct Retries {
     pub max: u32,
@@ -104,7 +106,7 @@ impl Default for Retries {
     }
 }
 
-/// What one router takes on before it says no. Zero means no limit.
+/// Limits of one router, beyond which it refuses. Zero means no limit.
 #[derive(Clone, Debug)]
 pub struct Limits {
     pub connections: usize,
@@ -135,7 +137,7 @@ impl Default for UpgradeLimits {
     }
 }
 
-/// A block of addresses.
+/// A CIDR block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
     network: IpAddr,
@@ -143,7 +145,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// Whether `ip` is in the block.
+    /// Whether the block contains `ip`.
     pub fn contains(&self, ip: IpAddr) -> bool {
         match (self.network, ip) {
             (IpAddr::V4(network), IpAddr::V4(ip)) => {
@@ -163,7 +165,7 @@ impl std::str::FromStr for Cidr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("'{text}' is no address block; write it like 10.0.0.0/8");
+        let wrong = || format!("'{text}' is not a CIDR block such as 10.0.0.0/8");
         let (network, prefix) = match text.split_once('/') {
             Some((network, prefix)) => (network, Some(prefix)),
             None => (text, None),
@@ -178,20 +180,20 @@ impl std::str::FromStr for Cidr {
     }
 }
 
-/// Everything `agent-sandbox router` needs beyond [`RouterConfig`].
+/// Configuration of the `agent-sandbox router` process beyond [`RouterConfig`].
 #[derive(Clone, Debug)]
 pub struct ProcessConfig {
     pub router: RouterConfig,
-    /// Plain HTTP; `None` disables.
+    /// Address of plain HTTP; `None` disables it.
     pub http_bind: Option<String>,
     pub https: Option<HttpsConfig>,
     pub metrics_bind: Option<String>,
     pub probe_bind: Option<String>,
-    /// `None` takes the in-cluster configuration or the default kubeconfig.
+    /// `None` uses the in-cluster configuration or the default kubeconfig.
     pub kubeconfig: Option<PathBuf>,
-    /// Watch Pods; off only together with unverified targets.
+    /// Watch Pods. Can be off only if unverified targets are allowed.
     pub watch_pods: bool,
-    /// OTLP endpoints, when the signals are switched on.
+    /// OTLP endpoints of the signals that are exported.
     pub trace_endpoint: Option<String>,
     pub metrics_endpoint: Option<String>,
 }
@@ -211,7 +213,7 @@ pub struct TlsConfig {
     pub client_auth: ClientAuth,
 }
 
-/// Whether clients have to show a certificate.
+/// Whether clients have to present a certificate.
 #[derive(Clone, Debug)]
 pub enum ClientAuth {
     Off,

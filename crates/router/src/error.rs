@@ -1,4 +1,4 @@
-//! Everything that can go wrong with one request, and the one place that turns it into a response.
+//! Every error of a request, and its conversion into a response.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 
-/// Why the router answered a request itself.
+/// Why the router responded to a request itself.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouterError {
     #[error(transparent)]
@@ -21,7 +21,7 @@ pub(crate) enum RouterError {
     WrongStaticToken,
     #[error("forbidden")]
     Forbidden,
-    /// The API server could not say whether the token is good. Its own words stay in our log.
+    /// The API server could not check the token. Its error message is logged, not sent to the client.
     #[error("tokenreview: the token could not be checked")]
     TokenReview,
     /// The API server could not decide about the caller's access. Its own message stays in the router's log.
@@ -35,7 +35,7 @@ pub(crate) enum RouterError {
     Dial { id: Label, cause: DialError },
     #[error("Timed out waiting for the backend sandbox: {id}")]
     Timeout { id: Label },
-    /// The request was sent; whether it had an effect is unknown, so it is not sent again.
+    /// The request was sent and its effect is unknown, so it is not sent again.
     #[error("The backend sandbox closed the connection: {id}")]
     Upstream { id: Label, reason: UpstreamReason },
     #[error("Backend attempted a protocol upgrade that was not requested.")]
@@ -48,7 +48,7 @@ pub(crate) enum RouterError {
     TooManyUpgrades,
 }
 
-/// Why no connection to the sandbox came about. Nothing was sent.
+/// Why no connection to the sandbox was made. Nothing was sent.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
     #[error("no live Pod is known")]
@@ -62,7 +62,7 @@ pub(crate) enum DialError {
 }
 
 impl DialError {
-    /// Whether the Pod's host looks dead, as opposed to a program that does not listen yet.
+    /// Whether the Pod's host looks dead, in contrast to a program that does not listen yet.
     pub(crate) fn host_looks_dead(&self) -> bool {
         match self {
             Self::TimedOut => true,
@@ -75,7 +75,7 @@ impl DialError {
     }
 }
 
-/// Bounded reasons for the metric of upstream errors.
+/// Reasons in the metric of upstream errors; a bounded set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum UpstreamReason {
     Dial,
@@ -112,7 +112,7 @@ impl RouterError {
         }
     }
 
-    /// The upstream-error metric this counts under, if the sandbox's side failed.
+    /// The reason counted in the metric of upstream errors, if the sandbox's side failed.
     pub(crate) fn upstream_reason(&self) -> Option<UpstreamReason> {
         match self {
             Self::Dial { .. } => Some(UpstreamReason::Dial),
@@ -123,7 +123,7 @@ impl RouterError {
         }
     }
 
-    /// The response, as the contract words it.
+    /// The response, with the wording of the contract.
     pub(crate) fn into_response(self) -> Response<Bytes> {
         let mut body = serde_json::json!({ "detail": self.to_string() }).to_string();
         body.push('\n');
@@ -138,7 +138,7 @@ impl RouterError {
             StatusCode::SERVICE_UNAVAILABLE => {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
-            // The rest of the body is not read, so the connection cannot be used again.
+            // The rest of the body is not read, so the connection cannot be reused.
             StatusCode::PAYLOAD_TOO_LARGE => {
                 headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }

@@ -1,10 +1,13 @@
-//! The front door of the data plane: authenticate, resolve, authorise, wake, proxy.
+//! The entry point of the data plane: authenticate, resolve, authorise, wake, proxy.
 //!
 //! The router reads the `X-Sandbox-*` headers of a request, finds the live Pod of the Sandbox they name in an index that
 //! it keeps by watching Pods, and streams the request there: HTTP/1.1, HTTP/2, gRPC, WebSockets and other upgrades.
-//! It creates no objects and never dials an address because a client said so.
+//! It creates no objects, and it never trusts an address that a client sends.
 //!
-//! Embedding it takes a configuration and a few ports to the outside:
+//! A request passes `server` (connection, TLS, worker), `proxy` (its stages), `auth` (who may), `resolve` (which Pod) and
+//! `proxy::upstream` (the connection to the Pod); `observability` records it.
+//!
+//! An embedder provides a configuration and the router's dependencies:
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -17,56 +20,34 @@
 //! # Ok(()) }
 //! ```
 
-mod access_log;
-mod args;
-mod authz;
-mod body;
-mod client_side;
+mod auth;
 mod config;
-mod connect;
-mod dns;
 mod error;
-mod exchange;
-mod extended_connect;
-mod file_watch;
-mod forward;
-mod index;
-mod metrics;
-mod mint;
-mod otlp;
-mod pool;
-mod probes;
+mod observability;
 mod proxy;
 mod resolve;
 mod router;
 mod run;
 mod server;
-mod tls;
-mod trace;
-mod tunnel;
-mod upgrade;
-mod upstream;
-mod wake;
-mod websocket;
-mod worker;
+mod state;
 
-pub use args::RouterArgs;
-pub use authz::{
+pub use auth::mint::{TokenMintArgs, TokenMintError, mint_token};
+pub use auth::{
     AccessReview, AuthzConfig, AuthzSetupError, Caller, KubeAccessReview, KubeTokenReview, Modes, ReviewOutcome,
     StaticToken, TokenReview, TokenReviewConfig,
 };
-pub use client_side::Trust;
+pub use config::args::RouterArgs;
 pub use config::settings;
 pub use config::{
     Cidr, ClientAuth, HttpsConfig, Limits, ProcessConfig, Retries, RouterConfig, Timeouts, TlsConfig, UpgradeLimits,
 };
-pub use connect::{ByteStream, Connect, Stream, Target, TcpConnect};
-pub use dns::{Lookup, SystemDns};
-pub use index::{LivePod, PodFacts, PodIndex};
-pub use mint::{TokenMintArgs, TokenMintError, mint_token};
-pub use otlp::OtlpError;
-pub use resolve::Verification;
+pub use observability::otlp::OtlpError;
+pub use proxy::connector::{ByteStream, Connector, Stream, TcpConnector};
+pub use resolve::dns::{Lookup, SystemDns};
+pub use resolve::index::{LivePod, PodFacts, PodIndex};
+pub use resolve::wake::{Wake, WakeOutcome};
+pub use resolve::{Endpoint, Verification};
 pub use router::{Deps, Router, RouterSetupError};
 pub use run::{RunError, run_router};
-pub use tls::{Acceptor, TlsError};
-pub use wake::{Wake, WakeOutcome};
+pub use server::client_connection::ConnectionAuth;
+pub use server::tls::{Acceptor, TlsError};

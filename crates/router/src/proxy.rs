@@ -1,4 +1,15 @@
-//! One request through all its stages: authenticate → validate → authorise → resolve → proxy.
+//! Handles one request in order: authenticate → validate → authorise → resolve → proxy.
+
+pub(crate) mod body;
+pub(crate) mod connector;
+pub(crate) mod exchange;
+mod extended_connect;
+pub(crate) mod headers;
+pub(crate) mod pool;
+mod tunnel;
+mod upgrade;
+mod upstream;
+mod websocket;
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -12,24 +23,22 @@ use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
-use crate::authz::Identity;
-use crate::body::{DownBody, UploadBody};
-use crate::client_side::{ClientSide, Trust};
+use crate::auth::Identity;
 use crate::error::RouterError;
-use crate::exchange::Exchange;
-use crate::extended_connect::{Connect, Handshake};
-use crate::forward;
-use crate::trace::TRACEPARENT;
-use crate::upgrade;
-use crate::upstream::{self, Answer, Wire};
-use crate::worker::Worker;
+use crate::observability::trace::TRACEPARENT;
+use crate::proxy::body::{RequestBody, ResponseBody};
+use crate::proxy::exchange::Exchange;
+use crate::proxy::extended_connect::{ConnectRequest, Handshake};
+use crate::proxy::upstream::{UpstreamProtocol, UpstreamResponse};
+use crate::server::client_connection::{ClientConnection, ConnectionAuth};
+use crate::state::Worker;
 
-/// Answers one request; whatever goes wrong becomes a response.
+/// Handles one request; every error becomes a response.
 pub(crate) async fn handle(
     worker: Arc<Worker>,
-    client: Arc<ClientSide>,
+    client: Arc<ClientConnection>,
     request: Request<Incoming>,
-) -> Result<Response<DownBody>, Infallible> {
+) -> Result<Response<ResponseBody>, Infallible> {
     if let Some(response) = own_endpoint(&worker, &request) {
         client.request_begins();
         client.request_ends();
@@ -38,53 +47,53 @@ pub(crate) async fn handle(
     let closing = request.version() < Version::HTTP_2 && worker.shared.draining.load(Ordering::Relaxed);
     let mut exchange = Exchange::begin(&worker, &client, &request);
     let mut response = match serve(&mut exchange, &client, request).await {
-        Ok(Served::Answer(answer)) => respond(exchange, answer),
+        Ok(Served::Response(response)) => respond(exchange, response),
         Ok(Served::Upgrading(pending)) => pending.start(exchange, &client),
         Ok(Served::Refused(response)) => {
-            exchange.answered(response.status().as_u16());
-            response.map(DownBody::own)
+            exchange.set_status(response.status().as_u16());
+            response.map(ResponseBody::from_bytes)
         }
         Err(error) => {
-            exchange.failed(&error);
+            exchange.record_error(&error);
             let response = error.into_response();
             exchange.add_bytes_out(response.body().len() as u64);
-            response.map(DownBody::own)
+            response.map(ResponseBody::from_bytes)
         }
     };
     if closing && response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        // The client finds another router for its next request instead of losing it here.
+        // The client then sends its next request to another router instead of losing it here.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
 }
 
-/// What became of a request that nothing is wrong with.
+/// The result of a request without errors.
 pub(crate) enum Served {
-    Answer(Answer),
-    Upgrading(Box<upgrade::Pending>),
+    Response(UpstreamResponse),
+    Upgrading(Box<upgrade::PendingUpgrade>),
     /// An upgrade that is refused in its own protocol.
     Refused(Response<Bytes>),
 }
 
 async fn serve(
     exchange: &mut Exchange,
-    client: &Arc<ClientSide>,
+    client: &Arc<ClientConnection>,
     mut request: Request<Incoming>,
 ) -> Result<Served, RouterError> {
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
     let limits = &shared.config.limits;
-    // Shed before any work is done.
+    // Shed load before any work is done.
     if exchange.overload {
         return Err(RouterError::Overloaded);
     }
-    let untrusted = client.trust == Trust::None;
-    if untrusted && shared.config.loopback_hosts_only && !names_loopback(&request) {
+    let unauthenticated = client.auth == ConnectionAuth::Unauthenticated;
+    if unauthenticated && shared.config.loopback_hosts_only && !names_loopback(&request) {
         return Err(RouterError::Forbidden);
     }
-    let wanted = admit(exchange, request.headers(), &client.trust).await?;
-    let connect = Connect::of(&request);
-    if matches!(connect, Connect::Unsupported) {
+    let wanted = admit(exchange, request.headers(), &client.auth).await?;
+    let connect = ConnectRequest::of(&request);
+    if matches!(connect, ConnectRequest::Unsupported) {
         return Err(RouterError::Method);
     }
     let too_large = |length: &HeaderValue| {
@@ -94,58 +103,69 @@ async fn serve(
         return Err(RouterError::BodyTooLarge(limits.request_body_bytes));
     }
     let upgrade = match (&connect, request.version()) {
-        (Connect::WebSocket, _) => Some(HeaderValue::from_static("websocket")),
-        (_, Version::HTTP_11) => forward::requested_upgrade(request.headers()),
+        (ConnectRequest::WebSocket, _) => Some(HeaderValue::from_static("websocket")),
+        (_, Version::HTTP_11) => headers::requested_upgrade(request.headers()),
         _ => None,
     };
     let Some(protocol) = upgrade else {
-        let wire = if is_grpc(&request) { Wire::Http2 } else { Wire::Http1 };
+        let upstream_protocol = if is_grpc(&request) { UpstreamProtocol::Http2 } else { UpstreamProtocol::Http1 };
         let request = outbound(request, exchange, client, None, limits.request_body_bytes);
-        return upstream::send(exchange, &wanted, request, wire).await.map(Served::Answer);
+        return upstream::send(exchange, &wanted, request, upstream_protocol).await.map(Served::Response);
     };
     let permit = match upgrade::Permit::take(shared, client, request.headers()) {
         Some(permit) => permit,
         None => return upgrade::refuse(&protocol, request),
     };
-    let theirs: OnUpgrade = hyper::upgrade::on(&mut request);
-    let handshake = matches!(connect, Connect::WebSocket).then(|| Handshake::begin(&mut request));
+    let client_upgrade: OnUpgrade = hyper::upgrade::on(&mut request);
+    let handshake = matches!(connect, ConnectRequest::WebSocket).then(|| Handshake::begin(&mut request));
     let request = outbound(request, exchange, client, Some(&protocol), limits.request_body_bytes);
-    match upstream::send(exchange, &wanted, request, Wire::Http1).await? {
-        Answer::Leased(response, lease)
+    match upstream::send(exchange, &wanted, request, UpstreamProtocol::Http1).await? {
+        UpstreamResponse::Leased(response, lease)
             if response.status() == StatusCode::SWITCHING_PROTOCOLS
-                && handshake.as_ref().is_none_or(|handshake| handshake.is_answered_by(response.headers())) =>
+                && handshake.as_ref().is_none_or(|handshake| handshake.is_accepted_by(response.headers())) =>
         {
             let over_http2 = handshake.is_some();
-            Ok(Served::Upgrading(Box::new(upgrade::Pending { response, lease, theirs, protocol, permit, over_http2 })))
+            Ok(Served::Upgrading(Box::new(upgrade::PendingUpgrade {
+                response,
+                lease,
+                client_upgrade,
+                protocol,
+                permit,
+                over_http2,
+            })))
         }
-        answer => Ok(Served::Answer(answer)),
+        response => Ok(Served::Response(response)),
     }
 }
 
-/// Authenticates, then validates, then authorises: unauthenticated callers learn nothing about what is valid.
-async fn admit(exchange: &mut Exchange, headers: &HeaderMap, trust: &Trust) -> Result<SandboxRequest, RouterError> {
+/// Authenticates, then validates, then authorises, so that unauthenticated callers learn nothing about what is valid.
+async fn admit(
+    exchange: &mut Exchange,
+    headers: &HeaderMap,
+    auth: &ConnectionAuth,
+) -> Result<SandboxRequest, RouterError> {
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
-    let identity = match trust {
-        Trust::Authenticated(caller) => Identity::User(Arc::clone(caller)),
-        Trust::None => {
+    let identity = match auth {
+        ConnectionAuth::User(caller) => Identity::User(Arc::clone(caller)),
+        ConnectionAuth::Unauthenticated => {
             let known = shared.authorizer.authenticate(headers).await;
             known.inspect_err(|_| shared.metrics.decision(None, false))?
         }
     };
     let loopback = if shared.config.verification.allow_loopback { Loopback::Allowed } else { Loopback::Refused };
     let wanted = SandboxRequest::parse(headers, loopback)?;
-    exchange.names(&wanted);
+    exchange.set_sandbox(&wanted);
     let verified = shared.config.verification.verify_targets;
     let allowed = shared.authorizer.authorize(&identity, &wanted, &shared.index, verified).await;
     shared.metrics.decision(exchange.namespace(), allowed.is_ok());
     allowed.map(|()| wanted)
 }
 
-/// Whether the name under which the router was reached is this machine's own.
+/// Whether the name that the client used for the router is a loopback name.
 fn names_loopback(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    request.uri().authority().map(|authority| authority.as_str()).or(host).is_some_and(forward::is_loopback_host)
+    request.uri().authority().map(|authority| authority.as_str()).or(host).is_some_and(headers::is_loopback_host)
 }
 
 fn is_grpc(request: &Request<Incoming>) -> bool {
@@ -153,29 +173,29 @@ fn is_grpc(request: &Request<Incoming>) -> bool {
         && request.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// The request as the sandbox will see it, except for its authority, which depends on where it is sent.
+/// The request as the sandbox will see it, except for its authority, which depends on the endpoint.
 fn outbound(
     request: Request<Incoming>,
     exchange: &Exchange,
-    client: &ClientSide,
+    client: &ClientConnection,
     upgrade: Option<&HeaderValue>,
     body_limit: u64,
-) -> Request<UploadBody> {
+) -> Request<RequestBody> {
     let (mut parts, body) = request.into_parts();
     let mut uri = parts.uri.into_parts();
     let authority = uri.authority.take().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
     uri.scheme = None;
-    // Path and query pass as they came, byte for byte.
+    // Path and query are passed on unchanged.
     parts.uri = Uri::from_parts(uri).unwrap_or_default();
     parts.extensions.clear();
     if parts.version == Version::HTTP_2 {
         join_cookies(&mut parts.headers);
     }
-    forward::prepare_request(&mut parts.headers, &client.inbound, authority, upgrade);
+    headers::prepare_request(&mut parts.headers, &client.inbound, authority, upgrade);
     if let Some(traceparent) = exchange.trace.header() {
         parts.headers.insert(TRACEPARENT, traceparent);
     }
-    Request::from_parts(parts, UploadBody::new(body, body_limit))
+    Request::from_parts(parts, RequestBody::new(body, body_limit))
 }
 
 /// HTTP/2 may split cookies over several fields; HTTP/1.1 allows one.
@@ -189,47 +209,47 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Streams the sandbox's answer.
-fn respond(mut exchange: Box<Exchange>, answer: Answer) -> Response<DownBody> {
+/// Streams the sandbox's response.
+fn respond(mut exchange: Box<Exchange>, upstream: UpstreamResponse) -> Response<ResponseBody> {
     let idle = exchange.worker().shared.config.timeouts.stream_idle;
-    let (response, lease) = match answer {
-        Answer::Leased(response, lease) => (response, Some(lease)),
-        Answer::Shared(response) => (response, None),
+    let (response, lease) = match upstream {
+        UpstreamResponse::Leased(response, lease) => (response, Some(lease)),
+        UpstreamResponse::Shared(response) => (response, None),
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let error = RouterError::UnexpectedUpgrade;
-        exchange.failed(&error);
-        return error.into_response().map(DownBody::own);
+        exchange.record_error(&error);
+        return error.into_response().map(ResponseBody::from_bytes);
     }
-    exchange.answered(response.status().as_u16());
+    exchange.set_status(response.status().as_u16());
     let (mut parts, body) = response.into_parts();
-    forward::prepare_response(&mut parts.headers, None);
+    headers::prepare_response(&mut parts.headers, None);
     parts.version = exchange.version;
     parts.extensions.clear();
     let body = match lease {
-        Some(lease) => DownBody::leased(body, lease, exchange, idle),
-        None => DownBody::shared(body, exchange, idle),
+        Some(lease) => ResponseBody::leased(body, lease, exchange, idle),
+        None => ResponseBody::shared(body, exchange, idle),
     };
     Response::from_parts(parts, body)
 }
 
-/// Health answers of the router itself; a request that names a sandbox always goes to the sandbox.
-fn own_endpoint(worker: &Worker, request: &Request<Incoming>) -> Option<Response<DownBody>> {
+/// Health endpoints of the router itself; a request that names a sandbox always goes to the sandbox.
+fn own_endpoint(worker: &Worker, request: &Request<Incoming>) -> Option<Response<ResponseBody>> {
     let path = request.uri().path();
     if !matches!(path, "/healthz" | "/readyz") || request.headers().contains_key(SANDBOX_ID) {
         return None;
     }
-    Some(crate::probes::answer(&worker.shared, path).map(DownBody::own))
+    Some(crate::server::probes::respond(&worker.shared, path).map(ResponseBody::from_bytes))
 }
 
-/// The client an upgrade is counted against: the peer, or whom a trusted proxy names.
+/// The client that an upgrade is counted against: the peer, or the address that a trusted proxy reports.
 pub(crate) fn client_address(worker_config: &crate::config::RouterConfig, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
     let trusted = |ip: IpAddr| worker_config.trusted_proxies.iter().any(|block| block.contains(ip));
     if !trusted(peer) {
         return peer;
     }
-    let hops = headers.get_all(forward::FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+    let hops = headers.get_all(headers::FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
     let hops: Vec<&str> = hops.flat_map(|value| value.split(',')).map(str::trim).collect();
-    // The right-most hop that is not one of ours; what stands left of it may be invented.
+    // The right-most hop that is not a trusted proxy; everything to its left may be forged.
     hops.iter().rev().map_while(|hop| hop.parse().ok()).find(|ip| !trusted(*ip)).unwrap_or(peer)
 }

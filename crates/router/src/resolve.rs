@@ -1,4 +1,8 @@
-//! Decides where a request goes. Pure: what the index knows goes in, a decision comes out.
+//! Decides where a request is sent. A pure function of the request and the index.
+
+pub(crate) mod dns;
+pub(crate) mod index;
+pub(crate) mod wake;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -6,31 +10,38 @@ use std::sync::Arc;
 use agent_sandbox_protocol::address::{self, AddressClass};
 use agent_sandbox_protocol::router_headers::SandboxRequest;
 
-use crate::connect::Target;
-use crate::index::{LivePod, PodIndex};
+use crate::resolve::index::{LivePod, PodIndex};
 
-/// How far addresses are checked.
+/// How strictly addresses are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verification {
     /// Every address must belong to the live Pod of the named Sandbox. Off only on explicit request.
     pub verify_targets: bool,
-    /// Loopback addresses named by a client or published by a Pod are dialled as they are (tests, load drivers, and
-    /// embedders whose [`Connect`](crate::Connect) does not dial from the router's own network).
+    /// Loopback addresses that a client names or a Pod reports are dialled (for tests, load drivers, and embedders
+    /// whose [`Connector`](crate::Connector) does not dial from the router's own network).
     pub allow_loopback: bool,
+}
+
+/// Where a request is sent, after all checks.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    pub addr: SocketAddr,
+    /// The Pod that owns the address; `None` only if unverified targets are allowed.
+    pub pod: Option<Arc<LivePod>>,
 }
 
 /// What to do with a request.
 #[derive(Debug)]
 pub(crate) enum Decision {
-    Dial(Target),
-    /// Ask DNS for the Sandbox's Service; the answer is judged by [`judge_dns_answer`].
+    Dial(Endpoint),
+    /// Look up the Sandbox's Service in DNS; [`decide_by_dns_answer`] checks the answer.
     LookUp(String),
-    /// No live Pod is known and DNS is not used here.
+    /// No live Pod is known, and DNS is not used.
     Absent,
     Forbidden,
 }
 
-/// Chooses the target: named address, then UID, then name, then DNS.
+/// Chooses the endpoint: by address, then UID, then name, then DNS.
 pub(crate) fn decide(
     request: &SandboxRequest,
     index: &PodIndex,
@@ -39,7 +50,7 @@ pub(crate) fn decide(
 ) -> Decision {
     let (namespace, id) = (request.namespace.as_str(), request.id.as_str());
     let by_uid = request.uid_str().and_then(|uid| index.by_uid(namespace, uid));
-    // A UID is not a capability: it must not be the UID of another Sandbox than the one that the request names.
+    // A UID is not a capability: it must be the UID of the Sandbox that the request names.
     let foreign = match (&by_uid, request.uid_str()) {
         (Some(pod), _) => *pod.sandbox != *id,
         (None, Some(uid)) => index.knows_uid(uid) && index.by_name(namespace, id).is_some(),
@@ -73,21 +84,21 @@ fn decide_by_address(
     let addr = SocketAddr::new(ip, request.port);
     let owner = by_uid.or_else(|| index.by_name(request.namespace.as_str(), request.id.as_str()));
     match owner {
-        Some(pod) if pod.has_ip(ip) => Decision::Dial(Target { addr, pod: Some(pod) }),
-        _ if !verification.verify_targets => Decision::Dial(Target { addr, pod: None }),
+        Some(pod) if pod.has_ip(ip) => Decision::Dial(Endpoint { addr, pod: Some(pod) }),
+        _ if !verification.verify_targets => Decision::Dial(Endpoint { addr, pod: None }),
         _ if verification.allow_loopback && address::classify(ip) == AddressClass::Loopback => {
-            Decision::Dial(Target { addr, pod: None })
+            Decision::Dial(Endpoint { addr, pod: None })
         }
-        // The client's knowledge may be older than the Pod: without any live Pod it has to wait like everyone else.
+        // The client's address may be older than the current Pod. Without a live Pod the request has to wait.
         None => Decision::Absent,
-        // Learnt before the Pod was replaced, and nobody else's now: the client means this Sandbox.
+        // The client learnt this address before the Pod was replaced, and no other Pod has it now.
         Some(pod) if index.was_address_of(&pod.namespace, &pod.sandbox, ip) => dial(pod, request.port, verification),
         Some(_) => Decision::Forbidden,
     }
 }
 
-/// Judges what DNS said about a Sandbox's Service.
-pub(crate) fn judge_dns_answer(
+/// Checks a DNS answer for a Sandbox's Service.
+pub(crate) fn decide_by_dns_answer(
     request: &SandboxRequest,
     answer: &[IpAddr],
     index: &PodIndex,
@@ -99,7 +110,7 @@ pub(crate) fn judge_dns_answer(
             return Decision::Forbidden;
         };
         return match answer.into_iter().find(|ip| pod.has_ip(*ip)) {
-            Some(ip) => Decision::Dial(Target { addr: SocketAddr::new(ip, request.port), pod: Some(pod) }),
+            Some(ip) => Decision::Dial(Endpoint { addr: SocketAddr::new(ip, request.port), pod: Some(pod) }),
             None => Decision::Forbidden,
         };
     }
@@ -109,15 +120,15 @@ pub(crate) fn judge_dns_answer(
         _ => false,
     };
     match answer.into_iter().find(permitted) {
-        Some(ip) => Decision::Dial(Target { addr: SocketAddr::new(ip, request.port), pod: None }),
+        Some(ip) => Decision::Dial(Endpoint { addr: SocketAddr::new(ip, request.port), pod: None }),
         None => Decision::Forbidden,
     }
 }
 
 fn dial(pod: Arc<LivePod>, port: u16, verification: Verification) -> Decision {
-    let dialable = |ip: &&IpAddr| verification.allow_loopback || address::classify(**ip) != AddressClass::Loopback;
-    match pod.ips.iter().find(dialable) {
-        Some(ip) => Decision::Dial(Target { addr: SocketAddr::new(*ip, port), pod: Some(pod) }),
+    let allowed = |ip: &&IpAddr| verification.allow_loopback || address::classify(**ip) != AddressClass::Loopback;
+    match pod.ips.iter().find(allowed) {
+        Some(ip) => Decision::Dial(Endpoint { addr: SocketAddr::new(*ip, port), pod: Some(pod) }),
         None => Decision::Forbidden,
     }
 }

@@ -1,4 +1,4 @@
-//! The router as a value: built from a configuration and its ports to the outside, then served on listeners.
+//! The router as a value: built from a configuration and its dependencies, then served on listeners.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -10,43 +10,44 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::access_log::AccessLog;
-use crate::authz::{
+use crate::auth::{
     AccessReview, Authorizer, AuthzSetupError, KubeAccessReview, KubeTokenReview, Reviews, Secrets, TokenReview,
 };
-use crate::client_side::Trust;
 use crate::config::RouterConfig;
-use crate::connect::{ByteStream, Connect, TcpConnect};
-use crate::dns::{Lookup, SystemDns};
-use crate::index::{PodIndex, watch};
-use crate::metrics::Metrics;
-use crate::otlp::{self, OtlpError, Traces};
-use crate::probes::{self, Port};
-use crate::server::{self, Crew};
-use crate::tls::Acceptor;
-use crate::wake::Wake;
-use crate::worker::{Shared, Worker};
+use crate::observability::access_log::AccessLog;
+use crate::observability::metrics::Metrics;
+use crate::observability::otlp::{self, OtlpError, Traces};
+use crate::proxy::connector::{ByteStream, Connector, TcpConnector};
+use crate::resolve::dns::{Lookup, SystemDns};
+use crate::resolve::index::{PodIndex, watch};
+use crate::resolve::wake::Wake;
+use crate::server;
+use crate::server::client_connection::ConnectionAuth;
+use crate::server::probes::{self, AdminPort};
+use crate::server::tls::Acceptor;
+use crate::server::workers::Workers;
+use crate::state::{Shared, Worker};
 
-/// The router's ports to the outside.
+/// The router's dependencies.
 pub struct Deps {
-    /// Watched for Pods and asked for token reviews; `None` when the caller feeds the index.
+    /// Used to watch Pods and to review tokens; `None` if the caller updates the index.
     pub client: Option<Client>,
-    /// Whether the client is used to keep the index; it may be there for token reviews only.
+    /// Whether the client is used to watch Pods; it may be there for token reviews only.
     pub watch_pods: bool,
     /// Opens connections to sandboxes.
-    pub connect: Arc<dyn Connect>,
+    pub connector: Arc<dyn Connector>,
     pub dns: Arc<dyn Lookup>,
     /// Called when a Sandbox has no live Pod.
     pub wake: Option<Arc<dyn Wake>>,
-    /// Live Pods; shared so that an embedder can look things up in it too.
+    /// Live Pods; shared, so that an embedder can read it, too.
     pub index: Arc<PodIndex>,
     /// Reviews tokens; `None` uses the client.
     pub token_review: Option<Arc<dyn TokenReview>>,
     /// Decides about users of the Kubernetes API; `None` uses the client.
     pub access_review: Option<Arc<dyn AccessReview>>,
-    /// Where the access log goes; `None` is standard error.
+    /// Where the access log is written; `None` is standard error.
     pub access_log: Option<Box<dyn Write + Send>>,
-    /// OTLP collectors, where signals are exported.
+    /// OTLP endpoints of the signals that are exported.
     pub trace_endpoint: Option<String>,
     pub metrics_endpoint: Option<String>,
 }
@@ -57,12 +58,12 @@ impl Deps {
         Self { client: Some(client), watch_pods: true, ..Self::detached() }
     }
 
-    /// No API; the caller feeds `index` itself.
+    /// Without an API; the caller updates `index`.
     pub fn detached() -> Self {
         Self {
             client: None,
             watch_pods: false,
-            connect: Arc::new(TcpConnect),
+            connector: Arc::new(TcpConnector),
             dns: Arc::new(SystemDns),
             wake: None,
             index: Arc::default(),
@@ -75,12 +76,12 @@ impl Deps {
     }
 }
 
-/// Why a router cannot be made.
+/// Why a router could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum RouterSetupError {
-    #[error("authorisation is not set up")]
+    #[error("cannot set up authorisation")]
     Authz(#[from] AuthzSetupError),
-    #[error("export is not set up")]
+    #[error("cannot set up OTLP export")]
     Otlp(#[from] OtlpError),
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
@@ -89,7 +90,7 @@ pub enum RouterSetupError {
 /// A router, ready to serve any number of listeners.
 pub struct Router {
     shared: Arc<Shared>,
-    crew: Crew,
+    workers: Workers,
     /// Serves single connections on the caller's runtime.
     local: Arc<Worker>,
     client: Option<Client>,
@@ -104,7 +105,7 @@ impl Drop for Router {
 }
 
 impl Router {
-    /// Builds a router; starts its worker threads, if it has any, and nothing else.
+    /// Builds a router and starts its worker threads, if there are any.
     pub fn new(config: RouterConfig, deps: Deps) -> Result<Self, RouterSetupError> {
         let client = deps.client.clone();
         let token = deps.token_review.or_else(|| client.clone().map(|client| Arc::new(KubeTokenReview(client)) as _));
@@ -121,7 +122,7 @@ impl Router {
         let shared = Arc::new(Shared {
             config,
             index: deps.index,
-            connect: deps.connect,
+            connector: deps.connector,
             dns: deps.dns,
             wake: deps.wake,
             authorizer,
@@ -138,10 +139,10 @@ impl Router {
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
         });
-        let crew = Crew::start(&shared, threads).map_err(RouterSetupError::Thread)?;
+        let workers = Workers::start(&shared, threads).map_err(RouterSetupError::Thread)?;
         let local = Worker::new(Arc::clone(&shared));
         let client = deps.client.filter(|_| deps.watch_pods);
-        Ok(Self { shared, crew, local, client, metrics_endpoint: deps.metrics_endpoint, watching: OnceLock::new() })
+        Ok(Self { shared, workers, local, client, metrics_endpoint: deps.metrics_endpoint, watching: OnceLock::new() })
     }
 
     /// The index of live Pods.
@@ -149,50 +150,50 @@ impl Router {
         &self.shared.index
     }
 
-    /// Serves plain HTTP until `shutdown`, then drains. Starts watching Pods if that has not begun.
+    /// Serves plain HTTP until `shutdown`, then drains. Starts watching Pods if they are not watched yet.
     pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) {
         self.watch(&self.shared.stop);
         self.shared.ready.store(true, Ordering::Relaxed);
-        server::serve(&self.shared, &self.crew, listener, None, shutdown).await;
+        server::serve(&self.shared, &self.workers, listener, None, shutdown).await;
     }
 
     /// The same over TLS.
     pub async fn serve_tls(&self, listener: TcpListener, tls: Acceptor, shutdown: CancellationToken) {
         self.watch(&self.shared.stop);
         self.shared.ready.store(true, Ordering::Relaxed);
-        server::serve(&self.shared, &self.crew, listener, Some(tls), shutdown).await;
+        server::serve(&self.shared, &self.workers, listener, Some(tls), shutdown).await;
     }
 
-    /// Serves one connection that is already open, on the caller's runtime, until it ends or the router drains. Pods are
-    /// watched from the first call of any `serve` function on, for as long as the router lives.
-    pub async fn serve_connection(&self, stream: impl ByteStream, trust: Trust) {
+    /// Serves one connection that is already open, on the caller's runtime, until it ends or the router drains. Pods
+    /// are watched from the first call of any `serve` function on, for as long as the router lives.
+    pub async fn serve_connection(&self, stream: impl ByteStream, auth: ConnectionAuth) {
         self.watch(&self.shared.stop);
-        server::serve_stream(&self.local, stream, trust).await;
+        server::serve_stream(&self.local, stream, auth).await;
     }
 
     /// Serves `/healthz` and `/readyz` until `stop`.
     pub async fn serve_probes(&self, listener: TcpListener, stop: CancellationToken) {
-        probes::serve(Arc::clone(&self.shared), listener, Port::Probes, stop).await;
+        probes::serve(Arc::clone(&self.shared), listener, AdminPort::Probes, stop).await;
     }
 
     /// Serves `/metrics` until `stop`.
     pub async fn serve_metrics(&self, listener: TcpListener, stop: CancellationToken) {
-        probes::serve(Arc::clone(&self.shared), listener, Port::Metrics, stop).await;
+        probes::serve(Arc::clone(&self.shared), listener, AdminPort::Metrics, stop).await;
     }
 
-    /// Completes when the index is complete, or at once when nobody fills it.
+    /// Completes when the index is synced, or at once if the router does not watch Pods.
     pub async fn wait_synced(&self) {
         if self.shared.needs_index {
             self.shared.index.wait_synced().await;
         }
     }
 
-    /// The metrics in exposition format, for embedders that have no port for them.
+    /// The metrics in text exposition format, for embedders without a metrics port.
     pub fn render_metrics(&self) -> String {
         self.shared.metrics.render()
     }
 
-    /// Starts exporting spans and metrics, where endpoints are configured, until `end`.
+    /// Starts exporting spans and metrics to the configured endpoints, until `end`.
     pub fn start_exporters(&self, end: &CancellationToken) -> Result<(), OtlpError> {
         if let Some(traces) = &self.shared.traces {
             traces.start(end.clone());
@@ -211,13 +212,13 @@ impl Router {
         self.shared.metrics.cert_reload(success);
     }
 
-    /// Starts keeping the index current, once; the watch ends with `end`.
+    /// Starts watching Pods, once; the watch ends with `end`.
     pub(crate) fn watch(&self, end: &CancellationToken) {
         let Some(client) = &self.client else { return };
         self.watching.get_or_init(|| {
             let index = Arc::clone(&self.shared.index);
             let namespace = self.shared.config.watch_namespace.clone();
-            // Owned by the router: it ends when the router drains or is dropped.
+            // The task ends when the router drains or is dropped.
             tokio::spawn(watch::run(index, client.clone(), namespace, end.clone()));
         });
     }

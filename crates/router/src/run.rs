@@ -1,4 +1,4 @@
-//! The router as a process: bind everything, watch, serve, reload, drain.
+//! The router process: bind all listeners, watch Pods, serve, reload files, drain.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,18 +10,18 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::authz::AuthzConfig;
+use crate::auth::AuthzConfig;
 use crate::config::ProcessConfig;
-use crate::file_watch::FileWatch;
-use crate::index::watch::FIRST_LIST_DEADLINE;
-use crate::otlp;
+use crate::config::file_watch::FileWatch;
+use crate::observability::otlp;
+use crate::resolve::index::watch::FIRST_LIST_DEADLINE;
 use crate::router::{Deps, Router, RouterSetupError};
-use crate::tls::{Acceptor, TlsError};
+use crate::server::tls::{Acceptor, TlsError};
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// Why the process cannot run, or stopped.
+/// Why the process could not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error("cannot listen on {address}")]
@@ -30,31 +30,31 @@ pub enum RunError {
     Kubeconfig { path: PathBuf, source: kube::config::KubeconfigError },
     #[error("no Kubernetes client configuration was found")]
     NoKubeconfig(#[source] kube::config::InferConfigError),
-    #[error("cannot make a Kubernetes client")]
+    #[error("cannot create a Kubernetes client")]
     Client(#[source] kube::Error),
-    #[error("TLS is not set up")]
+    #[error("cannot set up TLS")]
     Tls(#[from] TlsError),
     #[error("cannot watch certificate and secret files")]
     Watch(#[source] io::Error),
-    #[error("the router is not set up")]
+    #[error("cannot set up the router")]
     Setup(#[from] RouterSetupError),
     #[error(
         "the first list of Pods did not arrive within {FIRST_LIST_DEADLINE:?}; is the API reachable, and may this account list Pods?"
     )]
     FirstList,
-    #[error("span export is not set up")]
+    #[error("cannot set up OTLP export")]
     Otlp(#[from] otlp::OtlpError),
 }
 
-/// The ports of a process, all bound before any is served.
-struct Ports {
+/// The listeners of the process, all bound before any is served.
+struct Listeners {
     http: Option<TcpListener>,
     https: Option<TcpListener>,
     metrics: Option<TcpListener>,
     probes: Option<TcpListener>,
 }
 
-impl Ports {
+impl Listeners {
     fn bind(config: &ProcessConfig) -> Result<Self, RunError> {
         let bind = |address: Option<&str>| {
             let listen = |address: &str| {
@@ -73,7 +73,7 @@ impl Ports {
 
 /// Runs the router until `shutdown`, then drains it.
 pub async fn run_router(config: ProcessConfig, shutdown: CancellationToken) -> Result<(), RunError> {
-    let ports = Ports::bind(&config)?;
+    let listeners = Listeners::bind(&config)?;
     let tls = config.https.as_ref().map(|https| Acceptor::load(https.tls.clone())).transpose()?;
     let needs_client =
         config.watch_pods || matches!(&config.router.authz, AuthzConfig::AnyOf(modes) if modes.token_review.is_some());
@@ -90,10 +90,10 @@ pub async fn run_router(config: ProcessConfig, shutdown: CancellationToken) -> R
     }
     let router = Arc::new(Router::new(config.router.clone(), deps)?);
 
-    // The small ports live until the very end, so that probes see the drain.
+    // The metrics and probe ports are served until the end, so that probes see the drain.
     let end = CancellationToken::new();
     let _end = end.clone().drop_guard();
-    spawn_small_ports(&router, ports.metrics, ports.probes, &end);
+    spawn_admin_ports(&router, listeners.metrics, listeners.probes, &end);
     spawn_reloads(&router, tls.as_ref(), &end)?;
     router.start_exporters(&end)?;
 
@@ -105,12 +105,12 @@ pub async fn run_router(config: ProcessConfig, shutdown: CancellationToken) -> R
     }
     tracing::info!(http = config.http_bind, https = tls.is_some(), sandboxes = router.index().len(), "Router is ready");
     let http = async {
-        if let Some(listener) = ports.http {
+        if let Some(listener) = listeners.http {
             router.serve(listener, shutdown.clone()).await;
         }
     };
     let https = async {
-        if let (Some(listener), Some(tls)) = (ports.https, tls) {
+        if let (Some(listener), Some(tls)) = (listeners.https, tls) {
             router.serve_tls(listener, tls, shutdown.clone()).await;
         }
     };
@@ -118,7 +118,7 @@ pub async fn run_router(config: ProcessConfig, shutdown: CancellationToken) -> R
     Ok(())
 }
 
-fn spawn_small_ports(
+fn spawn_admin_ports(
     router: &Arc<Router>,
     metrics: Option<TcpListener>,
     probes: Option<TcpListener>,
@@ -172,7 +172,7 @@ async fn reload_on_change<E: std::error::Error>(
             Ok(()) => tracing::info!(what, "Reloaded"),
             Err(error) => {
                 let cause = error.source().map(ToString::to_string).unwrap_or_default();
-                tracing::warn!(%error, cause, what, "Reload failed; the old one stays in use");
+                tracing::warn!(%error, cause, what, "Reload failed; the current one stays in use");
             }
         }
     }
@@ -190,10 +190,12 @@ async fn connect_api(config: &ProcessConfig) -> Result<Client, RunError> {
     Client::try_from(config).map_err(RunError::Client)
 }
 
-/// Listens on `host:port`; without a host on every address, IPv6 included where there is any.
+/// Listens on `host:port`; without a host on all addresses, IPv4 and, where available, IPv6.
 fn listen(address: &str) -> io::Result<TcpListener> {
     if let Some(port) = address.strip_prefix(':') {
-        let port: u16 = port.parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "port is no number"))?;
+        let port: u16 = port
+            .parse()
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the port is not a number between 0 and 65535"))?;
         return match listen_on((std::net::Ipv6Addr::UNSPECIFIED, port).into()) {
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
                 listen_on((std::net::Ipv4Addr::UNSPECIFIED, port).into())
@@ -201,7 +203,8 @@ fn listen(address: &str) -> io::Result<TcpListener> {
             result => result,
         };
     }
-    let mut last = io::Error::new(io::ErrorKind::InvalidInput, "address names nothing; write host:port or :port");
+    let mut last =
+        io::Error::new(io::ErrorKind::InvalidInput, "the address resolves to nothing; write host:port or :port");
     for address in std::net::ToSocketAddrs::to_socket_addrs(address)? {
         match listen_on(address) {
             Ok(listener) => return Ok(listener),

@@ -1,4 +1,5 @@
-//! The daemon's configuration: arguments and variables in, one validated value out, every mistake reported at once.
+//! The daemon's configuration: turns arguments and environment variables into one validated value and reports every
+//! error at once.
 
 mod flags;
 pub mod variables;
@@ -9,33 +10,36 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::runtime::{ExecMode, Mode};
+use crate::core::paths::Mode;
+use crate::dialects::runtime::ExecMode;
 
 pub use flags::{USAGE, parse};
 
-/// Wall-clock limit of one `/execute` unless configured.
+/// Default for the wall-clock limit of one `/execute`.
 pub const DEFAULT_EXEC_TIMEOUT: Duration = Duration::from_secs(300);
-/// Bytes kept of each output stream of one command: two of them stay below what published clients decode.
+/// Default for the number of bytes kept of each output stream of one command. Two streams of this size stay below what
+/// published clients decode.
 pub const DEFAULT_OUTPUT_LIMIT: usize = 8 << 20;
-/// Commands running at once; beyond it requests are answered 503 instead of piling up.
+/// Default for the number of commands that run at once. Further requests are answered 503 instead of queueing.
 pub const DEFAULT_MAX_PROCESSES: usize = 256;
 
-/// Where and how the daemon works.
+/// The validated configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub listen: Vec<SocketAddr>,
-    /// Served when nobody else has them; a taken one is said and passed over.
+    /// Addresses that are served only if they are free; the daemon logs a warning for a taken one and starts without
+    /// it.
     pub listen_if_free: Vec<SocketAddr>,
     pub unix: Vec<PathBuf>,
-    /// Listening sockets that are open already, from descriptor 3 on.
-    pub handed_over: u16,
+    /// Number of listening sockets that are already open, starting at descriptor 3.
+    pub inherited_sockets: u16,
     pub mode: Mode,
     pub exec_mode: ExecMode,
     pub shell: OsString,
-    /// `None`: the first of `/home/user`, `/app` and the current directory that exists.
+    /// `None` means the first of `/home/user`, `/app` and the current directory that exists.
     pub base_dir: Option<PathBuf>,
     pub sandbox_root: PathBuf,
-    /// `None`: `/workspace` when it is there or can be made, else the base directory.
+    /// `None` means `/workspace` if it exists or can be created, else the base directory.
     pub root_dir: Option<PathBuf>,
     pub exec_timeout: Duration,
     pub output_limit: usize,
@@ -46,7 +50,7 @@ pub struct Config {
     pub http_idle_timeout: Duration,
     pub stream_chunk_size: usize,
     pub metadata_env_prefix: String,
-    /// gRPC answers -1 for a process that a signal ended, as the original daemon did.
+    /// gRPC reports exit code -1 for a process that was killed by a signal, as the original daemon does.
     pub signal_exit_minus_one: bool,
     pub token: Option<TokenSource>,
     pub log_level: tracing::Level,
@@ -54,27 +58,29 @@ pub struct Config {
     pub keep_running: bool,
 }
 
-/// Where the token comes from. Never an argument or a variable: both are visible to every command.
+/// Where the token is read from. It is never an argument or an environment variable, because every command can see
+/// both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenSource {
     File(PathBuf),
     Descriptor(RawFd),
 }
 
-/// What the arguments ask for.
+/// What the arguments ask the program to do.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Request {
+pub enum Invocation {
     Run(Box<Config>),
     Help,
     Version,
 }
 
-/// Everything that is wrong with the arguments.
+/// Every error in the arguments.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{}", .0.join("; "))]
 pub struct ConfigError(pub Vec<String>);
 
-/// The listening addresses when only hosts and ports are given: upstream's flags, plus the runtime's own port.
+/// The listening addresses if only hosts and ports are given: those of upstream's flags, plus the runtime dialect's
+/// port.
 pub(crate) fn default_addresses(host: IpAddr, rest_port: u16, grpc_port: u16) -> Vec<SocketAddr> {
     vec![SocketAddr::new(host, 8888), SocketAddr::new(host, rest_port), SocketAddr::new(host, grpc_port)]
 }

@@ -1,19 +1,17 @@
 //! The daemon in each sandbox: processes, terminals, files, watches. One small static binary for any image.
 //!
-//! It owns the process it runs in: signals, children and their ends. It knows nothing of Kubernetes.
+//! It owns the process it runs in: its signals, its children and their exit. It knows nothing of Kubernetes.
+//!
+//! `start` reads the `config` and starts the `server`, which passes each request to one of the `dialects`. They use
+//! `http_io` and `core`; `core` uses none of them.
 
 pub mod config;
-pub mod files;
+pub mod core;
+pub mod dialects;
+pub mod http_io;
 mod memory;
-pub mod native;
-pub mod paths;
-pub mod process;
-mod random;
-pub mod runtime;
 pub mod server;
 mod start;
-mod users;
-pub mod workspace;
 
 pub use memory::Allocator;
 pub use start::{RunError, main_with, run};

@@ -1,4 +1,4 @@
-//! Giving memory back: a sandbox that did much once should not hold it forever.
+//! Returns memory to the kernel after a burst of activity.
 
 #![expect(unsafe_code, reason = "letting go of the program's own code")]
 
@@ -11,23 +11,23 @@ use tokio::sync::Notify;
 
 pub use allocator::Allocator;
 
-/// Between the last activity seen and returning what is free; also the shortest time between two returns.
-const QUIET: Duration = Duration::from_secs(5);
+/// Delay between the last activity and the release; also the shortest time between two releases.
+const IDLE_DELAY: Duration = Duration::from_secs(5);
 
-/// Returns what is not needed to the kernel, a while after the start (which needs much that serving does not) and after each burst of
-/// activity; sleeps as long as there is none. A sandbox that is used at once, or ends soon, never pays for it.
-pub(crate) async fn give_back(activity: Arc<Notify>) {
+/// Releases unneeded memory a while after start-up (which needs much that serving does not) and after each burst of
+/// activity; sleeps while there is none. A sandbox that is used at once, or ends soon, never pays for it.
+pub(crate) async fn release_when_idle(activity: Arc<Notify>) {
     loop {
-        tokio::time::sleep(QUIET).await;
+        tokio::time::sleep(IDLE_DELAY).await;
         allocator::trim();
-        unmap_code();
+        drop_code_pages();
         activity.notified().await;
     }
 }
 
-/// Lets go of the program's own code: pages that are used again come back from the page cache, which every sandbox of a
-/// machine shares, within a microsecond; those that served the start only stay away.
-fn unmap_code() {
+/// Drops the pages of the program's code. Pages that are needed again come back from the page cache, which all
+/// sandboxes of a machine share, within a microsecond; those that were needed only at start-up do not come back.
+fn drop_code_pages() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let Ok(program) = std::fs::read_link("/proc/self/exe") else { return };
     for line in maps.lines().filter(|line| program.to_str().is_some_and(|program| line.ends_with(program))) {
@@ -43,7 +43,7 @@ fn unmap_code() {
     }
 }
 
-/// The addresses of a line of `/proc/self/maps`, if it is of code that cannot be written.
+/// The address range of a line of `/proc/self/maps`, if it is executable and not writable.
 fn executable_range(line: &str) -> Option<(usize, usize)> {
     let mut words = line.split(' ');
     let (start, end) = words.next()?.split_once('-')?;
@@ -66,7 +66,7 @@ mod tests {
             assert_eq!(executable_range(&line(rights)), None, "{rights}");
         }
         assert_eq!(executable_range("nonsense"), None);
-        unmap_code();
+        drop_code_pages();
         assert_eq!(executable_range(&line("r-xp")), Some((0x7f00, 0x8f00)), "we still run");
     }
 }

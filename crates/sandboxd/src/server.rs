@@ -1,8 +1,6 @@
-//! Listening, serving connections, finding the handler: HTTP/1.1 and HTTP/2 without TLS on every port.
+//! The HTTP server: listeners, connections, and the choice of the dialect; HTTP/1.1 and HTTP/2 without TLS on every
+//! port.
 
-pub mod body;
-pub mod download;
-pub mod form;
 mod listen;
 mod token;
 
@@ -16,16 +14,16 @@ use tower::ServiceExt;
 pub use listen::{Listeners, serve};
 pub use token::Token;
 
-use crate::native::Native;
-use crate::runtime::{self, Endpoint, Runtime};
-use crate::workspace::Workspace;
-use body::Body;
+use crate::dialects::native::Native;
+use crate::dialects::runtime::{self, Endpoint, Runtime};
+use crate::dialects::workspace::Workspace;
+use crate::http_io::body::{self, Body};
 
-/// The reflection service's older name; the messages are the same.
+/// The older name of the reflection service; its messages are the same.
 const OLD_REFLECTION: &str = "/grpc.reflection.v1alpha.";
 const REFLECTION: &str = "/grpc.reflection.v1.";
 
-/// Everything a request can reach.
+/// Everything that requests are dispatched to.
 #[derive(Debug)]
 pub struct App {
     pub runtime: Arc<Runtime>,
@@ -34,16 +32,16 @@ pub struct App {
     pub grpc: axum::Router,
     pub token: Option<Token>,
     pub stopping: Arc<AtomicBool>,
-    /// Told about every request, and about every connection that had any, when it is closed. Probes are not activity: they come
-    /// every second for as long as a sandbox lives.
+    /// Notified of every request, and of the end of every connection that had one. Probes do not count as activity:
+    /// they arrive every second for as long as a sandbox lives.
     pub activity: Arc<tokio::sync::Notify>,
 }
 
 impl App {
-    /// Answers one request.
+    /// Handles one request.
     pub async fn handle(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
         let path = request.uri().path().to_owned();
-        // Probes come without a token and learn nothing but that we live.
+        // Probes need no token; they only learn that the daemon is alive.
         let probe = is_probe(&path);
         if !probe {
             self.activity.notify_one();

@@ -1,4 +1,4 @@
-//! From configuration to a serving daemon and back to an exit status, also as PID 1.
+//! Start-up and shutdown: from the configuration to a serving daemon, also as PID 1, and to its exit status.
 
 mod assemble;
 
@@ -15,20 +15,20 @@ use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config, ConfigError, Request};
-use crate::files::FileError;
-use crate::memory::give_back;
-use crate::process::inherited;
-use crate::process::launch::LaunchError;
-use crate::process::reaper::{Child, block_signals};
-use crate::process::{Launch, Reaper, Stdin};
-use crate::runtime::Mode;
+use crate::config::{self, Config, ConfigError, Invocation};
+use crate::core::files::FileError;
+use crate::core::paths::Mode;
+use crate::core::processes::inherited;
+use crate::core::processes::launch::LaunchError;
+use crate::core::processes::reaper::{Child, block_signals};
+use crate::core::processes::{Launch, Reaper, Stdin};
+use crate::memory::release_when_idle;
 use crate::server::{App, Listeners, Token, serve};
 
 const BLOCKING_THREADS: usize = 16;
-/// For good: where processes are used up no thread can be started, and file calls must still find one.
-const BLOCKING_THREADS_KEPT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-const STACK: usize = 256 * 1024;
+/// Threads are kept forever: at the process limit no new thread can be started, and file operations still need one.
+const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const BLOCKING_THREAD_STACK: usize = 256 * 1024;
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
@@ -45,13 +45,13 @@ pub enum RunError {
     Command(#[from] LaunchError),
 }
 
-/// The program: reads arguments and environment, runs, and turns the outcome into an exit status.
+/// The program: reads arguments and environment, runs the daemon, and returns its exit status.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let request = config::parse(arguments, |name| std::env::var(name).ok());
-    let outcome = match request {
-        Ok(Request::Help) => return print(config::USAGE),
-        Ok(Request::Version) => return print(concat!("sandboxd ", env!("CARGO_PKG_VERSION"), "\n")),
-        Ok(Request::Run(config)) => run(*config),
+    let invocation = config::parse(arguments, |name| std::env::var(name).ok());
+    let outcome = match invocation {
+        Ok(Invocation::Help) => return print(config::USAGE),
+        Ok(Invocation::Version) => return print(concat!("sandboxd ", env!("CARGO_PKG_VERSION"), "\n")),
+        Ok(Invocation::Run(config)) => run(*config),
         Err(error) => Err(error.into()),
     };
     match outcome {
@@ -68,23 +68,23 @@ fn print(text: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs the daemon until it is told to stop or its command ends; returns the exit status. Takes over the process: call
-/// it before anything else starts threads or children.
+/// Runs the daemon until a stop signal arrives or its command ends; returns the exit status. It takes over the process:
+/// call it before anything else starts threads or children.
 pub fn run(config: Config) -> Result<u8, RunError> {
     block_signals();
-    inherited::keep_from_commands();
-    // What we run must not read our memory or our descriptors.
+    inherited::set_cloexec();
+    // Commands must not be able to read the daemon's memory or descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(config.log_level).with_ansi(false).init();
-    // One thread, and those for file calls: a sandbox is one agent's, and every further thread costs each start, and each command
-    // the way from one processor to another.
+    // One thread, plus blocking threads for file operations: a sandbox serves one agent. Each further thread would slow
+    // down every start, and every command by switches between processors.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(BLOCKING_THREADS)
-        .thread_stack_size(STACK)
-        .thread_keep_alive(BLOCKING_THREADS_KEPT)
+        .thread_stack_size(BLOCKING_THREAD_STACK)
+        .thread_keep_alive(BLOCKING_THREAD_KEEP_ALIVE)
         .enable_all()
         .build()?;
-    // The first of them, before anything else can use up the processes.
+    // Starts the first blocking thread before the process limit can be reached.
     drop(runtime.spawn_blocking(|| ()));
     let outcome = runtime.block_on(daemon(config));
     runtime.shutdown_background();
@@ -92,18 +92,18 @@ pub fn run(config: Config) -> Result<u8, RunError> {
 }
 
 async fn daemon(config: Config) -> Result<u8, RunError> {
-    // Before anyone can see that we live: PID 1 without a handler ignores the signal that tells it to stop.
+    // Before the daemon becomes visible: PID 1 ignores a stop signal that it has no handler for.
     let mut signals = Signals::install()?;
     let token = config.token.as_ref().map(Token::read).transpose().map_err(RunError::Token)?;
     let reaper = Reaper::start()?;
     let base = base_directory(&config);
     let app = Arc::new(assemble::app(&config, &base, &reaper, token)?);
-    let open = inherited::listeners(config.handed_over);
+    let open = inherited::listeners(config.inherited_sockets);
     let listeners = Listeners::bind(&config.listen, &config.listen_if_free, &config.unix, open).await?;
     for address in listeners.addresses() {
         tracing::info!(%address, "Listening");
     }
-    tokio::spawn(give_back(Arc::clone(&app.activity)));
+    tokio::spawn(release_when_idle(Arc::clone(&app.activity)));
     let stop = CancellationToken::new();
     let server = tokio::spawn(serve(
         listeners,
@@ -113,7 +113,7 @@ async fn daemon(config: Config) -> Result<u8, RunError> {
         config.shutdown_timeout,
     ));
     let command = start_command(&config, &app, &reaper)?;
-    let code = signals.until_told_to_stop(command.as_ref(), config.keep_running).await;
+    let code = signals.wait_for_shutdown(command.as_ref(), config.keep_running).await;
     app.stopping.store(true, Ordering::Relaxed);
     end_commands(&reaper, config.kill_grace).await;
     stop.cancel();
@@ -121,12 +121,12 @@ async fn daemon(config: Config) -> Result<u8, RunError> {
     for path in &config.unix {
         let _ = std::fs::remove_file(path);
     }
-    // Told to stop while the command ran: its own answer to the signal is the better exit status.
+    // If a stop signal arrived while the command ran, its own exit status is more useful.
     let ended = command.and_then(|child| child.exit()).map(|exit| exit.shell_code());
     Ok(code.or(ended).map_or(0, |code| u8::try_from(code).unwrap_or(1)))
 }
 
-/// The configured working directory, or the first usual one that exists.
+/// The configured working directory, or the first default one that exists.
 fn base_directory(config: &Config) -> PathBuf {
     let usual: &[&str] = if config.mode == Mode::Strict { &["/app"] } else { &["/home/user", "/app"] };
     config.base_dir.clone().unwrap_or_else(|| {
@@ -135,7 +135,7 @@ fn base_directory(config: &Config) -> PathBuf {
     })
 }
 
-/// Starts the container's own command, which keeps the daemon's standard streams and working directory.
+/// Starts the container's own command, which inherits the daemon's standard streams and working directory.
 fn start_command(config: &Config, app: &App, reaper: &Reaper) -> Result<Option<Child>, RunError> {
     if config.command.is_empty() {
         return Ok(None);
@@ -146,7 +146,7 @@ fn start_command(config: &Config, app: &App, reaper: &Reaper) -> Result<Option<C
         rustix::fs::Mode::empty(),
     )
     .map_err(std::io::Error::from)?;
-    let mut env = (*app.runtime.env).clone();
+    let mut env = (*app.runtime.sandbox.env).clone();
     if let Ok(cwd) = std::env::current_dir() {
         env.set("PWD", cwd);
     }
@@ -157,12 +157,12 @@ fn start_command(config: &Config, app: &App, reaper: &Reaper) -> Result<Option<C
         stdin: Stdin::Null,
         terminal: None,
         identity: None,
-        limits: Vec::new(),
+        rlimits: Vec::new(),
     };
     Ok(Some(launch.start_inheriting(reaper)?))
 }
 
-/// The signals the daemon listens to.
+/// The signals that the daemon handles.
 struct Signals {
     stop: [tokio::signal::unix::Signal; 2],
     forwarded: [(Signal, tokio::signal::unix::Signal); 4],
@@ -181,9 +181,9 @@ impl Signals {
         })
     }
 
-    /// Waits for a stop signal or the command's end; `Some` is the command's status. Other signals go to the command,
-    /// as if it were PID 1 itself.
-    async fn until_told_to_stop(&mut self, command: Option<&Child>, keep_running: bool) -> Option<i32> {
+    /// Waits for a stop signal or the end of the command; returns the command's exit status in the second case. Other
+    /// signals are forwarded to the command, as if it were PID 1 itself.
+    async fn wait_for_shutdown(&mut self, command: Option<&Child>, keep_running: bool) -> Option<i32> {
         let mut ended = false;
         loop {
             let end = async {
@@ -218,7 +218,7 @@ impl Signals {
     }
 }
 
-/// SIGTERM to every command, SIGKILL after the grace.
+/// SIGTERM to every command, and SIGKILL after the grace period.
 async fn end_commands(reaper: &Reaper, grace: Duration) {
     reaper.signal_all(Signal::TERM);
     if tokio::time::timeout(grace, reaper.all_ended()).await.is_err() {

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-/// A span that others can be children of.
+/// The trace context of a span, as passed to its children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceParent {
     pub trace_id: [u8; 16],
@@ -11,14 +11,14 @@ pub struct TraceParent {
 }
 
 impl TraceParent {
-    /// A new span in the trace of `parent`, or in a new one.
+    /// A new span in the trace of `parent`, or in a new trace.
     pub fn span_under(parent: Option<&TraceParent>, sampled: bool) -> Self {
         let trace_id = parent.map_or_else(random_id, |parent| parent.trace_id);
         Self { trace_id, span_id: random_id(), sampled }
     }
 }
 
-/// All zeroes would mean "no id".
+/// A random id that is not all zeroes, which would mean "no id".
 fn random_id<const N: usize>() -> [u8; N] {
     let mut id = [0; N];
     while id == [0; N] {
@@ -27,7 +27,7 @@ fn random_id<const N: usize>() -> [u8; N] {
     id
 }
 
-/// The text was no context.
+/// The text is not a valid `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent of the form 00-<32 hex digits>-<16 hex digits>-<2 hex digits>")]
 pub struct Malformed;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// Where all signals go.
+/// Variable with the endpoint for all signals.
 pub const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-/// Where spans go.
+/// Variable with the endpoint for spans.
 pub const OTLP_TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
-/// Where metrics go.
+/// Variable with the endpoint for metrics.
 pub const OTLP_METRICS_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT";
-/// Where a collector listens when nobody says.
+/// Default endpoint of a collector.
 pub const DEFAULT_ENDPOINT: &str = "http://localhost:4317";
 
 const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
@@ -28,23 +28,23 @@ pub struct SettingError {
     pub expected: &'static str,
 }
 
-/// Who reports the spans.
+/// The service that reports the spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub name: String,
-    /// The library that made them, and its version.
+    /// Name of the instrumentation scope: the library that creates the spans. `version` is the library's version.
     pub scope: &'static str,
     pub version: &'static str,
-    /// More about the process, such as its Pod.
+    /// Further resource attributes, such as the Pod's name.
     pub attributes: Vec<(String, String)>,
 }
 
-/// Which traces are exported.
+/// Decides which traces are exported.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampler {
-    /// A span with a parent does as its parent does.
+    /// Whether a span with a parent is exported exactly when its parent is.
     pub follow_parent: bool,
-    /// The part of all other traces, from 0 to 1.
+    /// The fraction of all other traces that is exported, from 0 to 1.
     pub ratio: f64,
 }
 
@@ -55,7 +55,7 @@ impl Default for Sampler {
 }
 
 impl Sampler {
-    /// Whether a span is exported: decided by its trace alone, so that every process decides alike.
+    /// Whether a span is exported. This depends on the trace id alone, so that every process decides the same.
     pub fn samples(&self, trace_id: [u8; 16], parent_sampled: Option<bool>) -> bool {
         match parent_sampled.filter(|_| self.follow_parent) {
             Some(sampled) => sampled,
@@ -69,21 +69,22 @@ impl Sampler {
     }
 }
 
-/// Where spans go, and how they are gathered.
+/// The endpoint for spans, and how spans are sampled, queued and batched.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExportSettings {
     pub endpoint: String,
     pub service: Service,
     pub sampler: Sampler,
-    /// Spans that may wait for the exporter; more are dropped.
+    /// Maximum number of queued spans; further spans are dropped.
     pub queue: usize,
+    /// Maximum number of spans per export request.
     pub batch: usize,
-    /// A span waits at most so long for company.
+    /// Maximum time that a span waits for its batch to fill.
     pub delay: Duration,
 }
 
 impl ExportSettings {
-    /// The specification's defaults.
+    /// Settings with the defaults of the OpenTelemetry specification.
     pub fn new(endpoint: &str, service: Service) -> Self {
         Self {
             endpoint: endpoint.to_owned(),
@@ -95,7 +96,7 @@ impl ExportSettings {
         }
     }
 
-    /// What the environment says; every mistake in it.
+    /// Reads the settings from environment variables, or returns every invalid one.
     pub fn from_environment(
         service: Service,
         read: impl Fn(&str) -> Option<String>,

@@ -1,4 +1,4 @@
-//! Sending spans to a collector in batches, beside whatever the process does.
+//! Sends spans to a collector in batches, from a background task.
 
 mod tls;
 
@@ -21,9 +21,10 @@ use crate::{
 
 pub const TRACE_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 pub const METRICS_METHOD: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
+/// Timeout for one export request.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Why nothing can be exported.
+/// The endpoint cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("OTLP endpoint '{endpoint}' cannot be used; write it like http://collector:4317 or https://collector:4317")]
 pub struct EndpointError {
@@ -42,30 +43,30 @@ impl Service {
     }
 }
 
-/// A connection to a collector, opened when first needed.
+/// A connection to a collector, opened by the first request.
 #[derive(Clone, Debug)]
 pub struct Collector(Channel);
 
 impl Collector {
-    /// Needs a runtime, which will make the connection.
+    /// Must be called inside a Tokio runtime, which opens the connection later.
     pub fn new(endpoint: &str) -> Result<Self, EndpointError> {
         let parsed = parse(endpoint)?;
         if !is_tls(&parsed) {
             return Ok(Self(parsed.connect_lazy()));
         }
         let tls = tls::with_system_roots().map_err(|error| {
-            tracing::warn!(%error, "no certificate of an authority was found; set SSL_CERT_FILE");
+            tracing::warn!(%error, "No certificate authority was found; set SSL_CERT_FILE");
             EndpointError { endpoint: endpoint.to_owned() }
         })?;
         Ok(Self(parsed.connect_with_connector_lazy(tls)))
     }
 
-    /// Whether such an endpoint could be used.
+    /// Validates an endpoint without connecting.
     pub fn check(endpoint: &str) -> Result<(), EndpointError> {
         parse(endpoint).map(|_| ())
     }
 
-    /// Makes one call. A collector that cannot be reached loses the message, and nobody waits for it.
+    /// Sends one request. When the collector cannot be reached, the message is dropped; it is not retried.
     pub async fn send<M: prost::Message + 'static>(&self, method: &'static str, message: M) {
         let mut client = Grpc::new(self.0.clone());
         let call = async {
@@ -83,18 +84,18 @@ impl Collector {
 }
 
 fn parse(endpoint: &str) -> Result<Endpoint, EndpointError> {
-    let wrong = || EndpointError { endpoint: endpoint.to_owned() };
+    let invalid = || EndpointError { endpoint: endpoint.to_owned() };
     if !["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
-        return Err(wrong());
+        return Err(invalid());
     }
-    Endpoint::from_shared(endpoint.to_owned()).map_err(|_| wrong())
+    Endpoint::from_shared(endpoint.to_owned()).map_err(|_| invalid())
 }
 
 fn is_tls(endpoint: &Endpoint) -> bool {
     endpoint.uri().scheme_str() == Some("https")
 }
 
-/// Takes finished spans.
+/// Queues finished spans and exports them.
 #[derive(Debug)]
 pub struct Spans {
     queue: mpsc::Sender<Span>,
@@ -114,12 +115,14 @@ impl Spans {
         &self.settings
     }
 
-    /// Hands a finished span over. A full queue means that the collector is slow; nobody waits for it.
+    /// Queues a finished span. It never blocks: when the queue is full because the collector is slow, the span is
+    /// dropped.
     pub fn submit(&self, span: Span) {
         let _ = self.queue.try_send(span);
     }
 
-    /// Starts exporting, once, until `end`; what is queued then is still sent.
+    /// Starts the exporter, which runs until `end` and then still sends the queued spans. Returns `None` when it was
+    /// already started.
     pub fn start(&self, end: CancellationToken) -> Option<JoinHandle<()>> {
         let mut receiver = self.receiver.lock().take()?;
         let (collector, settings) = (self.collector.clone(), self.settings.clone());
@@ -133,7 +136,10 @@ impl Spans {
                 if batch.len() < settings.batch && !end.is_cancelled() {
                     tokio::select! {
                         () = end.cancelled() => {}
-                        _ = tokio::time::timeout(settings.delay, gather(&mut receiver, &mut batch, settings.batch)) => {}
+                        _ = tokio::time::timeout(
+                            settings.delay,
+                            fill_batch(&mut receiver, &mut batch, settings.batch),
+                        ) => {}
                     }
                 }
                 let spans = std::mem::take(&mut batch);
@@ -145,7 +151,7 @@ impl Spans {
     }
 }
 
-async fn gather(receiver: &mut mpsc::Receiver<Span>, batch: &mut Vec<Span>, size: usize) {
+async fn fill_batch(receiver: &mut mpsc::Receiver<Span>, batch: &mut Vec<Span>, size: usize) {
     while batch.len() < size && receiver.recv_many(batch, size - batch.len()).await > 0 {}
 }
 
@@ -154,7 +160,7 @@ fn request(service: &Service, spans: Vec<Span>) -> ExportTraceRequest {
     ExportTraceRequest { resource_spans: vec![ResourceSpans { resource: Some(service.resource()), scope_spans }] }
 }
 
-/// Now, as OTLP counts time.
+/// The current time in nanoseconds since the Unix epoch, as in OTLP.
 pub fn unix_nanos() -> u64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)

@@ -1,7 +1,8 @@
 //! Spans over OTLP/gRPC, and the W3C trace context that links them, for the controller and the router.
 //!
-//! The few messages needed are written out by hand: the OpenTelemetry SDK would bring a second HTTP client and a dozen crates for what is
-//! one unary call. Refuses: waiting. Whoever finishes a span is never held up by a slow collector; spans that find the queue full are lost.
+//! The few messages needed are hand-written: the OpenTelemetry SDK would add a second HTTP client and a dozen crates
+//! for what is one unary call. Refuses: waiting. Finishing a span never blocks on a slow collector; spans that find the
+//! queue full are dropped.
 
 mod context;
 mod environment;

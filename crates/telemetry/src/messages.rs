@@ -48,7 +48,7 @@ pub struct Span {
     pub status: Option<Status>,
 }
 
-/// Something that happened during a span.
+/// An event during a span.
 #[derive(Clone, PartialEq, Message)]
 pub struct Event {
     #[prost(fixed64, tag = "1")]
@@ -59,11 +59,11 @@ pub struct Event {
     pub attributes: Vec<KeyValue>,
 }
 
-/// What a span's kind is when it serves a caller.
+/// `Span.kind` of a span that serves a request.
 pub const SERVER_SPAN: i32 = 2;
-/// What a span's kind is when it is work of our own.
+/// `Span.kind` of internal work.
 pub const INTERNAL_SPAN: i32 = 1;
-/// The status of a span that failed.
+/// `Status.code` of a span that failed.
 pub const STATUS_ERROR: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
@@ -215,6 +215,6 @@ pub enum Value {
     Number(i64),
 }
 
-/// An answer nobody reads.
+/// The response of an export call, whose content is ignored.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Ignored {}

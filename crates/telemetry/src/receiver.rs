@@ -1,4 +1,4 @@
-//! A collector on the loopback that keeps what it receives, for tests of whatever exports.
+//! A collector on loopback that keeps the messages it receives, for tests of exporters.
 
 use std::{
     convert::Infallible,
@@ -33,11 +33,11 @@ impl NamedService for Receiver<ExportMetricsRequest> {
     const NAME: &'static str = "opentelemetry.proto.collector.metrics.v1.MetricsService";
 }
 
-type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type ResponseFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<M: prost::Message + 'static> UnaryService<M> for Receiver<M> {
     type Response = Ignored;
-    type Future = Answer<Result<Response<Ignored>, Status>>;
+    type Future = ResponseFuture<Result<Response<Ignored>, Status>>;
 
     fn call(&mut self, request: Request<M>) -> Self::Future {
         let sent = self.0.send(request.into_inner());
@@ -48,7 +48,7 @@ impl<M: prost::Message + 'static> UnaryService<M> for Receiver<M> {
 impl<M: prost::Message + Default + 'static> tower::Service<http::Request<Body>> for Receiver<M> {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Answer<Result<Self::Response, Infallible>>;
+    type Future = ResponseFuture<Result<Self::Response, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -63,7 +63,7 @@ impl<M: prost::Message + Default + 'static> tower::Service<http::Request<Body>> 
     }
 }
 
-/// Starts a collector; its endpoint and what it receives.
+/// Starts a collector; returns its endpoint and a channel with the messages it receives.
 pub async fn collect<M>() -> std::io::Result<(String, mpsc::UnboundedReceiver<M>)>
 where
     M: prost::Message + Default + 'static,

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::Recorder;
 
-/// An API of its own for one test.
+/// An embedded API server for one test.
 pub struct Cluster {
     pub api: ApiServer,
     client: Client,
@@ -37,7 +37,7 @@ impl Cluster {
         Self::open(Config { no_fsync: true, ..Config::default() }).await
     }
 
-    /// The same with a configuration of the caller's choice; the converter is added.
+    /// Like [`Self::start`] with a given configuration; the converter is added to it.
     pub async fn open(config: Config) -> anyhow::Result<Self> {
         let api = ApiServer::open(Config { converter: Some(Arc::new(Conversion)), ..config }).await?;
         let client = api.client();
@@ -55,7 +55,7 @@ impl Cluster {
         Ok(Self { api, client })
     }
 
-    /// A client with every right.
+    /// A client with all permissions.
     pub fn client(&self) -> Client {
         self.client.clone()
     }

@@ -1,8 +1,9 @@
 //! A real Kubernetes control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok.
 //!
-//! The programs are built by `scripts/control-plane build` and cached outside the tree. Each start has ports, keys and a folder of its
-//! own and ends with its owner, also when that panics or is killed. There is no network beyond loopback, no kubelet and no kube-proxy:
-//! Pods run on kwok's fake nodes (nothing really runs) or on our own node, which joins with [`ControlPlane::node_credentials`].
+//! The programs are built by `scripts/control-plane build` and cached outside the tree. Each control plane has its own
+//! ports, keys and folder and ends with the process that owns it, also when that panics or is killed. There is no
+//! network beyond loopback, no kubelet and no kube-proxy: Pods run on kwok's fake nodes (no process is started) or on
+//! our own node, which joins with [`ControlPlane::node_credentials`].
 
 mod credentials;
 mod identity;
@@ -32,15 +33,15 @@ use self::{
     programs::{Program, find_programs},
 };
 
-/// A cold start takes four seconds; a machine that compiles beside it takes longer.
+/// Timeout for the start. A cold start takes four seconds; on a machine that compiles at the same time it takes longer.
 const READY_WITHIN: Duration = Duration::from_secs(90);
-/// Somebody else may take a port between our choosing it and the program's listening on it.
+/// Maximum number of start attempts: another process may take a port between choosing it and listening on it.
 const ATTEMPTS: usize = 3;
 
-/// How one control plane is started.
+/// Configuration of a control plane.
 #[derive(Clone, Debug, Default)]
 pub struct ControlPlaneConfig {
-    /// Write every request (who, what, answer; no bodies) to [`ControlPlane::audit_log`].
+    /// Write every request (user, object, response status; no bodies) to [`ControlPlane::audit_log`].
     pub audit: bool,
     /// Further arguments of kube-apiserver.
     pub apiserver_arguments: Vec<String>,
@@ -52,13 +53,13 @@ pub struct ControlPlane {
     authority: Authority,
     admin: Identity,
     binaries: PathBuf,
-    // The programs go before their folder.
+    // Declared before `folder`, so that the programs end before their folder is removed.
     programs: Vec<Program>,
     folder: tempfile::TempDir,
 }
 
 impl ControlPlane {
-    /// Starts one, or says what is missing.
+    /// Starts a control plane, or returns an error that names the missing programs.
     pub async fn start(config: ControlPlaneConfig) -> anyhow::Result<Self> {
         let binaries = find_programs()?;
         let mut attempt = 1;
@@ -72,7 +73,8 @@ impl ControlPlane {
         }
     }
 
-    /// Whether its programs are built. Where they are not: a clear skip, or with `CI` set a failure.
+    /// Whether the control plane's programs are built. If not, prints that the test is skipped, or panics when `CI` is
+    /// set.
     pub fn available_or_skip() -> bool {
         let Err(missing) = find_programs() else { return true };
         assert!(std::env::var_os("CI").is_none(), "a real control plane is required with CI set: {missing:#}");
@@ -83,7 +85,7 @@ impl ControlPlane {
         false
     }
 
-    /// Starts one, or skips as [`Self::available_or_skip`] does.
+    /// Starts a control plane, or skips as [`Self::available_or_skip`] does.
     #[expect(clippy::panic, reason = "a test helper fails the test")]
     pub async fn start_or_skip(config: ControlPlaneConfig) -> Option<Self> {
         if !Self::available_or_skip() {
@@ -95,7 +97,8 @@ impl ControlPlane {
         }
     }
 
-    /// The one that all tests of a process share; each works in namespaces of its own. It ends with the process.
+    /// The control plane that all tests of a process share; each test uses namespaces of its own. It ends with the
+    /// process.
     pub async fn shared() -> Option<&'static Self> {
         static SHARED: OnceCell<Option<ControlPlane>> = OnceCell::const_new();
         SHARED.get_or_init(|| Self::start_or_skip(ControlPlaneConfig::default())).await.as_ref()
@@ -132,14 +135,14 @@ impl ControlPlane {
                 format!("--listen-peer-urls={peer}"),
                 format!("--initial-advertise-peer-urls={peer}"),
                 format!("--initial-cluster=default={peer}"),
-                // Nothing here outlives the test.
+                // No data needs to outlive the test.
                 "--unsafe-no-fsync".to_owned(),
                 "--log-level=warn".to_owned(),
             ],
         )
     }
 
-    /// Gives the identities of the two managers.
+    /// Returns the identities of the controller manager and the scheduler.
     fn start_apiserver(&mut self, config: &ControlPlaneConfig, etcd: u16) -> anyhow::Result<(Identity, Identity)> {
         let manager = Identity::token("system:kube-controller-manager", "");
         let scheduler = Identity::token("system:kube-scheduler", "");
@@ -213,10 +216,10 @@ impl ControlPlane {
             &[
                 format!("--kubeconfig={}", self.kubeconfig().display()),
                 format!("--config={}", stages.display()),
-                // Not all nodes: it would take over the Pods of our own.
+                // Only fake nodes: otherwise kwok would take over the Pods of our own node.
                 format!("--manage-nodes-with-annotation-selector={}={}", nodes::ANNOTATION, nodes::FAKE),
-                // Each node's Lease is renewed at a quarter of this: few writes beside what is measured, and well within the 50 s after
-                // which Kubernetes takes a node for dead and its Pods for not Ready.
+                // kwok renews each node's Lease at a quarter of this. That adds few writes to a measurement, and is
+                // well within the 50 s after which Kubernetes marks a node as unreachable and its Pods as not Ready.
                 "--node-lease-duration-seconds=80".to_owned(),
             ],
         )
@@ -249,13 +252,13 @@ impl ControlPlane {
             let problem = match seen {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(error)) => error.to_string(),
-                Err(_) => "no answer".to_owned(),
+                Err(_) => "no response".to_owned(),
             };
             for program in &mut self.programs {
-                program.must_run()?;
+                program.check_running()?;
             }
             if tokio::time::Instant::now() >= deadline {
-                let logs: Vec<String> = self.programs.iter().map(Program::last_words).collect();
+                let logs: Vec<String> = self.programs.iter().map(Program::log_tail).collect();
                 bail!("{what}: not within {READY_WITHIN:?}: {problem}\n{}", logs.join("\n"));
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -266,39 +269,39 @@ impl ControlPlane {
         self.folder.path().join(name)
     }
 
-    /// Where its files are; it goes with the control plane.
+    /// The folder with the control plane's files, which is removed with it.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// A kubeconfig with every right.
+    /// A kubeconfig with all permissions.
     pub fn kubeconfig(&self) -> PathBuf {
         self.path("admin.kubeconfig")
     }
 
-    /// Where kube-apiserver listens.
+    /// Address of kube-apiserver.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// One JSON object per request, when auditing was asked for.
+    /// The audit log, one JSON object per request; exists when auditing is enabled.
     pub fn audit_log(&self) -> PathBuf {
         self.path("audit.log")
     }
 
-    /// A client with every right, for the runtime it is called on.
+    /// A client with all permissions, for the Tokio runtime it is called on.
     pub async fn client(&self) -> anyhow::Result<Client> {
         client_from(&self.kubeconfig()).await
     }
 
-    /// kubectl, with every right.
+    /// kubectl with all permissions.
     pub fn kubectl(&self) -> Command {
         let mut command = Command::new("kubectl");
         command.env("KUBECONFIG", self.kubeconfig());
         command
     }
 
-    /// helm, with every right and nothing of the user's.
+    /// helm with all permissions, and without the user's own helm configuration.
     pub fn helm(&self) -> Command {
         let mut command = Command::new(self.binaries.join("helm"));
         let folder = |name: &str| self.path("helm").join(name);
@@ -318,7 +321,7 @@ pub async fn client_from(kubeconfig: &Path) -> anyhow::Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// Ports that were free a moment ago, all different.
+/// Distinct ports that were free when this function returned.
 fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
     let mut held = Vec::with_capacity(N);
     let mut ports = [0; N];
@@ -330,7 +333,7 @@ fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
     Ok(ports)
 }
 
-/// Who asked for what and what was answered, once per request.
+/// Audit policy: metadata of each request and its response, once per request.
 const AUDIT_POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -341,7 +344,7 @@ rules:
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        // All at once; each is waited for when its turn comes.
-        self.programs.iter_mut().for_each(Program::release);
+        // Signals all programs first; dropping each one then waits for its end.
+        self.programs.iter_mut().for_each(Program::stop);
     }
 }

@@ -1,6 +1,6 @@
-//! A simulated kubelet and scheduler: Pods get a node, an address and a Ready condition; deleted ones go.
+//! A simulated kubelet and scheduler: Pods get a node, an address and a Ready condition; deleted Pods are removed.
 //!
-//! It only speaks the API, as the real ones do, so it works on any cluster. Nothing runs.
+//! It uses only the Kubernetes API, as the real ones do, so it works on any cluster. It starts no processes.
 
 use std::{
     collections::BTreeMap,
@@ -30,11 +30,11 @@ const HOLD: &str = "testkit/hold";
 
 #[derive(Clone, Debug)]
 pub struct KubeletConfig {
-    /// Pods are spread over these in turn.
+    /// Names of the nodes; Pods are assigned to them in turn.
     pub nodes: Vec<String>,
     /// Time from creation to Ready.
     pub startup: Duration,
-    /// How many Pods are brought up at once.
+    /// Maximum number of Pods that are started concurrently.
     pub concurrency: usize,
 }
 
@@ -44,7 +44,7 @@ impl Default for KubeletConfig {
     }
 }
 
-/// As much of a Pod as is looked at: decoding the rest would cost more than all that is done here.
+/// The fields of a Pod that the simulation reads: decoding the rest would cost more than the whole simulation.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Pod {
@@ -110,7 +110,7 @@ impl Kubelet {
     }
 }
 
-/// How long to wait before listing again, when the API did not answer.
+/// Delay before listing again after the API failed.
 const RETRY: Duration = Duration::from_millis(200);
 
 async fn run(client: Client, config: KubeletConfig, stop: CancellationToken) {
@@ -144,12 +144,12 @@ struct Node {
 }
 
 impl Node {
-    /// Lists all Pods, then follows them until the API ends the watch.
+    /// Lists all Pods, then watches them until the API ends the watch.
     async fn follow(self: Arc<Self>) -> Result<(), kube::Error> {
         let requests = Request::new("/api/v1/pods");
         let list = requests.list(&ListParams::default()).map_err(kube::Error::BuildRequest)?;
         let list: PodList = self.client.request(list).await?;
-        list.items.into_iter().for_each(|pod| self.clone().tend_soon(pod));
+        list.items.into_iter().for_each(|pod| self.clone().spawn_advance(pod));
         let mut version = list.metadata.resource_version;
         loop {
             let watch = requests.watch(&WatchParams::default(), &version).map_err(kube::Error::BuildRequest)?;
@@ -159,7 +159,7 @@ impl Node {
                 match event? {
                     WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
                         version.clone_from(&pod.metadata.resource_version);
-                        self.clone().tend_soon(pod);
+                        self.clone().spawn_advance(pod);
                     }
                     WatchEvent::Deleted(pod) => version = pod.metadata.resource_version,
                     WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
@@ -169,21 +169,21 @@ impl Node {
         }
     }
 
-    fn tend_soon(self: Arc<Self>, pod: Pod) {
+    fn spawn_advance(self: Arc<Self>, pod: Pod) {
         let node = self.clone();
         self.tasks.spawn(async move {
             let Ok(_permit) = node.permits.acquire().await else { return };
-            if let Err(error) = node.tend(&pod).await {
-                debug!(pod = pod.metadata.name, %error, "Simulated kubelet will look again");
+            if let Err(error) = node.advance(&pod).await {
+                debug!(pod = pod.metadata.name, %error, "Simulated kubelet could not update a Pod");
             }
         });
     }
 
-    /// Brings one Pod a step further.
-    async fn tend(&self, pod: &Pod) -> Result<(), kube::Error> {
+    /// Advances one Pod: deletes it, or makes it Running and Ready.
+    async fn advance(&self, pod: &Pod) -> Result<(), kube::Error> {
         let path = format!("/api/v1/namespaces/{}/pods/{}", pod.metadata.namespace, pod.metadata.name);
         if pod.metadata.deletion_timestamp.is_some() {
-            // Gone already is as good.
+            // A Pod that is already gone is fine: `send` ignores the status.
             self.send(Method::DELETE, &path, &json!({ "gracePeriodSeconds": 0 })).await?;
             return Ok(());
         }
@@ -216,7 +216,7 @@ impl Node {
         Ok(())
     }
 
-    /// Puts a Pod on a node as a scheduler does.
+    /// Binds a Pod to a node as a scheduler does.
     async fn bind(&self, pod: &Pod, path: &str, node: &str) -> Result<(), kube::Error> {
         let (name, uid) = (&pod.metadata.name, &pod.metadata.uid);
         let binding = json!({
@@ -225,16 +225,16 @@ impl Node {
             "metadata": { "name": name, "uid": uid },
             "target": { "apiVersion": "v1", "kind": "Node", "name": node },
         });
-        let answer = self.send(Method::POST, &format!("{path}/binding"), &binding).await?;
-        // An API without the binding subresource. A conflict is no such answer: somebody bound it already.
-        if [StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED].contains(&answer) {
+        let status = self.send(Method::POST, &format!("{path}/binding"), &binding).await?;
+        // Fallback for an API without the binding subresource. A conflict is different: the Pod is already bound.
+        if [StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED].contains(&status) {
             let node = json!({ "metadata": { "uid": uid }, "spec": { "nodeName": node } });
             self.send(Method::PATCH, path, &node).await?;
         }
         Ok(())
     }
 
-    /// Sends a write whose answer says nothing new: its event comes anyway.
+    /// Sends a write and ignores the response body: the watch reports the change anyway.
     async fn send(&self, method: Method, path: &str, body: &Value) -> Result<StatusCode, kube::Error> {
         let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
         let request = http::Request::builder()
@@ -243,10 +243,10 @@ impl Node {
             .header(http::header::CONTENT_TYPE, kind)
             .body(Body::from(body.to_string().into_bytes()))
             .map_err(kube::Error::HttpError)?;
-        let answer = self.client.send(request).await?;
-        let status = answer.status();
-        // Read to its end, so that the connection can be used again.
-        answer.into_body().collect().await?;
+        let response = self.client.send(request).await?;
+        let status = response.status();
+        // The body is read to its end, so that the connection can be reused.
+        response.into_body().collect().await?;
         Ok(status)
     }
 }

@@ -1,17 +1,17 @@
-//! Fixtures, a fake clock, a simulated kubelet and clusters for tests. Nothing in production depends on it.
+//! Fixtures, fault injection, a simulated kubelet and clusters for tests. No production code depends on this crate.
 
 mod cluster;
 pub mod control_plane;
+mod faults;
+mod fixture;
 mod kubelet;
 mod recorder;
 mod wait;
-mod weather;
-mod workbench;
 
 pub use cluster::Cluster;
 pub use control_plane::{ControlPlane, ControlPlaneConfig, FakeNodes};
+pub use faults::{ApiFault, FaultInjector};
+pub use fixture::{BURST_TIMEOUT, ControllerFixture, ServedApi, from_json};
 pub use kubelet::{Kubelet, KubeletConfig};
 pub use recorder::{Recorder, Sent};
 pub use wait::{eventually, eventually_within};
-pub use weather::{Sky, Weather};
-pub use workbench::{BURST, Served, Workbench, from};

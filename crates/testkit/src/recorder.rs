@@ -1,4 +1,4 @@
-//! A client that notes every request it sends: for counting writes where they arrive.
+//! A client that records every request it sends, for tests that count writes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,12 +18,12 @@ impl Sent {
     }
 }
 
-/// What a recorded client has sent.
+/// The requests that a recorded client has sent.
 #[derive(Clone, Default)]
 pub struct Recorder(Arc<Mutex<Vec<Sent>>>);
 
 impl Recorder {
-    /// A client over `inner` that notes its requests here.
+    /// Wraps `inner`; the returned client's requests are recorded.
     pub fn wrap(inner: Client) -> (Client, Self) {
         let recorder = Self::default();
         let notes = recorder.clone();
@@ -31,10 +31,10 @@ impl Recorder {
             let (inner, notes) = (inner.clone(), notes.clone());
             async move {
                 let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
-                let answer = inner.send(request).await;
-                let status = answer.as_ref().map_or(0, |response| response.status().as_u16());
+                let response = inner.send(request).await;
+                let status = response.as_ref().map_or(0, |response| response.status().as_u16());
                 notes.note(Sent { method, path, status });
-                answer
+                response
             }
         });
         (Client::new(service, "default"), recorder)
@@ -49,7 +49,7 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|sent| sent.is_write()).cloned().collect()
     }
 
-    /// Starts counting anew.
+    /// Forgets the recorded requests.
     pub fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

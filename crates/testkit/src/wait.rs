@@ -6,16 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Long enough for a loaded machine; a condition that holds ends the wait at once.
+/// Default deadline: long enough for a loaded machine. The wait ends as soon as the condition holds.
 const DEADLINE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Repeats `look` until it gives `Ok`, and panics with the last `Err` when the deadline passes.
+/// Calls `look` repeatedly until it returns `Ok`, and panics with the last `Err` when the deadline passes.
 pub async fn eventually<T, E: Debug, F: Future<Output = Result<T, E>>>(what: &str, look: impl FnMut() -> F) -> T {
     eventually_within(DEADLINE, what, look).await
 }
 
-/// The same with a deadline of the caller's choice.
+/// Like [`eventually`] with a given deadline.
 #[expect(clippy::panic, reason = "a test helper fails the test")]
 pub async fn eventually_within<T, E: Debug, F: Future<Output = Result<T, E>>>(
     limit: Duration,

@@ -1,4 +1,5 @@
-//! The real control plane starts, puts Pods on fake nodes, enforces RBAC and leaves nothing behind, however its owner ends.
+//! The real control plane starts, runs Pods on fake nodes, enforces RBAC, and leaves no process or file behind, however
+//! its owner ends.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -9,7 +10,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::{Api, Client, api::PostParams};
 use serde_json::json;
 
-/// Whether any process was started with this folder in its arguments.
+/// The processes that were started with this folder in their arguments.
 fn processes_of(folder: &Path) -> Vec<String> {
     let folder = folder.to_string_lossy().into_owned();
     let processes = std::fs::read_dir("/proc").expect("proc").filter_map(Result::ok);
@@ -39,13 +40,13 @@ async fn it_runs_pods_on_fake_nodes_and_leaves_nothing_behind() {
     run_a_pod(&client).await;
     assert!(plane.request_counts().await.expect("metrics").keys().any(|request| request.resource == "pods/binding"));
 
-    // A ServiceAccount has no rights of its own.
+    // A ServiceAccount has no permissions by default.
     let kubeconfig = plane.service_account_kubeconfig("default", "default").await.expect("a token");
     let account = client_from(&kubeconfig).await.expect("a client");
     let denied = Api::<Pod>::namespaced(account, "default").get("a").await.expect_err("denied");
     assert!(matches!(denied, kube::Error::Api(status) if status.code == 403));
 
-    // A node may register itself, and not another.
+    // A node may register itself, but no other node.
     let node = plane.node_credentials("ours").expect("credentials");
     let kubelet: Api<Node> = Api::all(client_from(&node.kubeconfig).await.expect("a client"));
     let named =
@@ -61,7 +62,7 @@ async fn it_runs_pods_on_fake_nodes_and_leaves_nothing_behind() {
     assert!(!folder.exists());
 }
 
-/// A killed owner cannot clean up; the kernel closes its pipes and the guards do.
+/// A killed owner cannot clean up: the kernel closes its pipes, and the guard scripts clean up.
 #[tokio::test]
 async fn nothing_outlives_an_owner_that_is_killed() {
     if !ControlPlane::available_or_skip() {
@@ -71,7 +72,7 @@ async fn nothing_outlives_an_owner_that_is_killed() {
     let mut owner = std::process::Command::new(env!("CARGO_BIN_EXE_test-cluster"))
         .arg("real")
         .arg(folder.path())
-        // Its own folders are inside ours then.
+        // TMPDIR puts the control plane's folders inside this one.
         .env("TMPDIR", folder.path())
         .stdin(Stdio::null())
         .stderr(Stdio::null())

@@ -1,4 +1,4 @@
-// Package api_test shows that the generated types hold what the API knows, and copy without sharing.
+// Package api_test checks that the generated types keep all fields of the API, and that deep copies share nothing.
 package api_test
 
 import (

@@ -4,7 +4,7 @@ use crate::{
     convert,
     handle::{Handle, duration, serialised},
     pending::{Pending, pending, pending_unit},
-    runtime::Origin,
+    tokio_runtime::Origin,
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use agent_sandbox_client::{
@@ -157,7 +157,7 @@ impl Client {
 
 #[pymethods]
 impl Client {
-    /// Chooses a cluster; nothing is sent to it yet.
+    /// Chooses a cluster without sending a request to it.
     #[staticmethod]
     fn open(options: OpenOptions) -> PyResult<Pending> {
         let connection = options.connection.into_connection()?;
@@ -228,7 +228,7 @@ impl Client {
         Ok(pending(async move { inner.find(&namespace, &name).await }, handle_to_python))
     }
 
-    /// A claim's sandbox, waited for until it is named.
+    /// Waits until a claim's status names its sandbox.
     fn resolve(&self, namespace: String, claim: String, seconds: f64) -> PyResult<Pending> {
         let (inner, limit) = (self.inner()?, duration(seconds)?);
         let resolving = async move { resolve(&inner, &namespace, &claim, limit).await };
@@ -269,7 +269,7 @@ impl Client {
         Ok(pending(getting, |py, found| serialised(py, &found)))
     }
 
-    /// Merges into a claim (`claim` true) or a Sandbox.
+    /// Applies a merge patch to a claim (`claim` true) or a Sandbox.
     fn patch(&self, namespace: String, name: String, claim: bool, patch: &Bound<'_, PyAny>) -> PyResult<Pending> {
         let (client, patch) = (self.kube()?, convert::from_python(patch)?);
         let operation = format!("change `{name}` in namespace `{namespace}`");
@@ -287,14 +287,14 @@ impl Client {
         Ok(pending(patching, |py, object| convert::to_python(py, &object)))
     }
 
-    /// Creates an object as it is given.
+    /// Creates an object from a manifest.
     fn create_object(&self, namespace: String, plural: String, manifest: &Bound<'_, PyAny>) -> PyResult<Pending> {
         let (client, manifest) = (self.kube()?, convert::from_python(manifest)?);
         let creating = async move { sdk::create_object(&client, &namespace, &plural, &manifest).await };
         Ok(pending(creating, |py, object| convert::to_python(py, &object)))
     }
 
-    /// Waits until a claim is ready; the name of its Sandbox.
+    /// Waits until a claim is ready and returns the name of its Sandbox.
     fn wait_claim(&self, namespace: String, name: String, seconds: f64) -> PyResult<Pending> {
         let (client, limit) = (self.kube()?, duration(seconds)?);
         let waiting = async move { sdk::claim_ready(&client, &namespace, &name, limit).await };
@@ -310,7 +310,7 @@ impl Client {
         Ok(pending(waiting, |py, sandbox| serialised(py, &sandbox)))
     }
 
-    /// Makes a template with one container, and a warm pool on it when `replicas` is given.
+    /// Creates a template with one container, and a warm pool that uses it when `replicas` is given.
     fn create_pool(
         &self,
         namespace: String,
@@ -324,7 +324,7 @@ impl Client {
         Ok(pending_unit(async move { sdk::create_pool(&client, &namespace, &name, &container, replicas).await }))
     }
 
-    /// Deletes a warm pool and its template of the same name; what is gone already is fine.
+    /// Deletes a warm pool and its template of the same name; objects that do not exist are ignored.
     fn delete_pool(&self, namespace: String, name: String) -> PyResult<Pending> {
         let client = self.kube()?;
         Ok(pending_unit(async move { sdk::delete_pool(&client, &namespace, &name).await }))
@@ -338,7 +338,7 @@ impl Client {
     }
 }
 
-/// Objects as they are, with fields that our types do not know.
+/// An untyped API, which keeps fields that our types do not have.
 fn dynamic<K: kube::Resource<DynamicType = ()>>(client: kube::Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client, namespace, &ApiResource::erase::<K>(&()))
 }
@@ -351,7 +351,7 @@ fn handle_to_python(py: Python<'_>, handle: sdk::SandboxHandle) -> PyResult<Py<P
     Ok(Py::new(py, Handle::new(handle))?.into_any())
 }
 
-/// The name of a claim's sandbox. A claim that does not exist is known at once.
+/// The name of a claim's sandbox. Fails immediately when the claim does not exist.
 async fn resolve(client: &SandboxClient, namespace: &str, claim: &str, limit: Duration) -> Result<String, ClientError> {
     let api: Api<SandboxClaim> = Api::namespaced(client.cluster().client.clone(), namespace);
     let operation = format!("look up claim `{claim}` in namespace `{namespace}`");

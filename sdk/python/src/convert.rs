@@ -1,4 +1,4 @@
-//! JSON values as Python's own, both ways.
+//! Conversion between JSON values and Python objects.
 
 use pyo3::{
     exceptions::PyTypeError,
@@ -7,7 +7,7 @@ use pyo3::{
 };
 use serde_json::{Map, Number, Value};
 
-/// How deep values may be nested.
+/// Maximum nesting depth of a value.
 const DEPTH: usize = 64;
 
 /// A JSON value as dict, list, str, int, float, bool or None.
@@ -38,7 +38,7 @@ pub(crate) fn to_python(py: Python<'_>, value: &Value) -> PyResult<Py<PyAny>> {
     })
 }
 
-/// The other way round.
+/// A Python object as a JSON value.
 pub(crate) fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     nested(value, DEPTH)
 }

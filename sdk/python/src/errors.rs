@@ -1,4 +1,4 @@
-//! From the SDK's errors to Python's exceptions, which `agent_sandbox.errors` defines.
+//! Conversion of the SDK's errors to Python exceptions, which `agent_sandbox.errors` defines.
 
 use agent_sandbox_client::{ClientError, native::ErrorCode};
 use pyo3::{
@@ -7,7 +7,7 @@ use pyo3::{
     types::PyBytes,
 };
 
-/// The exception for an error. A broken installation raises its own.
+/// The exception for an error; a plain `RuntimeError` when `agent_sandbox.errors` cannot be imported.
 pub(crate) fn raise(py: Python<'_>, error: &ClientError) -> PyErr {
     if let ClientError::Invalid(message) = error {
         return PyValueError::new_err(message.clone());
@@ -27,7 +27,7 @@ fn build<'py>(py: Python<'py>, error: &ClientError) -> PyResult<Bound<'py, PyAny
     errors.call_method1("from_native", (kind(error), error.full(), error.status(), body))
 }
 
-/// The word by which the Python side chooses the class.
+/// The key by which the Python side chooses the exception class.
 fn kind(error: &ClientError) -> &'static str {
     match error {
         ClientError::NotFound { .. } => "not_found",

@@ -4,8 +4,8 @@ use crate::{
     content::Content,
     handle::serialised,
     pending::{Pending, pending, pending_unit},
-    runtime::Origin,
     stream::{Stream, Upload},
+    tokio_runtime::Origin,
 };
 use agent_sandbox_client::{ClientError, Payload, SandboxHandle};
 use bytes::Bytes;
@@ -64,12 +64,12 @@ impl Files {
         Ok(pending_unit(async move { inner.files().put(&path, payload, mode.as_deref(), append).await }))
     }
 
-    /// A file that is written piece by piece; it appears whole, at `finish`.
+    /// An upload in chunks; the file appears atomically at `finish`.
     #[pyo3(signature = (path, mode=None, append=false))]
     fn upload(&self, path: String, mode: Option<String>, append: bool) -> PyResult<Upload> {
         let inner = self.inner()?;
         let (upload, body, done) = Upload::new();
-        crate::runtime::handle()?.spawn(async move {
+        crate::tokio_runtime::handle()?.spawn(async move {
             let payload = Payload::Stream(body, None);
             let _ = done.send(inner.files().put(&path, payload, mode.as_deref(), append).await);
         });
@@ -136,25 +136,25 @@ impl Files {
         }))
     }
 
-    /// A local directory into the sandbox's.
+    /// Copies a local directory into a directory of the sandbox.
     fn upload_directory(&self, local: String, path: String) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending_unit(async move { inner.files().upload_directory(local.as_ref(), &path).await }))
     }
 
-    /// The sandbox's directory into a local one.
+    /// Copies a directory of the sandbox into a local one.
     fn download_directory(&self, path: String, local: String) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending_unit(async move { inner.files().download_directory(&path, local.as_ref()).await }))
     }
 
-    /// A local file into the sandbox, without passing through Python.
+    /// Copies a local file into the sandbox, without passing the content through Python.
     fn upload_file(&self, local: String, path: String) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending_unit(async move { inner.files().upload_file(local.as_ref(), &path).await }))
     }
 
-    /// A file of the sandbox into a local one, which appears whole or not at all.
+    /// Copies a file of the sandbox into a local one, which appears atomically.
     fn download_file(&self, path: String, local: String) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending_unit(async move { inner.files().download_file(&path, local.as_ref()).await }))

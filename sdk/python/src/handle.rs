@@ -1,4 +1,4 @@
-//! One sandbox: commands, its life, and requests of other dialects.
+//! One sandbox: commands, suspend, resume and delete, and raw requests in other dialects.
 
 use crate::{
     content::Content,
@@ -6,10 +6,10 @@ use crate::{
     files::Files,
     pending::{Pending, pending, pending_unit},
     process::Process,
-    runtime::Origin,
     stream::{Stream, Upload},
+    tokio_runtime::Origin,
 };
-use agent_sandbox_client::{self as sdk, Call, ClientError, Command, CommandEvent, Payload, Repeat, SandboxHandle};
+use agent_sandbox_client::{self as sdk, Call, ClientError, Command, CommandEvent, Payload, Retry, SandboxHandle};
 use agent_sandbox_protocol::grpc::process::{ExecuteRequest, ExecuteResponse, ProcessConfig};
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -27,7 +27,7 @@ pub(crate) struct Handle {
     origin: Origin,
 }
 
-/// What a command takes, as Python gives it.
+/// Options of a command, as Python passes them.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct CommandOptions {
@@ -152,7 +152,7 @@ impl Handle {
         Ok(pending(async move { inner.info().await }, |py, info| serialised(py, &info)))
     }
 
-    /// The Sandbox as the API has it now.
+    /// The current Sandbox object.
     fn object(&self) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending(async move { inner.object().await }, |py, object| serialised(py, &object)))
@@ -178,7 +178,7 @@ impl Handle {
         Ok(pending_unit(async move { inner.expire_after(time).await }))
     }
 
-    /// One HTTP request, of any dialect: `(status, headers, body)`, where the body is bytes, or a stream when `stream`.
+    /// One HTTP request in any dialect: `(status, headers, body)`, where the body is bytes, or a stream when `stream`.
     #[pyo3(signature = (method, path, headers, parts, timeout, repeat, stream=false, port=None))]
     #[expect(clippy::too_many_arguments, reason = "the parts of an HTTP request")]
     fn request(
@@ -199,22 +199,22 @@ impl Handle {
         let operation = call.operation.clone();
         Ok(pending(
             async move {
-                let answer = inner.transport().send(call).await?;
-                let status = answer.status().as_u16();
-                let headers: Vec<(String, String)> = answer
+                let response = inner.transport().send(call).await?;
+                let status = response.status().as_u16();
+                let headers: Vec<(String, String)> = response
                     .headers()
                     .iter()
                     .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
                     .collect();
                 let body = if stream {
                     let broken = move |error| broken(&operation, error);
-                    let frames = TryStreamExt::map_err(BodyStream::new(answer.into_body()), broken);
+                    let frames = TryStreamExt::map_err(BodyStream::new(response.into_body()), broken);
                     let chunks = frames.try_filter_map(|frame| std::future::ready(Ok(frame.into_data().ok())));
                     Body::Stream(Stream::new(chunks, |py, chunk: Bytes| {
                         Ok(PyBytes::new(py, &chunk).into_any().unbind())
                     }))
                 } else {
-                    Body::Whole(whole(answer.into_body(), &operation).await?)
+                    Body::Whole(whole(response.into_body(), &operation).await?)
                 };
                 Ok((status, headers, body))
             },
@@ -228,7 +228,8 @@ impl Handle {
         ))
     }
 
-    /// A request whose body is sent piece by piece: the upload to feed. An answer from 400 on is an error of `finish`.
+    /// A request whose body is sent in chunks through the returned upload. A status of 400 or more is an error of
+    /// `finish`.
     #[pyo3(signature = (method, path, headers, timeout=None, length=None))]
     fn upload(
         &self,
@@ -243,14 +244,14 @@ impl Handle {
         call.raw = false;
         let (upload, body, done) = Upload::new();
         call.payload = Payload::Stream(body, length);
-        crate::runtime::handle()?.spawn(async move {
+        crate::tokio_runtime::handle()?.spawn(async move {
             let sent = inner.transport().send(call).await;
             let _ = done.send(sent.map(drop));
         });
         Ok(upload)
     }
 
-    /// One command through the process service of a sandboxd: `(exit code, stdout, stderr)`.
+    /// Runs one command through sandboxd's gRPC process service: `(exit code, stdout, stderr)`.
     #[pyo3(signature = (command, timeout, port, env=None, cwd=None))]
     fn grpc_execute(
         &self,
@@ -268,12 +269,13 @@ impl Handle {
         let path = "/process.v1.ProcessService/Execute";
         Ok(pending(
             async move {
-                let answer = inner.transport().grpc(port, path, message, limit, "run a command").await?;
+                let response = inner.transport().grpc(port, path, message, limit, "run a command").await?;
                 let malformed = |_| ClientError::Unsupported { operation: "run a command".to_owned() };
-                ExecuteResponse::decode(answer).map_err(malformed)
+                ExecuteResponse::decode(response).map_err(malformed)
             },
-            |py, answer| {
-                let parts = (answer.exit_code, PyBytes::new(py, &answer.stdout), PyBytes::new(py, &answer.stderr));
+            |py, response| {
+                let parts =
+                    (response.exit_code, PyBytes::new(py, &response.stdout), PyBytes::new(py, &response.stderr));
                 Ok(parts.into_pyobject(py)?.into_any().unbind())
             },
         ))
@@ -285,11 +287,11 @@ enum Body {
     Stream(Stream),
 }
 
-/// A whole answer, straight into the object that Python gets.
+/// Reads a whole response body directly into the object that Python gets.
 async fn whole(mut body: Incoming, operation: &str) -> Result<Content, ClientError> {
     let size = body.size_hint().exact().unwrap_or_default();
     let made = usize::try_from(size).ok().and_then(|size| Content::of_length(size).ok());
-    let no_memory = || ClientError::OutOfMemory { what: format!("the answer to {operation}"), size };
+    let no_memory = || ClientError::OutOfMemory { what: format!("the response to {operation}"), size };
     let mut content = made.ok_or_else(no_memory)?;
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame.map_err(|error| broken(operation, error))?.into_data() {
@@ -319,7 +321,7 @@ fn request_call(
         call.headers.insert(parsed, HeaderValue::from_str(&value).map_err(|_| invalid(&name))?);
     }
     call.timeout = timeout.map(duration).transpose()?;
-    call.repeat = if repeat { Repeat::Harmless } else { Repeat::Never };
+    call.retry = if repeat { Retry::Safe } else { Retry::Never };
     call.raw = true;
     Ok(call)
 }
@@ -346,7 +348,7 @@ pub(crate) fn serialised(py: Python<'_>, value: &impl serde::Serialize) -> PyRes
     convert::to_python(py, &value)
 }
 
-/// `(kind, offset or id, bytes or pid, …)`, the shape that the Python side unpacks.
+/// `(kind, offset or id, bytes or pid, …)`, the tuple that the Python side unpacks.
 pub(crate) fn event_to_python(py: Python<'_>, event: CommandEvent) -> PyResult<Py<PyAny>> {
     Ok(match event {
         CommandEvent::Started { id, pid } => ("started", id, pid).into_pyobject(py)?.into_any().unbind(),

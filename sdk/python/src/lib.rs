@@ -1,7 +1,8 @@
 //! The native module of the Python SDK.
 //!
-//! Every operation is a [`pending::Pending`]: something that can be waited for (releasing the interpreter, interruptible) or started with
-//! a callback, from which the Python side makes an awaitable. The synchronous and the asynchronous surface share everything else.
+//! Every operation is a [`pending::Pending`], which can be waited for (the GIL is released, and signals interrupt the
+//! wait) or started with a callback, from which the Python side makes an awaitable. The synchronous and the
+//! asynchronous API share everything else.
 
 mod client;
 mod content;
@@ -11,8 +12,8 @@ mod files;
 mod handle;
 mod pending;
 mod process;
-mod runtime;
 mod stream;
+mod tokio_runtime;
 
 use pyo3::prelude::*;
 
@@ -29,7 +30,7 @@ mod _native {
     #[pymodule_export]
     use super::process::Process;
     #[pymodule_export]
-    use super::runtime::shutdown;
-    #[pymodule_export]
     use super::stream::{Stream, Upload};
+    #[pymodule_export]
+    use super::tokio_runtime::shutdown;
 }

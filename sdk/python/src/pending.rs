@@ -1,6 +1,6 @@
-//! An operation that is ready to start: waited for, or started with a callback.
+//! An operation that has not started yet; it can be waited for, or started with a callback.
 
-use crate::{errors, runtime};
+use crate::{errors, tokio_runtime};
 use agent_sandbox_client::ClientError;
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use rustix::{
@@ -15,19 +15,19 @@ use std::{
 };
 use tokio::task::AbortHandle;
 
-/// Makes the Python object of a result, with the interpreter at hand.
+/// Converts a result to a Python object while the GIL is held.
 type Convert = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 type Outcome = Result<Convert, ClientError>;
 type Operation = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
-/// One operation. It starts when it is waited for, and only once.
+/// One operation. It starts when it is waited for or started with a callback, and only once.
 #[pyclass(frozen)]
 pub(crate) struct Pending {
     operation: Mutex<Option<Operation>>,
     started: Mutex<Option<AbortHandle>>,
 }
 
-/// An operation, and how its result becomes a Python object.
+/// Wraps an operation and the conversion of its result to a Python object.
 pub(crate) fn pending<T: Send + 'static>(
     operation: impl Future<Output = Result<T, ClientError>> + Send + 'static,
     convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
@@ -40,23 +40,23 @@ pub(crate) fn pending<T: Send + 'static>(
     Pending { operation: Mutex::new(Some(operation)), started: Mutex::new(None) }
 }
 
-/// An operation without a result.
+/// Wraps an operation without a result.
 pub(crate) fn pending_unit(operation: impl Future<Output = Result<(), ClientError>> + Send + 'static) -> Pending {
     pending(operation, |py, ()| Ok(py.None()))
 }
 
-/// Where the runtime leaves the outcome, and how it says so.
+/// The place where the runtime stores the outcome, and the eventfd that signals it.
 struct Slot {
     outcome: Mutex<Option<Outcome>>,
     ready: OwnedFd,
 }
 
-/// Says that the slot is final, also when the operation was cancelled or panicked.
-struct Announce(Arc<Slot>);
+/// Signals on drop that the slot is final, also when the operation was cancelled or panicked.
+struct SignalOnDrop(Arc<Slot>);
 
-impl Drop for Announce {
+impl Drop for SignalOnDrop {
     fn drop(&mut self) {
-        // A counter that is full is readable as well.
+        // The write can fail only when the eventfd's counter is full, and then it is readable anyway.
         let _ = rustix::io::write(&self.0.ready, &1_u64.to_ne_bytes());
     }
 }
@@ -70,13 +70,13 @@ impl Pending {
 
 #[pymethods]
 impl Pending {
-    /// Runs to the end. Other threads run meanwhile; a signal whose handler raises ends the operation at once.
+    /// Runs the operation to its end, with the GIL released. A signal whose handler raises cancels the operation.
     fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let operation = self.take()?;
         let ready = eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| PyRuntimeError::new_err(errno.to_string()))?;
         let slot = Arc::new(Slot { outcome: Mutex::new(None), ready });
-        let announce = Announce(Arc::clone(&slot));
-        let task = runtime::spawn(async move {
+        let announce = SignalOnDrop(Arc::clone(&slot));
+        let task = tokio_runtime::spawn(async move {
             let outcome = operation.await;
             *announce.0.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         })?;
@@ -104,12 +104,12 @@ impl Pending {
         }
     }
 
-    /// Starts, and calls `callback(ok, result or exception)` from another thread at the end.
+    /// Starts the operation, and calls `callback(ok, result or exception)` from another thread when it ends.
     fn start(&self, callback: Py<PyAny>) -> PyResult<()> {
         let operation = self.take()?;
-        let task = runtime::spawn(async move {
+        let task = tokio_runtime::spawn(async move {
             let outcome = operation.await;
-            // An interpreter that is going away has nobody left who waits.
+            // When the interpreter is shutting down, the callback is not called.
             Python::try_attach(|py| {
                 let result = match outcome {
                     Ok(convert) => convert(py),
@@ -128,7 +128,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Ends a started operation; its callback is not called any more.
+    /// Cancels a started operation; its callback is not called.
     fn cancel(&self) {
         if let Some(task) = self.started.lock().unwrap_or_else(PoisonError::into_inner).take() {
             task.abort();

@@ -3,8 +3,8 @@
 use crate::{
     handle::event_to_python,
     pending::{Pending, pending, pending_unit},
-    runtime::Origin,
     stream::Stream,
+    tokio_runtime::Origin,
 };
 use agent_sandbox_client as sdk;
 use bytes::Bytes;

@@ -1,8 +1,8 @@
-//! Streams in both directions: what a sandbox sends piece by piece, and what is sent to it piece by piece.
+//! Streams in both directions: items received from a sandbox, and uploads sent to it in chunks.
 
 use crate::{
     pending::{Pending, pending, pending_unit},
-    runtime::Origin,
+    tokio_runtime::Origin,
 };
 use agent_sandbox_client::{ByteStream, ClientError};
 use bytes::Bytes;
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Makes the Python object of one item.
+/// Converts one item to a Python object.
 type Item = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
-/// What arrives; none once it has ended or was closed.
+/// The received items; `None` once the stream has ended or was closed.
 type Arriving = Option<BoxStream<'static, Result<Item, ClientError>>>;
-/// How an upload ended; none once it was asked for.
-type Ending = Option<oneshot::Receiver<Result<(), ClientError>>>;
+/// The outcome of an upload; `None` once `finish` has taken it.
+type UploadOutcome = Option<oneshot::Receiver<Result<(), ClientError>>>;
 
-/// Pieces on their way up.
+/// Maximum number of chunks that are queued for sending.
 const IN_FLIGHT: usize = 4;
 
-/// Something that arrives piece by piece. Closing it ends what produces it.
+/// A stream of received items. Closing it ends the operation that produces them.
 #[pyclass(frozen)]
 pub(crate) struct Stream {
     items: Arc<Mutex<Arriving>>,
@@ -45,7 +45,7 @@ impl Stream {
 
 #[pymethods]
 impl Stream {
-    /// The next piece, or None at the end.
+    /// The next item, or None at the end.
     fn next(&self) -> PyResult<Pending> {
         self.origin.check()?;
         let items = Arc::clone(&self.items);
@@ -77,16 +77,16 @@ impl Stream {
     }
 }
 
-/// Something that is sent piece by piece. Without `finish` nothing of it stays.
+/// An upload in chunks. Without `finish` nothing is stored.
 #[pyclass(frozen)]
 pub(crate) struct Upload {
     sender: Arc<Mutex<Option<mpsc::Sender<std::io::Result<Bytes>>>>>,
-    result: Arc<Mutex<Ending>>,
+    result: Arc<Mutex<UploadOutcome>>,
     origin: Origin,
 }
 
 impl Upload {
-    /// The upload, and the body to send.
+    /// The upload, the body to send, and the channel that reports the outcome.
     pub(crate) fn new() -> (Self, ByteStream, oneshot::Sender<Result<(), ClientError>>) {
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         let (done, result) = oneshot::channel();
@@ -101,7 +101,7 @@ impl Upload {
 
 #[pymethods]
 impl Upload {
-    /// Sends a piece. False when the other side takes no more: `finish` then says why.
+    /// Sends a chunk. False when the other side accepts no more: `finish` then reports why.
     fn send(&self, data: PyBackedBytes) -> PyResult<Pending> {
         self.origin.check()?;
         let sender = Arc::clone(&self.sender);
@@ -121,21 +121,21 @@ impl Upload {
         self.origin.check()?;
         let (sender, result) = (Arc::clone(&self.sender), Arc::clone(&self.result));
         let Some(result) = result.try_lock().ok().and_then(|mut held| held.take()) else {
-            return Err(PyRuntimeError::new_err("this upload is finished already"));
+            return Err(PyRuntimeError::new_err("this upload is already finished"));
         };
         Ok(pending_unit(async move {
             sender.lock().await.take();
-            result.await.unwrap_or_else(|_| Err(ClientError::Invalid("the upload was given up".to_owned())))
+            result.await.unwrap_or_else(|_| Err(ClientError::Invalid("the upload was aborted".to_owned())))
         }))
     }
 
-    /// Breaks the upload off: what was sent is thrown away.
+    /// Aborts the upload: the data sent so far is discarded.
     fn abort(&self) -> PyResult<Pending> {
         self.origin.check()?;
         let sender = Arc::clone(&self.sender);
         Ok(pending_unit(async move {
             if let Some(sender) = sender.lock().await.take() {
-                let _ = sender.send(Err(std::io::Error::other("given up"))).await;
+                let _ = sender.send(Err(std::io::Error::other("upload aborted"))).await;
             }
             Ok(())
         }))

@@ -1,4 +1,5 @@
-//! Finds the tests that cite behaviour ids. An id counts only inside a test: in the comment above it, its name or its body.
+//! Finds the tests that cite behaviour ids. An id counts only inside a test: in the comment above it, its name or its
+//! body.
 
 use anyhow::Result;
 use regex::{Captures, Regex};
@@ -54,7 +55,7 @@ pub(crate) fn find(root: &Path) -> Result<BTreeMap<String, BTreeSet<Citation>>> 
     Ok(found)
 }
 
-/// One id, or all from the first to the last of a range. Numbers between that are no behaviours are reported by the caller.
+/// One id, or all ids of a range. The caller reports numbers inside a range that are not behaviour ids.
 fn ids_of(cited: &Captures<'_>) -> Vec<String> {
     let number = |group: usize| cited.get(group).and_then(|digits| digits.as_str().parse::<u16>().ok());
     let letter = &cited[1];
@@ -74,7 +75,8 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// The tests of a Rust file: comments and attributes above `fn`, and the body up to the closing brace of the same indent.
+/// The tests of a Rust file: comments and attributes above `fn`, and the body up to the closing brace of the same
+/// indent.
 fn rust_tests(source: &str) -> Vec<(String, String)> {
     let lines: Vec<&str> = source.lines().collect();
     let mut tests = Vec::new();

@@ -1,8 +1,8 @@
-//! The Ready condition of a claim, when it is not the Sandbox's own.
+//! The Ready condition of a claim, when it is not forwarded from the Sandbox.
 
 use std::borrow::Cow;
 
-use super::{ConditionType, Reason, Truth, Verdict};
+use super::{ConditionStatus, ConditionType, DesiredCondition, Reason};
 
 /// Why a claim is not Ready. A bound Sandbox's Ready is forwarded instead (`conditions::forward`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,32 +11,32 @@ pub enum ClaimReady {
     TemplateNotFound { template: String },
     /// The pool does not exist.
     WarmPoolNotFound { pool: String },
-    /// Candidates were lost to others; what happened.
+    /// Other claims adopted the candidates first; the text says what happened.
     AdoptionConflict(String),
-    /// The Sandbox was created, but is not yet seen.
+    /// The Sandbox was created, but is not in the cache yet.
     SandboxCreatePending,
-    /// `additionalPodMetadata` is refused; why.
+    /// `additionalPodMetadata` is rejected; the text says why.
     InvalidMetadata(String),
-    /// `env` is refused; why.
+    /// `env` is rejected; the text says why.
     EnvVarsInjectionRejected(String),
-    /// `volumeClaimTemplates` are refused; why.
+    /// `volumeClaimTemplates` are rejected; the text says why.
     VolumeClaimTemplatesError(String),
-    /// Anything else that failed and will be tried again.
+    /// Any other failure; the controller retries.
     ReconcilerError(String),
-    /// The claim's time is over.
+    /// The claim has expired.
     Expired,
-    /// The claim's time is over, and the Sandbox it names is not its own.
+    /// The claim has expired, and the Sandbox in its status is not owned by it.
     ExpiredForeignSandbox { sandbox: String, claim: String },
-    /// There is no Sandbox.
+    /// The claim has no Sandbox.
     SandboxMissing,
-    /// The Sandbox's own time is over.
+    /// The Sandbox itself has expired.
     SandboxExpired,
-    /// The Sandbox says nothing about Ready yet.
+    /// The Sandbox has no Ready condition yet.
     SandboxNotReady,
 }
 
 impl ClaimReady {
-    /// The reason, without the text.
+    /// The reason, without the message.
     pub const fn reason(&self) -> Reason {
         match self {
             Self::TemplateNotFound { .. } => Reason::TemplateNotFound,
@@ -54,8 +54,8 @@ impl ClaimReady {
         }
     }
 
-    /// What the condition says.
-    pub fn verdict(self) -> Verdict {
+    /// The condition to write.
+    pub fn desired_condition(self) -> DesiredCondition {
         let reason = self.reason();
         let message: Cow<'static, str> = match self {
             Self::TemplateNotFound { template } => format!("SandboxTemplate \"{template}\" not found").into(),
@@ -64,19 +64,20 @@ impl ClaimReady {
                 format!("adoption write conflict: {what}; the next pass retries from a converged view").into()
             }
             Self::SandboxCreatePending => "Sandbox already created; waiting for cache to converge".into(),
-            Self::InvalidMetadata(text) | Self::EnvVarsInjectionRejected(text) | Self::VolumeClaimTemplatesError(text) => {
-                text.into()
-            }
+            Self::InvalidMetadata(text)
+            | Self::EnvVarsInjectionRejected(text)
+            | Self::VolumeClaimTemplatesError(text) => text.into(),
             Self::ReconcilerError(error) => format!("Error seen: {error}").into(),
             Self::Expired => "Claim expired. Sandbox cleanup initiated.".into(),
             Self::ExpiredForeignSandbox { sandbox, claim } => format!(
-                "Claim expired. sandbox not owned by this claim: sandbox \"{sandbox}\" is not owned by claim \"{claim}\"; deletion skipped."
+                "Claim expired. sandbox not owned by this claim: sandbox \"{sandbox}\" is not owned by claim \
+                 \"{claim}\"; deletion skipped."
             )
             .into(),
             Self::SandboxMissing => "Sandbox does not exist".into(),
             Self::SandboxExpired => "Underlying Sandbox resource has expired independently of the Claim.".into(),
             Self::SandboxNotReady => "Sandbox is not ready".into(),
         };
-        Verdict::new(ConditionType::Ready, Truth::False, reason, message)
+        DesiredCondition::new(ConditionType::Ready, ConditionStatus::False, reason, message)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{ConditionType, Reason, Truth, Verdict, is_reason};
+use super::{ConditionStatus, ConditionType, DesiredCondition, Reason, is_reason};
 
 /// How a Pod ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,86 +27,90 @@ impl PodOutcome {
     }
 
     /// The Finished condition, present only while it applies.
-    pub fn finished(self) -> Verdict {
-        Verdict::new(ConditionType::Finished, Truth::True, self.reason(), self.message())
+    pub fn finished(self) -> DesiredCondition {
+        DesiredCondition::new(ConditionType::Finished, ConditionStatus::True, self.reason(), self.message())
     }
 }
 
 /// The Suspended condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SandboxSuspended {
-    /// The Sandbox should run.
+    /// The Sandbox's operating mode is `Running`.
     NotSuspended,
-    /// No Pod was seen, but looking failed.
+    /// No Pod was found, but the lookup failed.
     PodStateUnknown,
-    /// The Pod is gone.
+    /// The Pod does not exist any more.
     PodTerminated,
-    /// A Pod that is not ours holds the name.
+    /// A Pod that the Sandbox does not own has the name.
     PodNotOwned,
-    /// Our Pod is still there.
+    /// The Sandbox's Pod still exists.
     PodTerminating,
 }
 
 impl SandboxSuspended {
-    /// What the condition says.
-    pub fn verdict(self) -> Verdict {
+    /// The condition to write.
+    pub fn desired_condition(self) -> DesiredCondition {
         let (status, reason, message) = match self {
-            Self::NotSuspended => (Truth::False, Reason::NotSuspended, "Sandbox is not suspended"),
+            Self::NotSuspended => (ConditionStatus::False, Reason::NotSuspended, "Sandbox is not suspended"),
             Self::PodStateUnknown => (
-                Truth::Unknown,
+                ConditionStatus::Unknown,
                 Reason::PodStateUnknown,
                 "Pod state is unknown. Sandbox suspension cannot be confirmed",
             ),
             Self::PodTerminated => {
-                (Truth::True, Reason::PodTerminated, "Pod has been terminated. Sandbox is suspended")
+                (ConditionStatus::True, Reason::PodTerminated, "Pod has been terminated. Sandbox is suspended")
             }
-            Self::PodNotOwned => {
-                (Truth::False, Reason::PodNotOwned, "Refused to delete pod because it is not owned by this sandbox")
+            Self::PodNotOwned => (
+                ConditionStatus::False,
+                Reason::PodNotOwned,
+                "Refused to delete pod because it is not owned by this sandbox",
+            ),
+            Self::PodTerminating => {
+                (ConditionStatus::False, Reason::PodTerminating, "Pod is terminating. Sandbox is suspending")
             }
-            Self::PodTerminating => (Truth::False, Reason::PodTerminating, "Pod is terminating. Sandbox is suspending"),
         };
-        Verdict::new(ConditionType::Suspended, status, reason, message)
+        DesiredCondition::new(ConditionType::Suspended, status, reason, message)
     }
 }
 
 /// The PodScheduled condition, present only while it applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodScheduling {
-    /// No Pod was seen, but looking failed.
+    /// No Pod was found, but the lookup failed.
     Unknown,
-    /// Our Pod says nothing about it yet.
+    /// The Sandbox's Pod has no PodScheduled condition yet.
     NotReported,
-    /// Our Pod's own condition.
-    Mirrored { status: Truth, reason: String, message: String },
+    /// The PodScheduled condition of the Sandbox's Pod.
+    Mirrored { status: ConditionStatus, reason: String, message: String },
 }
 
 impl PodScheduling {
-    /// What the condition says. A mirrored reason that a condition may not carry is replaced, since it would make
-    /// every status write fail.
-    pub fn verdict(self) -> Verdict {
+    /// The condition to write. A mirrored reason that the condition schema does not admit is replaced, since it would
+    /// make every status write fail.
+    pub fn desired_condition(self) -> DesiredCondition {
         let type_ = ConditionType::PodScheduled;
         match self {
-            Self::Unknown => Verdict::new(
+            Self::Unknown => DesiredCondition::new(
                 type_,
-                Truth::Unknown,
+                ConditionStatus::Unknown,
                 Reason::PodSchedulingUnknown,
                 "Pod state is unknown. Pod scheduling cannot be determined",
             ),
-            Self::NotReported => Verdict::new(
+            Self::NotReported => DesiredCondition::new(
                 type_,
-                Truth::Unknown,
+                ConditionStatus::Unknown,
                 Reason::PodSchedulingUnknown,
                 "Pod has not reported a PodScheduled condition yet",
             ),
             Self::Mirrored { status, reason, message } => {
                 let reason: Cow<'static, str> = if is_reason(&reason) {
                     reason.into()
-                } else if reason.is_empty() && status == Truth::True {
+                } else if reason.is_empty() && status == ConditionStatus::True {
                     Reason::PodScheduled.as_str().into()
                 } else {
                     Reason::PodSchedulingUnknown.as_str().into()
                 };
-                Verdict { type_, status, reason, message: message.into() }
+                DesiredCondition { type_, status, reason, message: message.into() }
             }
         }
     }
@@ -115,43 +119,50 @@ impl PodScheduling {
 /// The Ready condition of a Sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxReady {
-    /// More than one Pod is ours; the text names them.
+    /// The Sandbox owns more than one Pod; the text names them.
     MultiplePods(String),
-    /// Something failed and will be tried again; the errors, in the order seen.
+    /// Reconciling failed and is retried; the errors, in the order they occurred.
     ReconcilerError(Vec<String>),
-    /// The API server refused a child for good; its text.
+    /// The API server rejected a child as invalid, so a retry cannot succeed; its message.
     InvalidConfiguration(String),
-    /// Suspended, and a Pod is still there.
+    /// Suspended, and a Pod still exists.
     Suspending,
-    /// Suspended, and no Pod is there.
+    /// Suspended, and no Pod exists.
     Suspended,
     /// The Pod ended.
     Finished(PodOutcome),
-    /// Pod and Service are as wanted.
+    /// Pod and Service are ready.
     DependenciesReady(String),
-    /// They are not yet.
+    /// Pod or Service are not ready yet.
     DependenciesNotReady(String),
     /// The shutdown time has passed.
     Expired,
 }
 
 impl SandboxReady {
-    /// What the condition says.
-    pub fn verdict(self) -> Verdict {
-        let ready =
-            |status, reason, message: Cow<'static, str>| Verdict::new(ConditionType::Ready, status, reason, message);
+    /// The condition to write.
+    pub fn desired_condition(self) -> DesiredCondition {
+        let ready = |status, reason, message: Cow<'static, str>| {
+            DesiredCondition::new(ConditionType::Ready, status, reason, message)
+        };
         match self {
-            Self::MultiplePods(text) => ready(Truth::False, Reason::MultiplePods, text.into()),
-            Self::ReconcilerError(errors) => {
-                ready(Truth::False, Reason::ReconcilerError, format!("Error seen: {}", errors.join("\n")).into())
+            Self::MultiplePods(text) => ready(ConditionStatus::False, Reason::MultiplePods, text.into()),
+            Self::ReconcilerError(errors) => ready(
+                ConditionStatus::False,
+                Reason::ReconcilerError,
+                format!("Error seen: {}", errors.join("\n")).into(),
+            ),
+            Self::InvalidConfiguration(text) => {
+                ready(ConditionStatus::False, Reason::InvalidConfiguration, text.into())
             }
-            Self::InvalidConfiguration(text) => ready(Truth::False, Reason::InvalidConfiguration, text.into()),
-            Self::Suspending => ready(Truth::False, Reason::SandboxSuspended, "Sandbox is suspending".into()),
-            Self::Suspended => ready(Truth::False, Reason::SandboxSuspended, "Sandbox is suspended".into()),
-            Self::Finished(outcome) => ready(Truth::False, outcome.reason(), outcome.message().into()),
-            Self::DependenciesReady(text) => ready(Truth::True, Reason::DependenciesReady, text.into()),
-            Self::DependenciesNotReady(text) => ready(Truth::False, Reason::DependenciesNotReady, text.into()),
-            Self::Expired => ready(Truth::False, Reason::SandboxExpired, "Sandbox has expired".into()),
+            Self::Suspending => ready(ConditionStatus::False, Reason::SandboxSuspended, "Sandbox is suspending".into()),
+            Self::Suspended => ready(ConditionStatus::False, Reason::SandboxSuspended, "Sandbox is suspended".into()),
+            Self::Finished(outcome) => ready(ConditionStatus::False, outcome.reason(), outcome.message().into()),
+            Self::DependenciesReady(text) => ready(ConditionStatus::True, Reason::DependenciesReady, text.into()),
+            Self::DependenciesNotReady(text) => {
+                ready(ConditionStatus::False, Reason::DependenciesNotReady, text.into())
+            }
+            Self::Expired => ready(ConditionStatus::False, Reason::SandboxExpired, "Sandbox has expired".into()),
         }
     }
 }

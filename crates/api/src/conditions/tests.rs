@@ -9,34 +9,37 @@ fn at(second: i64) -> Time {
     Time(Timestamp::from_second(second).expect("in range"))
 }
 
-fn words(verdict: &Verdict) -> (&str, &str, &str, &str) {
-    (verdict.type_.as_str(), verdict.status.as_str(), &verdict.reason, &verdict.message)
+fn fields(condition: &DesiredCondition) -> (&str, &str, &str, &str) {
+    (condition.type_.as_str(), condition.status.as_str(), &condition.reason, &condition.message)
 }
 
 #[test]
 fn texts_of_a_sandbox_are_byte_exact() {
-    for (verdict, expected) in [
-        (SandboxSuspended::NotSuspended.verdict(), ("Suspended", "False", "NotSuspended", "Sandbox is not suspended")),
+    for (condition, expected) in [
         (
-            SandboxSuspended::PodStateUnknown.verdict(),
+            SandboxSuspended::NotSuspended.desired_condition(),
+            ("Suspended", "False", "NotSuspended", "Sandbox is not suspended"),
+        ),
+        (
+            SandboxSuspended::PodStateUnknown.desired_condition(),
             ("Suspended", "Unknown", "PodStateUnknown", "Pod state is unknown. Sandbox suspension cannot be confirmed"),
         ),
         (
-            SandboxSuspended::PodTerminated.verdict(),
+            SandboxSuspended::PodTerminated.desired_condition(),
             ("Suspended", "True", "PodTerminated", "Pod has been terminated. Sandbox is suspended"),
         ),
         (
-            SandboxSuspended::PodNotOwned.verdict(),
+            SandboxSuspended::PodNotOwned.desired_condition(),
             ("Suspended", "False", "PodNotOwned", "Refused to delete pod because it is not owned by this sandbox"),
         ),
         (
-            SandboxSuspended::PodTerminating.verdict(),
+            SandboxSuspended::PodTerminating.desired_condition(),
             ("Suspended", "False", "PodTerminating", "Pod is terminating. Sandbox is suspending"),
         ),
         (PodOutcome::Succeeded.finished(), ("Finished", "True", "PodSucceeded", "Pod completed successfully")),
         (PodOutcome::Failed.finished(), ("Finished", "True", "PodFailed", "Pod failed")),
         (
-            PodScheduling::Unknown.verdict(),
+            PodScheduling::Unknown.desired_condition(),
             (
                 "PodScheduled",
                 "Unknown",
@@ -45,27 +48,36 @@ fn texts_of_a_sandbox_are_byte_exact() {
             ),
         ),
         (
-            PodScheduling::NotReported.verdict(),
+            PodScheduling::NotReported.desired_condition(),
             ("PodScheduled", "Unknown", "PodSchedulingUnknown", "Pod has not reported a PodScheduled condition yet"),
         ),
-        (SandboxReady::MultiplePods("two".into()).verdict(), ("Ready", "False", "MultiplePods", "two")),
+        (SandboxReady::MultiplePods("two".into()).desired_condition(), ("Ready", "False", "MultiplePods", "two")),
         (
-            SandboxReady::ReconcilerError(vec!["a".into(), "b".into()]).verdict(),
+            SandboxReady::ReconcilerError(vec!["a".into(), "b".into()]).desired_condition(),
             ("Ready", "False", "ReconcilerError", "Error seen: a\nb"),
         ),
-        (SandboxReady::InvalidConfiguration("no".into()).verdict(), ("Ready", "False", "InvalidConfiguration", "no")),
-        (SandboxReady::Suspending.verdict(), ("Ready", "False", "SandboxSuspended", "Sandbox is suspending")),
-        (SandboxReady::Suspended.verdict(), ("Ready", "False", "SandboxSuspended", "Sandbox is suspended")),
         (
-            SandboxReady::Finished(PodOutcome::Succeeded).verdict(),
+            SandboxReady::InvalidConfiguration("no".into()).desired_condition(),
+            ("Ready", "False", "InvalidConfiguration", "no"),
+        ),
+        (SandboxReady::Suspending.desired_condition(), ("Ready", "False", "SandboxSuspended", "Sandbox is suspending")),
+        (SandboxReady::Suspended.desired_condition(), ("Ready", "False", "SandboxSuspended", "Sandbox is suspended")),
+        (
+            SandboxReady::Finished(PodOutcome::Succeeded).desired_condition(),
             ("Ready", "False", "PodSucceeded", "Pod completed successfully"),
         ),
-        (SandboxReady::Finished(PodOutcome::Failed).verdict(), ("Ready", "False", "PodFailed", "Pod failed")),
-        (SandboxReady::DependenciesReady("ok".into()).verdict(), ("Ready", "True", "DependenciesReady", "ok")),
-        (SandboxReady::DependenciesNotReady("no".into()).verdict(), ("Ready", "False", "DependenciesNotReady", "no")),
-        (SandboxReady::Expired.verdict(), ("Ready", "False", "SandboxExpired", "Sandbox has expired")),
+        (SandboxReady::Finished(PodOutcome::Failed).desired_condition(), ("Ready", "False", "PodFailed", "Pod failed")),
+        (
+            SandboxReady::DependenciesReady("ok".into()).desired_condition(),
+            ("Ready", "True", "DependenciesReady", "ok"),
+        ),
+        (
+            SandboxReady::DependenciesNotReady("no".into()).desired_condition(),
+            ("Ready", "False", "DependenciesNotReady", "no"),
+        ),
+        (SandboxReady::Expired.desired_condition(), ("Ready", "False", "SandboxExpired", "Sandbox has expired")),
     ] {
-        assert_eq!(words(&verdict), expected);
+        assert_eq!(fields(&condition), expected);
     }
 }
 
@@ -102,32 +114,35 @@ fn texts_of_a_claim_are_byte_exact() {
         ),
         (ClaimReady::SandboxNotReady, "SandboxNotReady", "Sandbox is not ready"),
     ] {
-        assert_eq!(words(&ready.verdict()), ("Ready", "False", reason, message));
+        assert_eq!(fields(&ready.desired_condition()), ("Ready", "False", reason, message));
     }
 }
 
 #[test]
-fn mirrored_scheduling_keeps_what_a_condition_may_carry() {
+fn mirrored_scheduling_keeps_only_valid_reasons() {
     let mirrored = |status, reason: &str| {
-        PodScheduling::Mirrored { status, reason: reason.into(), message: "m".into() }.verdict().reason.into_owned()
+        PodScheduling::Mirrored { status, reason: reason.into(), message: "m".into() }
+            .desired_condition()
+            .reason
+            .into_owned()
     };
-    assert_eq!(mirrored(Truth::False, "Unschedulable"), "Unschedulable");
-    assert_eq!(mirrored(Truth::True, ""), "PodScheduled");
-    assert_eq!(mirrored(Truth::False, ""), "PodSchedulingUnknown");
-    assert_eq!(mirrored(Truth::True, "not-allowed"), "PodSchedulingUnknown");
+    assert_eq!(mirrored(ConditionStatus::False, "Unschedulable"), "Unschedulable");
+    assert_eq!(mirrored(ConditionStatus::True, ""), "PodScheduled");
+    assert_eq!(mirrored(ConditionStatus::False, ""), "PodSchedulingUnknown");
+    assert_eq!(mirrored(ConditionStatus::True, "not-allowed"), "PodSchedulingUnknown");
 }
 
 #[test]
 fn transition_time_moves_only_with_the_status() {
     let mut conditions = Vec::new();
-    upsert(&mut conditions, SandboxReady::DependenciesNotReady("a".into()).verdict(), 1, &at(10));
-    upsert(&mut conditions, SandboxReady::DependenciesNotReady("b".into()).verdict(), 2, &at(20));
+    upsert(&mut conditions, SandboxReady::DependenciesNotReady("a".into()).desired_condition(), 1, &at(10));
+    upsert(&mut conditions, SandboxReady::DependenciesNotReady("b".into()).desired_condition(), 2, &at(20));
     assert_eq!(conditions.len(), 1);
     let ready = find(&conditions, ConditionType::Ready).expect("written");
     assert_eq!((ready.message.as_str(), ready.observed_generation), ("b", Some(2)));
     assert_eq!(ready.last_transition_time, at(10));
 
-    upsert(&mut conditions, SandboxReady::DependenciesReady("c".into()).verdict(), 2, &at(30));
+    upsert(&mut conditions, SandboxReady::DependenciesReady("c".into()).desired_condition(), 2, &at(30));
     assert_eq!(find(&conditions, ConditionType::Ready).expect("written").last_transition_time, at(30));
     assert!(is_true(find(&conditions, ConditionType::Ready)));
 }
@@ -143,7 +158,7 @@ fn a_forwarded_condition_keeps_its_own_transition_time_when_the_status_changes()
         last_transition_time: at(5),
     };
     let mut conditions = Vec::new();
-    upsert(&mut conditions, ClaimReady::SandboxMissing.verdict(), 1, &at(10));
+    upsert(&mut conditions, ClaimReady::SandboxMissing.desired_condition(), 1, &at(10));
     forward(&mut conditions, &source, Some(1));
     assert_eq!(conditions, vec![Condition { observed_generation: Some(1), ..source }]);
 }
@@ -151,7 +166,7 @@ fn a_forwarded_condition_keeps_its_own_transition_time_when_the_status_changes()
 #[test]
 fn lists_are_sorted_and_pruned_by_type() {
     let mut conditions = Vec::new();
-    upsert(&mut conditions, ClaimReady::SandboxMissing.verdict(), 1, &at(10));
+    upsert(&mut conditions, ClaimReady::SandboxMissing.desired_condition(), 1, &at(10));
     upsert(&mut conditions, PodOutcome::Failed.finished(), 1, &at(10));
     sort_by_type(&mut conditions);
     assert_eq!(conditions.iter().map(|c| c.type_.as_str()).collect::<Vec<_>>(), ["Finished", "Ready"]);
@@ -168,11 +183,11 @@ fn oversized_messages_are_cut_at_a_character() {
 
 #[test]
 fn reasons_follow_the_schemas_pattern() {
-    for word in ["A", "Ab", "A_", "A:b", "A,b1"] {
-        assert!(is_reason(word), "{word}");
+    for reason in ["A", "Ab", "A_", "A:b", "A,b1"] {
+        assert!(is_reason(reason), "{reason}");
     }
-    for word in ["", "1A", "A-b", "A:", "_A", "A b", "Ä"] {
-        assert!(!is_reason(word), "{word}");
+    for reason in ["", "1A", "A-b", "A:", "_A", "A b", "Ä"] {
+        assert!(!is_reason(reason), "{reason}");
     }
     assert!(!is_reason(&"A".repeat(1_025)));
 }

@@ -1,12 +1,12 @@
-//! Putting verdicts into a list of conditions, by the rules every Kubernetes client expects.
+//! Writing conditions into a list of conditions, by the rules that every Kubernetes client expects.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::{ConditionType, Verdict};
+use super::{ConditionType, DesiredCondition};
 
-/// Longest message the schema admits, in characters.
+/// Maximum length of a message in the schema, in characters.
 const MESSAGE_LIMIT: usize = 32_768;
-/// Longest reason the schema admits, in characters.
+/// Maximum length of a reason in the schema, in characters.
 const REASON_LIMIT: usize = 1_024;
 
 /// The condition of a type.
@@ -14,13 +14,13 @@ pub fn find(conditions: &[Condition], type_: ConditionType) -> Option<&Condition
     conditions.iter().find(|condition| condition.type_ == type_.as_str())
 }
 
-/// Writes a verdict into the list, in place or at its end. The transition time moves only when the status does.
-pub fn upsert(conditions: &mut Vec<Condition>, verdict: Verdict, observed_generation: i64, now: &Time) {
+/// Writes a condition into the list, in place or at its end. The transition time changes only with the status.
+pub fn upsert(conditions: &mut Vec<Condition>, desired: DesiredCondition, observed_generation: i64, now: &Time) {
     let fresh = Condition {
-        type_: verdict.type_.as_str().to_owned(),
-        status: verdict.status.as_str().to_owned(),
-        reason: verdict.reason.into_owned(),
-        message: truncated_message(verdict.message.into_owned()),
+        type_: desired.type_.as_str().to_owned(),
+        status: desired.status.as_str().to_owned(),
+        reason: desired.reason.into_owned(),
+        message: truncated_message(desired.message.into_owned()),
         observed_generation: Some(observed_generation),
         last_transition_time: now.clone(),
     };
@@ -44,17 +44,17 @@ fn place(conditions: &mut Vec<Condition>, mut fresh: Condition) {
     }
 }
 
-/// Takes a type out of the list.
+/// Removes the condition of a type from the list.
 pub fn remove(conditions: &mut Vec<Condition>, type_: ConditionType) {
     conditions.retain(|condition| condition.type_ != type_.as_str());
 }
 
-/// Orders the list by type, as claims keep it.
+/// Sorts the list by type, which is the order in a claim's status.
 pub fn sort_by_type(conditions: &mut [Condition]) {
     conditions.sort_by(|one, other| one.type_.cmp(&other.type_));
 }
 
-/// The message, cut to what the schema admits.
+/// The message, truncated to the schema's limit.
 pub fn truncated_message(message: String) -> String {
     match message.char_indices().nth(MESSAGE_LIMIT) {
         Some((end, _)) => message[..end].to_owned(),
@@ -62,9 +62,9 @@ pub fn truncated_message(message: String) -> String {
     }
 }
 
-/// True for what the schema admits as a reason: `^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`.
-pub fn is_reason(word: &str) -> bool {
-    let bytes = word.as_bytes();
+/// True when the schema admits the text as a reason: `^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`.
+pub fn is_reason(reason: &str) -> bool {
+    let bytes = reason.as_bytes();
     let inner = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     match bytes {
         [first, .., last] if bytes.len() <= REASON_LIMIT => {

@@ -39,7 +39,8 @@ pub(super) fn to_hub(object: &mut Object) -> Result<(), ConversionError> {
         "apiVersion": EXTENSIONS_V1ALPHA1,
         "kind": SANDBOX_CLAIM,
         "spec": saved,
-        // Ours alone (upstream ignores it): tells an edit of the pool from a pool that merely has a telling name.
+        // Our own key, which upstream ignores: it tells whether the pool was edited since, where the pool's name alone
+        // would be ambiguous.
         "hub": { "warmPoolRef": { "name": pool } },
     });
     object.set_annotation(V1ALPHA1_CLAIM_STATE, state.to_string())
@@ -76,7 +77,7 @@ pub(super) fn from_hub(object: &mut Object) -> Result<(), ConversionError> {
     Ok(())
 }
 
-/// What v1alpha1 says instead of a pool.
+/// The v1alpha1 fields that stand in place of a pool reference.
 #[derive(PartialEq)]
 struct View {
     template_ref: Option<Value>,
@@ -84,7 +85,7 @@ struct View {
 }
 
 impl View {
-    /// Takes the fields out of a v1alpha1 spec (or a saved one).
+    /// Removes the fields from a v1alpha1 spec (or a saved one).
     fn take(spec: &mut Map<String, Value>) -> Self {
         Self { template_ref: spec.remove("sandboxTemplateRef"), warmpool: spec.remove("warmpool") }
     }
@@ -102,13 +103,13 @@ impl View {
         self.template_ref.as_ref().map(name_in).unwrap_or_default()
     }
 
-    /// The pool asked for by name, when it is one.
+    /// The pool, when the policy is a pool's name.
     fn specific_pool(&self) -> Option<&str> {
         self.warmpool.as_ref().and_then(Value::as_str).filter(|pool| !matches!(*pool, "" | DEFAULT | NONE))
     }
 }
 
-/// The pool that a v1alpha1 claim means.
+/// The pool that a v1alpha1 claim refers to.
 fn pool_of(view: &View, bound: &str, claim: &str) -> String {
     match view.specific_pool() {
         Some(pool) => pool.to_owned(),
@@ -117,7 +118,7 @@ fn pool_of(view: &View, bound: &str, claim: &str) -> String {
     }
 }
 
-/// The pool recorded on the way to v1alpha1, unless the client has changed template or pool policy since.
+/// The pool recorded by the conversion to v1alpha1, unless the client has changed template or pool policy since.
 fn remembered_pool(object: &Object, view: &View) -> Option<String> {
     let mut memory: Value = serde_json::from_str(object.annotation(V1BETA1_CLAIM_POOL)?).ok()?;
     let memory = memory.as_object_mut()?;
@@ -125,7 +126,7 @@ fn remembered_pool(object: &Object, view: &View) -> Option<String> {
     (View::take(memory) == *view).then_some(pool)
 }
 
-/// What v1alpha1 clients see for a pool.
+/// The v1alpha1 fields for a pool.
 fn view_of(pool: &str, bound: &str, state: Option<&Value>) -> View {
     let guess = match shadow_pool_template(pool) {
         Some(template) => View { template_ref: Some(json!({ "name": template })), warmpool: Some(DEFAULT.into()) },
@@ -143,7 +144,8 @@ fn view_of(pool: &str, bound: &str, state: Option<&Value>) -> View {
     if unchanged { saved } else { View { template_ref: saved.template_ref, warmpool: Some(pool.into()) } }
 }
 
-/// Upstream's states do not record the pool: judge by the names it may have been given.
+/// Whether the pool is unchanged since v1alpha1 wrote the claim. Upstream's state does not record the pool, so this
+/// compares with the names that the conversion may have given it.
 fn unchanged_by_name(pool: &str, bound: &str, saved: &View) -> bool {
     let expected = saved.specific_pool().unwrap_or_else(|| saved.template());
     pool == expected

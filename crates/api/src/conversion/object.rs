@@ -38,12 +38,12 @@ impl Object {
         self.0.get("metadata").and_then(|metadata| metadata.get("name")).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// The spec, made when absent.
+    /// The spec, created when absent.
     pub(super) fn spec(&mut self) -> Result<&mut Map<String, Value>, ConversionError> {
         section(&mut self.0, "spec")
     }
 
-    /// The status, made when absent.
+    /// The status, created when absent.
     pub(super) fn status(&mut self) -> Result<&mut Map<String, Value>, ConversionError> {
         section(&mut self.0, "status")
     }
@@ -77,7 +77,7 @@ impl Object {
         Ok(())
     }
 
-    /// Removes an annotation, and with the last one the map, which Kubernetes never shows empty.
+    /// Removes an annotation, and the whole map with the last one: Kubernetes never shows an empty map.
     pub(super) fn remove_annotation(&mut self, key: &str) {
         let Some(metadata) = self.0.get_mut("metadata").and_then(Value::as_object_mut) else { return };
         let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) else { return };
@@ -86,7 +86,7 @@ impl Object {
         }
     }
 
-    /// Takes the state that an earlier conversion left; nothing when it is missing or does not parse.
+    /// Removes and returns the state that an earlier conversion wrote; `None` when it is missing or does not parse.
     pub(super) fn take_state(&mut self, key: &str) -> Option<Value> {
         let state = self.annotation(key).and_then(|text| serde_json::from_str::<Value>(text).ok());
         self.remove_annotation(key);

@@ -12,7 +12,7 @@ pub(super) fn to_hub(object: &mut Object) -> Result<(), ConversionError> {
     if let Some(status) = object.existing_status() {
         status.remove("observedGeneration");
     }
-    // Nobody reads it; its presence tells that the object came through v1alpha1.
+    // The content is never read; the annotation's presence tells that the object was written through v1alpha1.
     let state = json!({ "apiVersion": EXTENSIONS_V1ALPHA1, "kind": SANDBOX_WARM_POOL });
     object.set_annotation(V1ALPHA1_POOL_STATE, state.to_string())
 }

@@ -10,8 +10,8 @@ use crate::v1beta1::OperatingMode;
 
 /// v1alpha1 → v1beta1.
 ///
-/// The state holds only what the way back needs, in a form upstream reads too; the whole object, which upstream
-/// stores, would double its size and hit the limit of annotations.
+/// The state holds only what the conversion back needs, in a form that upstream reads too. Upstream stores the whole
+/// object, which would double the object's size and reach the size limit of annotations.
 pub(super) fn to_hub(object: &mut Object) -> Result<(), ConversionError> {
     object.remove_annotation(V1ALPHA1_SANDBOX_STATE);
     let spec = object.spec()?;
@@ -60,14 +60,14 @@ pub(super) fn from_hub(object: &mut Object) -> Result<(), ConversionError> {
     Ok(())
 }
 
-/// True when the object was written through v1alpha1 without `replicas`, which then comes back as absent.
+/// True when the object was written through v1alpha1 without `replicas`, which is then absent again in v1alpha1.
 fn saved_without_replicas(state: Option<&Value>) -> bool {
     let Some(spec) = state.and_then(|state| state.get("spec")).and_then(Value::as_object) else { return false };
     spec.get("replicas").is_none_or(Value::is_null)
 }
 
-/// Wanted Pods, the only number a v1alpha1 status can be given: derived from the mode, never from a saved status,
-/// which would stay frozen at the last v1alpha1 write.
+/// The value of `status.replicas` in v1alpha1: the number of wanted Pods, derived from the mode. A saved status is not
+/// used, because it would stay at the value of the last v1alpha1 write.
 fn running(mode: OperatingMode) -> i32 {
     match mode {
         OperatingMode::Running => 1,

@@ -1,4 +1,4 @@
-//! SandboxTemplate: v1alpha1 has no field for the policy on claims' volumes; an annotation stands for it there.
+//! SandboxTemplate: v1alpha1 has no field for `volumeClaimTemplatesPolicy`; an annotation represents it there.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub(super) fn to_hub(object: &mut Object) -> Result<(), ConversionError> {
         spec.insert(POLICY.to_owned(), policy.into());
         object.remove_annotation(V1BETA1_VOLUME_POLICY);
     }
-    // Nobody reads it; its presence tells that the object came through v1alpha1.
+    // The content is never read; the annotation's presence tells that the object was written through v1alpha1.
     let state = json!({ "apiVersion": EXTENSIONS_V1ALPHA1, "kind": SANDBOX_TEMPLATE });
     object.set_annotation(V1ALPHA1_TEMPLATE_STATE, state.to_string())
 }

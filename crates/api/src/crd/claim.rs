@@ -65,14 +65,19 @@ fn spec() -> Value {
                         "minimum": 0,
                     },
                     "shutdownPolicy": schema::described(
-                        schema::words(&["Delete", "DeleteForeground", "Retain"], "Retain"),
-                        "Delete removes the claim and with it the Sandbox, DeleteForeground keeps it visible until both are gone, Retain removes the Sandbox only.",
+                        schema::enumeration(&["Delete", "DeleteForeground", "Retain"], "Retain"),
+                        "Delete removes the claim and with it the Sandbox, DeleteForeground keeps it visible until \
+                         both are gone, Retain removes the Sandbox only.",
                     ),
                 },
             },
-            "additionalPodMetadata": schema::described(schema::pod_metadata(), "Labels and annotations added to the Pod."),
+            "additionalPodMetadata": schema::described(
+                schema::pod_metadata(),
+                "Labels and annotations added to the Pod.",
+            ),
             "env": {
-                "description": "Environment variables to add, where the template allows it; any entry means a new Sandbox.",
+                "description": "Environment variables to add, where the template allows it; any entry means a new \
+                    Sandbox.",
                 "type": "array",
                 "x-kubernetes-list-type": "atomic",
                 "items": {
@@ -81,7 +86,10 @@ fn spec() -> Value {
                     "properties": {
                         "name": schema::described(schema::text(), "The variable."),
                         "value": schema::described(schema::text(), "Its value."),
-                        "containerName": schema::described(schema::text(), "The container it is for; absent, the first one."),
+                        "containerName": schema::described(
+                            schema::text(),
+                            "The container it is for; absent, the first one.",
+                        ),
                     },
                 },
             },

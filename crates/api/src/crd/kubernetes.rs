@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 const TRIMMED: &str = include_str!("../../data/kubernetes.json");
 
-/// What Kubernetes accepts as a quantity.
+/// Pattern of a quantity in Kubernetes.
 const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
 /// The trimmed schemas, by short name.
@@ -28,7 +28,7 @@ impl Schemas {
                 "x-kubernetes-int-or-string": true,
             }),
             "Time" => super::schema::time(),
-            // Metadata of a generic ephemeral volume's claim: labels and annotations are all that Kubernetes uses.
+            // Metadata of a generic ephemeral volume's claim: Kubernetes uses only labels and annotations of it.
             "ObjectMeta" => super::schema::pod_metadata(),
             _ => self.resolve(self.0.get(name).unwrap_or(&Value::Null)),
         }

@@ -42,14 +42,18 @@ fn spec() -> Value {
                 "format": "int32",
                 "minimum": 0,
             },
-            "sandboxTemplateRef": schema::described(schema::name_ref(), "The SandboxTemplate, of the same namespace, to make them from."),
+            "sandboxTemplateRef": schema::described(
+                schema::name_ref(),
+                "The SandboxTemplate, of the same namespace, to make them from.",
+            ),
             "updateStrategy": {
                 "description": "What becomes of waiting Sandboxes when the template changes.",
                 "type": "object",
                 "properties": {
                     "type": schema::described(
-                        schema::words(&["Recreate", "OnReplenish"], "OnReplenish"),
-                        "When the template changes, Recreate replaces waiting Sandboxes, OnReplenish makes only later ones new.",
+                        schema::enumeration(&["Recreate", "OnReplenish"], "OnReplenish"),
+                        "When the template changes, Recreate replaces waiting Sandboxes, OnReplenish makes only later \
+                         ones new.",
                     ),
                 },
             },

@@ -18,7 +18,7 @@ pub(super) fn definition(kubernetes: &Schemas) -> Value {
     };
     let mut v1beta1 = spec(kubernetes);
     v1beta1["properties"]["operatingMode"] = schema::described(
-        schema::words(&["Running", "Suspended"], "Running"),
+        schema::enumeration(&["Running", "Suspended"], "Running"),
         "Suspended removes the Pod and keeps name and storage; Running brings it back.",
     );
     let mut v1alpha1 = spec(kubernetes);
@@ -54,7 +54,8 @@ pub(super) fn definition(kubernetes: &Schemas) -> Value {
     )
 }
 
-/// The fields of both versions. The rule stands in both: through v1alpha1 an edit would change nothing but the object.
+/// The fields of both versions. The immutability rule is in both, because an edit through v1alpha1 would be stored too,
+/// without any effect on the volumes.
 fn spec(kubernetes: &Schemas) -> Value {
     let mut spec = json!({
         "type": "object",
@@ -64,12 +65,14 @@ fn spec(kubernetes: &Schemas) -> Value {
             "service": schema::service(),
             "shutdownTime": schema::described(schema::time(), "When the Sandbox ends."),
             "shutdownPolicy": schema::described(
-                schema::words(&["Delete", "Retain"], "Retain"),
-                "At shutdownTime, Delete removes the Sandbox with everything it owns; Retain removes its Pod and Service only.",
+                schema::enumeration(&["Delete", "Retain"], "Retain"),
+                "At shutdownTime, Delete removes the Sandbox with everything it owns; Retain removes its Pod and \
+                 Service only.",
             ),
         },
         "x-kubernetes-validations": [{
-            "rule": "has(self.volumeClaimTemplates) == has(oldSelf.volumeClaimTemplates) && (!has(self.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",
+            "rule": "has(self.volumeClaimTemplates) == has(oldSelf.volumeClaimTemplates) && \
+                (!has(self.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",
             "message": "volumeClaimTemplates is immutable",
         }],
     });

@@ -16,12 +16,12 @@ pub(super) fn text_map() -> Value {
     json!({ "type": "object", "additionalProperties": { "type": "string" } })
 }
 
-/// A closed set of words, with the default the server stamps.
-pub(super) fn words(words: &[&str], default: &str) -> Value {
-    json!({ "type": "string", "enum": words, "default": default })
+/// A string enum with its default.
+pub(super) fn enumeration(values: &[&str], default: &str) -> Value {
+    json!({ "type": "string", "enum": values, "default": default })
 }
 
-/// Adds what `kubectl explain` shows.
+/// Adds the description that `kubectl explain` shows.
 pub(super) fn described(mut schema: Value, description: &str) -> Value {
     schema["description"] = description.into();
     schema
@@ -35,7 +35,10 @@ pub(super) fn name_ref() -> Value {
 pub(super) fn pod_metadata() -> Value {
     json!({
         "type": "object",
-        "properties": { "labels": described(text_map(), "Labels."), "annotations": described(text_map(), "Annotations.") },
+        "properties": {
+            "labels": described(text_map(), "Labels."),
+            "annotations": described(text_map(), "Annotations."),
+        },
     })
 }
 
@@ -45,7 +48,10 @@ pub(super) fn pod_template(kubernetes: &Schemas) -> Value {
         "type": "object",
         "required": ["spec"],
         "properties": {
-            "metadata": described(pod_metadata(), "Labels and annotations of the Pod; those of agents.x-k8s.io are reserved."),
+            "metadata": described(
+                pod_metadata(),
+                "Labels and annotations of the Pod; those of agents.x-k8s.io are reserved.",
+            ),
         },
     });
     template["properties"]["spec"] = described(kubernetes.expand("PodSpec"), "The Pod's spec, as in a Pod.");
@@ -54,7 +60,8 @@ pub(super) fn pod_template(kubernetes: &Schemas) -> Value {
 
 pub(super) fn volume_claim_templates(kubernetes: &Schemas) -> Value {
     json!({
-        "description": "Persistent volumes; each becomes a PersistentVolumeClaim and a volume of the Pod under its name.",
+        "description": "Persistent volumes; each becomes a PersistentVolumeClaim and a volume of the Pod under its \
+            name.",
         "type": "array",
         "x-kubernetes-list-type": "atomic",
         "items": {
@@ -78,7 +85,8 @@ pub(super) fn volume_claim_templates(kubernetes: &Schemas) -> Value {
 
 pub(super) fn service() -> Value {
     json!({
-        "description": "True keeps a headless Service named like the Sandbox, false removes it, absent leaves it as it is.",
+        "description": "True keeps a headless Service named like the Sandbox, false removes it, absent leaves it as it \
+            is.",
         "type": "boolean",
     })
 }
@@ -102,7 +110,11 @@ pub(super) fn conditions() -> Value {
                     "maxLength": 1024,
                     "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
                 },
-                "status": { "description": "Whether it holds.", "type": "string", "enum": ["True", "False", "Unknown"] },
+                "status": {
+                    "description": "Whether it holds.",
+                    "type": "string",
+                    "enum": ["True", "False", "Unknown"],
+                },
                 "type": {
                     "description": "What the condition is about.",
                     "type": "string",
@@ -114,9 +126,14 @@ pub(super) fn conditions() -> Value {
     })
 }
 
-/// The generation of the spec that a status speaks of.
+/// `status.observedGeneration`.
 pub(super) fn observed_generation() -> Value {
-    json!({ "description": "The generation of the spec that this is about.", "type": "integer", "format": "int64", "minimum": 0 })
+    json!({
+        "description": "The generation of the spec that this is about.",
+        "type": "integer",
+        "format": "int64",
+        "minimum": 0,
+    })
 }
 
 pub(super) fn text_list() -> Value {

@@ -42,7 +42,7 @@ fn spec(kubernetes: &Schemas) -> Value {
                 },
             },
             "networkPolicyManagement": schema::described(
-                schema::words(&["Managed", "Unmanaged"], "Managed"),
+                schema::enumeration(&["Managed", "Unmanaged"], "Managed"),
                 "Managed writes a NetworkPolicy for the template's Pods, Unmanaged leaves that to you.",
             ),
             "envVarsInjectionPolicy": schema::described(
@@ -56,5 +56,5 @@ fn spec(kubernetes: &Schemas) -> Value {
 }
 
 fn injection_policy() -> Value {
-    schema::words(&["Allowed", "Overrides", "Disallowed"], "Disallowed")
+    schema::enumeration(&["Allowed", "Overrides", "Disallowed"], "Disallowed")
 }

@@ -8,7 +8,7 @@ use crate::resource::custom_resource;
 use crate::template::{ClaimEnvVar, NameRef, PodMetadata};
 use crate::v1beta1::{ClaimLifecycle, SandboxClaimStatus};
 
-/// A user's wish for one Sandbox, warm if there is one.
+/// A user's request for one Sandbox, from the warm pool if one is available.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct SandboxClaim {
     #[serde(default)]

@@ -7,7 +7,7 @@ use crate::resource::custom_resource;
 use crate::template::{ClaimEnvVar, ClaimShutdownPolicy, NameRef, PodMetadata, VolumeClaimTemplate};
 use crate::{conditions, groups};
 
-/// A user's wish for one Sandbox, warm if there is one.
+/// A user's request for one Sandbox, from the warm pool if one is available.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct SandboxClaim {
     #[serde(default)]
@@ -46,7 +46,7 @@ pub struct SandboxClaimSpec {
     pub volume_claim_templates: Option<Vec<VolumeClaimTemplate>>,
 }
 
-/// When the claim ends, and how.
+/// When the claim expires, and what is deleted then.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimLifecycle {
@@ -104,7 +104,7 @@ impl SandboxClaim {
         self.spec.volume_claim_templates.as_deref().unwrap_or_default()
     }
 
-    /// How the claim ends; absent means the Sandbox goes and the claim stays.
+    /// What happens when the claim expires; absent means that the Sandbox is deleted and the claim is kept.
     pub fn shutdown_policy(&self) -> ClaimShutdownPolicy {
         self.spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.shutdown_policy).unwrap_or_default()
     }

@@ -55,7 +55,7 @@ pub struct SandboxWarmPoolStatus {
 }
 
 impl SandboxWarmPool {
-    /// The wanted size; absent means one, and a negative one (which the schema refuses) none.
+    /// The wanted size; absent means 1, and a negative value (which the schema rejects) means 0.
     pub fn replicas(&self) -> usize {
         usize::try_from(self.spec.replicas.unwrap_or(1)).unwrap_or(0)
     }

@@ -43,9 +43,9 @@ pub struct SandboxSpec {
 string_enum! {
     /// Whether the Sandbox's Pod should exist.
     OperatingMode {
-        /// It should.
+        /// The Pod should exist.
         Running,
-        /// It should not; storage and name stay.
+        /// The Pod should not exist; storage and name are kept.
         Suspended,
     }
 }
@@ -76,7 +76,7 @@ impl Sandbox {
         self.spec.operating_mode.unwrap_or_default()
     }
 
-    /// The claim templates; absent and empty are alike to a reader.
+    /// The volume claim templates; absent and empty are equivalent.
     pub fn volume_claim_templates(&self) -> &[VolumeClaimTemplate] {
         self.spec.volume_claim_templates.as_deref().unwrap_or_default()
     }

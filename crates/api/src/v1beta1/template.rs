@@ -47,7 +47,7 @@ pub struct SandboxTemplateSpec {
 }
 
 impl SandboxTemplate {
-    /// The claim templates; absent and empty are alike to a reader.
+    /// The volume claim templates; absent and empty are equivalent.
     pub fn volume_claim_templates(&self) -> &[VolumeClaimTemplate] {
         self.spec.volume_claim_templates.as_deref().unwrap_or_default()
     }

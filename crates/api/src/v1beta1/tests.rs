@@ -6,13 +6,16 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn a_sandbox_keeps_its_pod_spec_word_for_word() {
+fn a_sandbox_keeps_its_pod_spec_unchanged() {
     let wire = json!({
         "apiVersion": "agents.x-k8s.io/v1beta1",
         "kind": "Sandbox",
         "metadata": {"name": "s", "namespace": "n"},
         "spec": {
-            "podTemplate": {"spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "1000m", "memory": 1024}}}], "notYetInvented": true}},
+            "podTemplate": {"spec": {
+                "containers": [{"name": "c", "resources": {"limits": {"cpu": "1000m", "memory": 1024}}}],
+                "notYetInvented": true
+            }},
             "volumeClaimTemplates": [],
             "service": false,
             "shutdownTime": "2026-01-02T03:04:05Z",
@@ -28,7 +31,7 @@ fn a_sandbox_keeps_its_pod_spec_word_for_word() {
 }
 
 #[test]
-fn words_outside_the_schema_read_as_the_default() {
+fn values_outside_the_schema_decode_as_the_default() {
     let sandbox: Sandbox = serde_json::from_value(
         json!({"spec": {"podTemplate": {"spec": {}}, "operatingMode": "", "shutdownPolicy": "Keep"}}),
     )

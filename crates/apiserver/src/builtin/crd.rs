@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions: naming, versions, and the status that says they are served.
+//! Defaults, validation and status of CustomResourceDefinitions.
 
 use serde_json::{Value, json};
 
@@ -22,17 +22,17 @@ pub(super) fn defaults(object: &mut Value) {
     }
 }
 
-/// Holds a CRD until its objects are gone.
-const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
+/// Finalizer that keeps a CRD until its objects are deleted.
+const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-/// A CRD that passed validation is served at once, so it is established at once.
-pub(super) fn accept(object: &mut Value, old: Option<&Value>) {
+/// Sets the status of a CRD to established: a CRD that passed validation is served immediately.
+pub(super) fn establish(object: &mut Value, old: Option<&Value>) {
     if old.is_none() {
         default_to(&mut object["metadata"], "finalizers", json!([]));
         if let Some(list) = object["metadata"]["finalizers"].as_array_mut()
-            && !list.iter().any(|f| f == CLEANUP)
+            && !list.iter().any(|f| f == CLEANUP_FINALIZER)
         {
-            list.push(CLEANUP.into());
+            list.push(CLEANUP_FINALIZER.into());
         }
     }
     let at = old
@@ -45,7 +45,7 @@ pub(super) fn accept(object: &mut Value, old: Option<&Value>) {
     if let Some(name) = storage.filter(|n| !stored.contains(n)) {
         stored.push(name);
     }
-    // A migration removes versions that are no longer stored; keep its decision.
+    // A storage migration removes versions from the status that are no longer stored; keep them removed.
     if let (Some(old), Some(kept)) = (old, object["status"]["storedVersions"].as_array())
         && object["status"] != old["status"]
         && !kept.is_empty()

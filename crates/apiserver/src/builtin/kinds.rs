@@ -1,4 +1,5 @@
-//! The smaller kinds: namespaces, config, workloads, RBAC, leases, classes.
+//! Defaults and validation of the smaller kinds: namespaces, config maps, secrets, events, workloads, RBAC, leases,
+//! classes.
 
 use base64::{DecodeError, Engine as _};
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ pub(super) fn namespace_defaults(object: &mut Value) {
     object["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
 }
 
-/// A namespace stays until it has been emptied.
+/// Adds the finalizer that keeps a namespace until it is empty.
 pub(super) fn admit_namespace(object: &mut Value) {
     let deleting = object["metadata"].get("deletionTimestamp").is_some();
     if !deleting {
@@ -21,7 +22,7 @@ pub(super) fn admit_namespace(object: &mut Value) {
     }
 }
 
-/// Fields of events that are always written, under the names of either group.
+/// Sets the fields of events that Kubernetes always writes, with the names of the respective group.
 pub(super) fn admit_event(object: &mut Value, modern: bool) {
     let (source, first, last) = match modern {
         true => ("deprecatedSource", "deprecatedFirstTimestamp", "deprecatedLastTimestamp"),
@@ -33,7 +34,7 @@ pub(super) fn admit_event(object: &mut Value, modern: bool) {
     }
 }
 
-/// What `events.k8s.io` wants to know of an event.
+/// Checks the fields that `events.k8s.io` requires.
 pub(super) fn validate_event(object: &Value, errors: &mut Vec<FieldError>) {
     for field in ["eventTime", "reportingController", "reportingInstance", "action", "reason"] {
         if text(object, field).is_empty() {
@@ -45,7 +46,7 @@ pub(super) fn validate_event(object: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// `stringData` is write-only: it ends up, encoded, in `data`.
+/// Defaults of a Secret. `stringData` is write-only: its values are moved to `data`, base64-encoded.
 pub(super) fn secret_defaults(object: &mut Value) {
     default_to(object, "type", "Opaque");
     let plain = object.as_object_mut().and_then(|o| o.remove("stringData"));
@@ -108,11 +109,11 @@ pub(super) fn validate_workload(object: &Value, errors: &mut Vec<FieldError>) {
     pod::validate_spec(&spec["template"]["spec"], &template.child("spec"), errors);
 }
 
-/// Keys of config maps and secrets become file names.
+/// Validates the keys of config maps and secrets, which become file names.
 pub(super) fn validate_keys(object: &Value, errors: &mut Vec<FieldError>) {
-    let doubled =
+    let duplicates =
         object["data"].as_object().into_iter().flatten().filter(|(key, _)| object["binaryData"].get(key).is_some());
-    for (key, _) in doubled {
+    for (key, _) in duplicates {
         let why = "duplicate of key present in binaryData";
         errors.push(FieldError::invalid_str(Path::Root.child("data").key(key), key, why));
     }
@@ -135,8 +136,8 @@ pub(super) fn validate_keys(object: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Where the first value that should be base64 is not: such an object cannot even be read.
-pub(super) fn broken_base64(object: &Value) -> Option<usize> {
+/// Offset at which the first invalid base64 value is invalid. Kubernetes cannot decode such an object.
+pub(super) fn invalid_base64_offset(object: &Value) -> Option<usize> {
     let field = if object["kind"] == "Secret" { "data" } else { "binaryData" };
     object[field].as_object().into_iter().flat_map(serde_json::Map::values).find_map(|value| {
         let text = value.as_str()?;

@@ -5,10 +5,10 @@ use serde_json::Value;
 use super::names;
 use crate::status::{FieldError, Path};
 
-/// All annotations of an object together.
+/// Maximum total size of all annotations of an object.
 const MAX_ANNOTATIONS: usize = 256 << 10;
 
-/// What is wrong with labels, annotations, owner references and finalizers.
+/// Validation errors of labels, annotations, owner references and finalizers.
 pub fn validate(object: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let meta = &object["metadata"];
@@ -20,7 +20,7 @@ pub fn validate(object: &Value) -> Vec<FieldError> {
     errors
 }
 
-/// Keys and values of a label map, here or in a selector.
+/// Validates the keys and values of a label map, of an object or of a selector.
 pub fn labels(value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     for (key, value) in value.as_object().into_iter().flatten() {
         for why in names::qualified_name(key) {
@@ -79,7 +79,7 @@ fn owners(value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Owner references in the order in which Kubernetes writes their members.
+/// Owner references as JSON, with members in the order in which Kubernetes writes them.
 fn references(value: &Value) -> String {
     let one = |owner: &Value| {
         let members = ["apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion"];
@@ -89,14 +89,14 @@ fn references(value: &Value) -> String {
     format!("[{}]", value.as_array().into_iter().flatten().map(one).collect::<Vec<_>>().join(","))
 }
 
-/// Finalizers without a domain that are none of Kubernetes' own, with their places.
+/// Finalizers without a domain that are not Kubernetes' own, with their indexes.
 pub fn unqualified_finalizers(object: &Value) -> Vec<(usize, &str)> {
     let list = object["metadata"]["finalizers"].as_array().into_iter().flatten().filter_map(Value::as_str).enumerate();
     list.filter(|(_, name)| !name.contains('/') && !matches!(*name, "orphan" | "foregroundDeletion" | "kubernetes"))
         .collect()
 }
 
-/// Refuses them; custom kinds and leases only warn, or do not mind.
+/// Refuses unqualified finalizers. Not called for custom kinds, which only warn, and leases, which accept them.
 pub fn check_finalizer_names(object: &Value) -> Vec<FieldError> {
     let why = "name is neither a standard finalizer name nor is it fully qualified";
     unqualified_finalizers(object)

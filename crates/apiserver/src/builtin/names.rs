@@ -1,4 +1,5 @@
-//! Kubernetes' rules for names, label keys and label values. Each check returns what is wrong, in Kubernetes' words.
+//! Kubernetes' rules for names, label keys and label values. Each check returns what is wrong, with Kubernetes'
+//! messages.
 
 fn alnum(c: char) -> bool {
     c.is_ascii_alphanumeric()

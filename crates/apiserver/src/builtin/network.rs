@@ -1,4 +1,4 @@
-//! Services and NetworkPolicies.
+//! Defaults and validation of Services and NetworkPolicies.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -26,7 +26,7 @@ pub(super) fn service_defaults(object: &mut Value) {
     }
 }
 
-/// The addresses of a Service, which the server gives out.
+/// Allocates the cluster IP of a Service.
 pub(super) fn admit_service(object: &mut Value) {
     let spec = &mut object["spec"];
     if !spec.is_object() || spec["type"] == "ExternalName" {
@@ -34,7 +34,7 @@ pub(super) fn admit_service(object: &mut Value) {
     }
     if text(spec, "clusterIP").is_empty() {
         let given = spec["clusterIPs"].get(0).and_then(Value::as_str).unwrap_or_default().to_owned();
-        // Nothing routes these addresses in the embedded engine; clients only expect one to be there.
+        // The embedded engine does not route cluster IPs, but clients expect the field to be set.
         spec["clusterIP"] = if given.is_empty() { cluster_ip() } else { given }.into();
     }
     let address = spec["clusterIP"].clone();

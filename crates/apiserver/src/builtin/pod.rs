@@ -1,4 +1,4 @@
-//! Validation of Pods, and of what may change in one.
+//! Validation of Pods and of their updates.
 
 use std::collections::HashSet;
 
@@ -41,7 +41,7 @@ const VOLUME_SOURCES: &[&str] = &[
     "vsphereVolume",
 ];
 
-/// Checks a whole Pod; `path` is where its spec stands.
+/// Validates a Pod; `path` is that of its spec.
 pub(super) fn validate(object: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     validate_spec(&object["spec"], path, errors);
 }
@@ -338,7 +338,7 @@ pub(super) fn validate_update(old: &Value, new: &Value, errors: &mut Vec<FieldEr
             return;
         }
     }
-    if frozen(&old["spec"]) != frozen(&new["spec"]) {
+    if immutable_fields(&old["spec"]) != immutable_fields(&new["spec"]) {
         errors.push(FieldError::forbidden("spec", IMMUTABLE));
     }
     let tolerations = |pod: &Value| items(&pod["spec"], "tolerations").cloned().collect::<Vec<_>>();
@@ -351,8 +351,8 @@ pub(super) fn validate_update(old: &Value, new: &Value, errors: &mut Vec<FieldEr
     }
 }
 
-/// The spec without what may change.
-fn frozen(spec: &Value) -> Value {
+/// The part of the spec that an update may not change.
+fn immutable_fields(spec: &Value) -> Value {
     let mut spec = spec.clone();
     for list in ["containers", "initContainers"] {
         for container in super::items_mut(&mut spec, list) {

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::{default_to, items_mut, text};
 
-/// Status of a new Pod.
-pub(super) fn begin(object: &mut Value) {
+/// Sets the status of a new Pod.
+pub(super) fn init_status(object: &mut Value) {
     let class = qos_class(&object["spec"]);
     object["status"] = json!({ "phase": "Pending", "qosClass": class });
 }
@@ -15,7 +15,7 @@ pub(super) fn pod(object: &mut Value) {
     template_spec(&mut object["spec"]);
 }
 
-/// What the server decides for a Pod, and no client owns: its account, its priority, what it tolerates.
+/// Sets fields that the server decides and no client owns: service account, priority, tolerations.
 pub(super) fn admit(object: &mut Value) {
     let spec = &mut object["spec"];
     if !spec.is_object() {
@@ -30,13 +30,13 @@ pub(super) fn admit(object: &mut Value) {
     default_to(spec, "preemptionPolicy", "PreemptLowerPriority");
     tolerate_unready_nodes(spec);
     for condition in items_mut(&mut object["status"], "conditions").filter(|c| c.is_object()) {
-        // Always written, even when there is nothing to say.
+        // Kubernetes always writes these fields, as null if they are not set.
         default_to(condition, "lastProbeTime", Value::Null);
         default_to(condition, "lastTransitionTime", Value::Null);
     }
 }
 
-/// What a Pod's spec and a template's spec have in common.
+/// Defaults of the spec of a Pod or of a Pod template.
 pub(super) fn template_spec(spec: &mut Value) {
     if !spec.is_object() {
         return;
@@ -53,7 +53,7 @@ pub(super) fn template_spec(spec: &mut Value) {
     items_mut(spec, "volumes").for_each(volume);
 }
 
-/// Kubernetes keeps Pods for five minutes on a node that is not ready.
+/// Adds the default tolerations, with which Kubernetes keeps Pods for five minutes on a node that is not ready.
 fn tolerate_unready_nodes(spec: &mut Value) {
     default_to(spec, "tolerations", json!([]));
     let Some(list) = spec["tolerations"].as_array_mut() else { return };
@@ -154,7 +154,7 @@ fn volume(volume: &mut Value) {
     }
 }
 
-/// `Guaranteed` when every container's limits equal its requests, `BestEffort` when there are none.
+/// `Guaranteed` if every container's limits equal its requests, `BestEffort` if there are none, otherwise `Burstable`.
 fn qos_class(spec: &Value) -> &'static str {
     let mut any = false;
     let mut guaranteed = true;

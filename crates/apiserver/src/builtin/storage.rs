@@ -1,4 +1,4 @@
-//! Persistent volumes, claims and storage classes.
+//! Defaults and validation of persistent volumes, claims and storage classes.
 
 use agent_sandbox_api::quantity::Quantity;
 use serde_json::{Value, json};
@@ -52,12 +52,12 @@ pub(super) fn validate_claim(object: &Value, errors: &mut Vec<FieldError>) {
 }
 
 pub(super) fn validate_claim_update(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
-    let frozen = |object: &Value| {
+    let immutable_fields = |object: &Value| {
         let mut spec = object["spec"].clone();
         if let Some(members) = spec.as_object_mut() {
             members.remove("resources");
             members.remove("volumeAttributesClassName");
-            // Binding fills this in once.
+            // Binding sets the volume name once.
             if text(&old["spec"], "volumeName").is_empty() {
                 members.remove("volumeName");
             }
@@ -67,7 +67,7 @@ pub(super) fn validate_claim_update(old: &Value, new: &Value, errors: &mut Vec<F
         }
         spec
     };
-    if frozen(old) != frozen(new) {
+    if immutable_fields(old) != immutable_fields(new) {
         errors.push(FieldError::forbidden(
             "spec",
             "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",

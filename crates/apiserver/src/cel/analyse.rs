@@ -1,4 +1,4 @@
-//! Checks of a rule before it is accepted: names it uses exist, and it cannot run for ever.
+//! Static checks of a rule before it is accepted: the names it uses exist, and its cost is bounded.
 
 use kube_cel::cel::{
     Program,
@@ -8,12 +8,12 @@ use kube_cel::cel::{
 use super::values::escape;
 use crate::schema::{Schema, Type};
 
-/// What one rule may cost, in steps, with every list as long as its schema allows.
+/// Maximum cost of one rule in evaluation steps, assuming every list has the maximum length its schema allows.
 const MAX_COST: u64 = 10_000_000;
-/// Length assumed for lists without a bound: what fits into a request.
-const UNBOUNDED: u64 = 100_000;
+/// Assumed length of lists without `maxItems`: about what fits into a request.
+const ASSUMED_LEN: u64 = 100_000;
 
-/// Functions and methods that rules may call, beside operators.
+/// Functions and methods that rules may call, in addition to operators.
 const FUNCTIONS: &[&str] = &[
     "abs",
     "add",
@@ -166,15 +166,15 @@ const FUNCTIONS: &[&str] = &[
     "isIPv6",
 ];
 
-/// Words that stand before a function, not for a variable.
+/// Namespace prefixes of functions, which are not variables.
 const NAMESPACES: &[&str] =
     &["sets", "lists", "math", "strings", "base64", "ip", "format", "optional", "jsonpatch", "cel"];
 const TYPES: &[&str] = &["int", "uint", "double", "bool", "string", "bytes", "list", "map", "null_type", "type"];
 
-/// Refuses rules with unknown names or without a bound on their cost.
+/// Refuses rules that use unknown names or exceed the cost limit.
 pub(super) fn check(program: &Program, schema: &Schema) -> Result<(), String> {
     let mut scope = vec!["self".to_owned(), "oldSelf".to_owned()];
-    names(program.expression(), schema, &mut scope)?;
+    check_names(program.expression(), schema, &mut scope)?;
     let cost = cost(program.expression(), schema);
     if cost > MAX_COST {
         return Err(format!(
@@ -185,7 +185,7 @@ pub(super) fn check(program: &Program, schema: &Schema) -> Result<(), String> {
     Ok(())
 }
 
-fn names(expr: &IdedExpr, schema: &Schema, scope: &mut Vec<String>) -> Result<(), String> {
+fn check_names(expr: &IdedExpr, schema: &Schema, scope: &mut Vec<String>) -> Result<(), String> {
     match &expr.expr {
         Expr::Unspecified | Expr::Literal(_) => Ok(()),
         Expr::Ident(name) => {
@@ -197,9 +197,9 @@ fn names(expr: &IdedExpr, schema: &Schema, scope: &mut Vec<String>) -> Result<()
             }
         }
         Expr::Select(select) => {
-            // Only paths that start at self or oldSelf have a schema to be checked against.
+            // Only paths that start at self or oldSelf have a schema to check against.
             resolve(expr, schema)?;
-            names(&select.operand, schema, scope)
+            check_names(&select.operand, schema, scope)
         }
         Expr::Call(call) => {
             let operator = call.func_name.contains(['_', '@', '!', '-']);
@@ -212,39 +212,39 @@ fn names(expr: &IdedExpr, schema: &Schema, scope: &mut Vec<String>) -> Result<()
             if let Some(target) = &call.target
                 && !matches!(&target.expr, Expr::Ident(name) if NAMESPACES.contains(&name.as_str()))
             {
-                names(target, schema, scope)?;
+                check_names(target, schema, scope)?;
             }
-            call.args.iter().try_for_each(|arg| names(arg, schema, scope))
+            call.args.iter().try_for_each(|arg| check_names(arg, schema, scope))
         }
-        Expr::List(list) => list.elements.iter().try_for_each(|e| names(e, schema, scope)),
-        Expr::Map(map) => map.entries.iter().try_for_each(|e| entry(&e.expr, schema, scope)),
-        Expr::Struct(made) => made.entries.iter().try_for_each(|e| entry(&e.expr, schema, scope)),
+        Expr::List(list) => list.elements.iter().try_for_each(|e| check_names(e, schema, scope)),
+        Expr::Map(map) => map.entries.iter().try_for_each(|e| check_entry(&e.expr, schema, scope)),
+        Expr::Struct(literal) => literal.entries.iter().try_for_each(|e| check_entry(&e.expr, schema, scope)),
         Expr::Comprehension(loops) => {
-            names(&loops.iter_range, schema, scope)?;
-            names(&loops.accu_init, schema, scope)?;
+            check_names(&loops.iter_range, schema, scope)?;
+            check_names(&loops.accu_init, schema, scope)?;
             let before = scope.len();
             scope.push(loops.iter_var.clone());
             scope.extend(loops.iter_var2.clone());
             scope.push(loops.accu_var.clone());
             let inner = [&loops.loop_cond, &loops.loop_step, &loops.result];
-            let checked = inner.into_iter().try_for_each(|e| names(e, schema, scope));
+            let checked = inner.into_iter().try_for_each(|e| check_names(e, schema, scope));
             scope.truncate(before);
             checked
         }
     }
 }
 
-fn entry(entry: &EntryExpr, schema: &Schema, scope: &mut Vec<String>) -> Result<(), String> {
+fn check_entry(entry: &EntryExpr, schema: &Schema, scope: &mut Vec<String>) -> Result<(), String> {
     match entry {
-        EntryExpr::StructField(field) => names(&field.value, schema, scope),
+        EntryExpr::StructField(field) => check_names(&field.value, schema, scope),
         EntryExpr::MapEntry(pair) => {
-            names(&pair.key, schema, scope)?;
-            names(&pair.value, schema, scope)
+            check_names(&pair.key, schema, scope)?;
+            check_names(&pair.value, schema, scope)
         }
     }
 }
 
-/// The schema of a path like `self.spec.replicas`; an error when a field on it is not declared.
+/// The schema of a path like `self.spec.replicas`; an error if a field on it is not declared.
 fn resolve<'s>(expr: &IdedExpr, schema: &'s Schema) -> Result<Option<&'s Schema>, String> {
     match &expr.expr {
         Expr::Ident(name) if name == "self" || name == "oldSelf" => Ok(Some(schema)),
@@ -266,7 +266,7 @@ fn resolve<'s>(expr: &IdedExpr, schema: &'s Schema) -> Result<Option<&'s Schema>
     }
 }
 
-/// Steps a rule takes when every list is as long as it may be.
+/// Estimated number of evaluation steps, with every list at its maximum length.
 fn cost(expr: &IdedExpr, schema: &Schema) -> u64 {
     match &expr.expr {
         Expr::Unspecified | Expr::Literal(_) | Expr::Ident(_) => 1,
@@ -279,9 +279,9 @@ fn cost(expr: &IdedExpr, schema: &Schema) -> u64 {
         Expr::Map(_) | Expr::Struct(_) => 1,
         Expr::Comprehension(loops) => {
             let times = match resolve(&loops.iter_range, schema) {
-                Ok(Some(list)) => list.max_items().map_or(UNBOUNDED, |n| n as u64),
+                Ok(Some(list)) => list.max_items().map_or(ASSUMED_LEN, |n| n as u64),
                 _ if matches!(&loops.iter_range.expr, Expr::List(_)) => 16,
-                _ => UNBOUNDED,
+                _ => ASSUMED_LEN,
             };
             let step = cost(&loops.loop_step, schema).saturating_add(cost(&loops.loop_cond, schema));
             cost(&loops.iter_range, schema).saturating_add(times.saturating_mul(step))

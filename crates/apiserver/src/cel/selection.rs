@@ -1,5 +1,5 @@
-//! Which parts of `self` and `oldSelf` a rule can look at. Only these are made into CEL values: a rule about one field must not cost a
-//! copy of the whole object.
+//! Which parts of `self` and `oldSelf` a rule reads. Only these are converted to CEL values, so that a rule about one
+//! field does not cost a copy of the whole object.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use kube_cel::cel::common::ast::{EntryExpr, Expr, IdedExpr};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Selection {
     Everything,
-    /// These members alone; a member with no selection of its own is only asked for its presence.
+    /// Only these members. For a member with an empty selection, only its presence matters.
     Members(BTreeMap<String, Selection>),
 }
 
@@ -20,7 +20,7 @@ impl Default for Selection {
 }
 
 impl Selection {
-    /// The selection of a member; `None` when nobody asks for it.
+    /// The selection of a member; `None` if the rule does not read it.
     pub(super) fn member(&self, escaped: &str) -> Option<&Self> {
         match self {
             Self::Everything => Some(self),
@@ -28,12 +28,12 @@ impl Selection {
         }
     }
 
-    /// Only its presence matters.
+    /// True if only the presence of the member matters.
     pub(super) fn is_presence(&self) -> bool {
         matches!(self, Self::Members(members) if members.is_empty())
     }
 
-    /// Adds what `expr` reads of `self` and `oldSelf`.
+    /// Adds the parts of `self` and `oldSelf` that `expr` reads.
     pub(super) fn add(&mut self, expr: &IdedExpr) {
         match &expr.expr {
             Expr::Unspecified | Expr::Literal(_) => {}
@@ -49,7 +49,7 @@ impl Selection {
             Expr::Call(call) => call.target.iter().map(|t| &**t).chain(&call.args).for_each(|e| self.add(e)),
             Expr::List(list) => list.elements.iter().for_each(|e| self.add(e)),
             Expr::Map(map) => map.entries.iter().for_each(|e| self.add_entry(&e.expr)),
-            Expr::Struct(made) => made.entries.iter().for_each(|e| self.add_entry(&e.expr)),
+            Expr::Struct(literal) => literal.entries.iter().for_each(|e| self.add_entry(&e.expr)),
             Expr::Comprehension(loops) => {
                 for part in [&loops.iter_range, &loops.accu_init, &loops.loop_cond, &loops.loop_step, &loops.result] {
                     self.add(part);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_reads_only_what_it_names() {
+    fn a_rule_selects_only_the_members_it_reads() {
         let both = selection("has(self.list) == has(oldSelf.list) && (!has(self.list) || self.list == oldSelf.list)");
         assert_eq!(both, Selection::Members(BTreeMap::from([("list".into(), Selection::Everything)])));
         let deep = selection("self.a.b > 1 && has(self.a.c)");
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_uses_the_whole_gets_the_whole() {
+    fn a_rule_that_uses_the_whole_value_selects_everything() {
         for rule in ["self == oldSelf", "self.all(k, k != 'x')", "'x' in self", "self['x'] == 1", "size(self) < 3"] {
             assert_eq!(selection(rule), Selection::Everything, "{rule}");
         }

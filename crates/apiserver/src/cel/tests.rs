@@ -1,4 +1,4 @@
-//! Rules, from schema to verdict.
+//! Compilation and evaluation of rules, and their error messages.
 
 use serde_json::json;
 
@@ -40,7 +40,7 @@ fn immutability_of_presence_and_content_s_001_s_002_s_003() {
             assert_eq!(errors[0].to_string(), "spec: Invalid value: \"object\": list is immutable");
         }
     }
-    assert!(schema.validate(&with(some()), None).is_empty(), "a creation has nothing to compare with");
+    assert!(schema.validate(&with(some()), None).is_empty(), "transition rules are not evaluated on creation");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! JSON values as CEL sees them: names escaped, times and durations typed by the schema.
+//! Converts JSON to CEL values: field names are escaped, times and durations typed by the schema.
 
 use std::{
     borrow::Cow,
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::selection::Selection;
 use crate::schema::{Schema, Type};
 
-/// The selected part of a value.
+/// Converts the selected part of a value.
 pub(super) fn to_cel(schema: &Schema, value: &Value, wanted: &Selection) -> Cel {
     match value {
         Value::Null => Cel::Null,
@@ -45,7 +45,7 @@ pub(super) fn to_cel(schema: &Schema, value: &Value, wanted: &Selection) -> Cel 
     }
 }
 
-/// The schema of what has none.
+/// The schema of values without a declared one.
 static ANYTHING: LazyLock<Schema> = LazyLock::new(Schema::default);
 
 pub(super) fn optional(value: Option<Cel>) -> Cel {
@@ -68,7 +68,8 @@ fn string(schema: &Schema, text: &str) -> Cel {
 }
 
 thread_local! {
-    /// Times and durations come from CEL's own conversions, so that they compare with the literals of a rule.
+    /// Programs that convert times and durations with CEL's own functions, so that they are comparable with values that
+    /// rules create.
     static CONVERSIONS: (Context<'static>, Option<Program>, Option<Program>) =
         (Context::default(), Program::compile("timestamp(text)").ok(), Program::compile("duration(text)").ok());
 }
@@ -82,7 +83,7 @@ fn typed(format: &str, text: &str) -> Option<Cel> {
     })
 }
 
-/// Words that CEL reserves; fields of that name are written `__namespace__`.
+/// Reserved words of CEL. A field with such a name is escaped, for example as `__namespace__`.
 const RESERVED: &[&str] = &[
     "as",
     "break",
@@ -107,7 +108,7 @@ const RESERVED: &[&str] = &[
     "while",
 ];
 
-/// A field name as rules must write it.
+/// Escapes a field name as rules must write it.
 pub(super) fn escape(name: &str) -> Cow<'_, str> {
     if RESERVED.contains(&name) {
         return format!("__{name}__").into();

@@ -1,38 +1,38 @@
-//! A deleted namespace is emptied, then removed.
+//! Deletes the content of a namespace that is being deleted, then the namespace.
 
 use std::sync::Arc;
 
+use super::gc;
 use crate::{
-    gc,
     request::{DeleteOptions, Preconditions},
     server::Core,
     status::ApiError,
     store::{CommitError, ObjectKey},
-    verbs::delete_object,
+    verbs::{DeleteOutcome, delete_object},
 };
 
-/// Looks at a namespace: gives it its service account, or empties it.
-pub(super) async fn look(core: &Arc<Core>, name: &str) -> Result<(), ApiError> {
+/// Creates the default service account of a namespace, or deletes the content of one that is being deleted.
+pub(super) async fn reconcile(core: &Arc<Core>, name: &str) -> Result<(), ApiError> {
     let key = ObjectKey::new("", name);
     let Some(namespace) = core.store.latest(&super::NAMESPACES.into(), &key) else { return Ok(()) };
     if !namespace.facts.deleting {
-        return super::accounts::ensure(core, name).await;
+        return super::service_accounts::ensure_default(core, name).await;
     }
-    if empty(core, name).await? {
-        finish(core, &key, namespace.uid()).await?;
+    if delete_content(core, name).await? {
+        remove_finalizer(core, &key, namespace.uid()).await?;
     }
     Ok(())
 }
 
-/// Deletes everything in a namespace; true when nothing is left.
-async fn empty(core: &Arc<Core>, name: &str) -> Result<bool, ApiError> {
+/// Deletes everything in a namespace; true if nothing remains.
+async fn delete_content(core: &Arc<Core>, name: &str) -> Result<bool, ApiError> {
     let registry = core.registry.snapshot();
-    let mut left = 0;
+    let mut remaining = 0;
     for (storage, collection) in core.store.collections() {
         let Some(resource) = registry.by_storage(&storage).filter(|r| r.namespaced).cloned() else { continue };
         for object in collection.list(name) {
             if object.facts.deleting {
-                left += 1;
+                remaining += 1;
                 continue;
             }
             let options = DeleteOptions {
@@ -40,22 +40,22 @@ async fn empty(core: &Arc<Core>, name: &str) -> Result<bool, ApiError> {
                 ..DeleteOptions::default()
             };
             match delete_object(core, &resource, &object.key, &options).await {
-                Ok(crate::verbs::Outcome::Removed(_)) => {}
-                Ok(crate::verbs::Outcome::Marked(_)) => left += 1,
+                Ok(DeleteOutcome::Removed(_)) => {}
+                Ok(DeleteOutcome::Marked(_)) => remaining += 1,
                 Err(error) if matches!(error.reason, "NotFound" | "Conflict") => {}
                 Err(error) => return Err(error),
             }
         }
     }
-    Ok(left == 0)
+    Ok(remaining == 0)
 }
 
-/// Lets the namespace go, if it is still empty at that very moment.
-async fn finish(core: &Arc<Core>, key: &ObjectKey, uid: &str) -> Result<(), ApiError> {
+/// Removes the namespace's finalizer, and so the namespace, if it is still empty when the write is sequenced.
+async fn remove_finalizer(core: &Arc<Core>, key: &ObjectKey, uid: &str) -> Result<(), ApiError> {
     let registry = core.registry.snapshot();
     let Some(resource) = registry.resource("", "namespaces").cloned() else { return Ok(()) };
     let store = core.store.clone();
-    gc::edit(
+    gc::update_object(
         core,
         &resource,
         key,

@@ -1,4 +1,4 @@
-//! Events live once and are served by two groups with different field names.
+//! Conversion of Events, which are stored once and served by two API groups with different field names.
 
 use serde_json::{Map, Value};
 
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_faces_of_an_event_round_trip() {
+    fn events_round_trip_between_both_groups() {
         let modern = json!({
             "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
             "regarding": {"kind": "Pod", "name": "p"}, "note": "n", "reason": "R", "action": "A",

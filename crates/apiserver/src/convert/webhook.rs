@@ -1,4 +1,4 @@
-//! Conversion by the webhook a CRD names: one `ConversionReview` over HTTPS.
+//! Conversion by the webhook in a CRD: one `ConversionReview` over HTTPS.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 
 use crate::registry::WebhookClient;
 
-/// Kubernetes waits this long for a conversion.
+/// Timeout for a conversion, as in Kubernetes.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Converted objects may be larger than what was sent, but not without limit.
-const MAX_ANSWER: usize = 64 << 20;
+/// Maximum size of the webhook's response. Converted objects may be larger than the request.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// Sends one object to the webhook and returns it in the desired version.
 pub(super) async fn convert(hook: &WebhookClient, object: Value, desired: &str) -> Result<Value, String> {
@@ -27,15 +27,15 @@ pub(super) async fn convert(hook: &WebhookClient, object: Value, desired: &str) 
         "kind": "ConversionReview",
         "request": { "uid": uid, "desiredAPIVersion": desired, "objects": [object] },
     });
-    let answer = tokio::time::timeout(TIMEOUT, post(hook, review.to_string()))
+    let body = tokio::time::timeout(TIMEOUT, post(hook, review.to_string()))
         .await
         .map_err(|_| format!("conversion webhook {} did not answer within {TIMEOUT:?}", hook.url))??;
-    read(&hook.url, &uid, &answer)
+    parse_review(&hook.url, &uid, &body)
 }
 
-fn read(url: &str, uid: &str, answer: &[u8]) -> Result<Value, String> {
+fn parse_review(url: &str, uid: &str, body: &[u8]) -> Result<Value, String> {
     let mut review: Value =
-        serde_json::from_slice(answer).map_err(|e| format!("conversion webhook {url} sent no JSON: {e}"))?;
+        serde_json::from_slice(body).map_err(|e| format!("conversion webhook {url} sent no JSON: {e}"))?;
     let response = &mut review["response"];
     if response["uid"] != uid {
         return Err(format!("conversion webhook {url} answered another request"));
@@ -57,7 +57,7 @@ async fn post(hook: &WebhookClient, body: String) -> Result<Vec<u8>, String> {
     let port = uri.port_u16().unwrap_or(443);
     let stream = TcpStream::connect((host.as_str(), port)).await.map_err(|e| at("cannot connect", &e))?;
     let name = ServerName::try_from(host.clone()).map_err(|e| at("bad host name", &e))?;
-    let tls = tokio_rustls::TlsConnector::from(Arc::new(trust(hook).map_err(|e| at("bad caBundle", &e))?));
+    let tls = tokio_rustls::TlsConnector::from(Arc::new(tls_config(hook).map_err(|e| at("bad caBundle", &e))?));
     let stream = tls.connect(name, stream).await.map_err(|e| at("TLS failed", &e))?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| at("handshake failed", &e))?;
@@ -71,7 +71,8 @@ async fn post(hook: &WebhookClient, body: String) -> Result<Vec<u8>, String> {
         if !response.status().is_success() {
             return Err(at("refused", &response.status()));
         }
-        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.map_err(|e| at("bad answer", &e))?;
+        let body =
+            Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await.map_err(|e| at("bad answer", &e))?;
         Ok(body.to_bytes().to_vec())
     };
     tokio::pin!(exchange);
@@ -85,8 +86,8 @@ async fn post(hook: &WebhookClient, body: String) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Trusts the CRD's own bundle, and nothing else.
-fn trust(hook: &WebhookClient) -> Result<ClientConfig, String> {
+/// A TLS configuration that trusts only the CRD's `caBundle`.
+fn tls_config(hook: &WebhookClient) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&hook.ca_bundle) {
         let certificate = certificate.map_err(|e| e.to_string())?;
@@ -105,8 +106,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_checked_s_023() {
-        let answer = |body: Value| read("https://h", "u", body.to_string().as_bytes());
+    fn responses_are_checked_s_023() {
+        let answer = |body: Value| parse_review("https://h", "u", body.to_string().as_bytes());
         let good = json!({"response": {"uid": "u", "result": {"status": "Success"}, "convertedObjects": [{"a": 1}]}});
         assert_eq!(answer(good).unwrap(), json!({"a": 1}));
         for (body, why) in [
@@ -116,6 +117,6 @@ mod tests {
         ] {
             assert!(answer(body).unwrap_err().contains(why));
         }
-        assert!(read("https://h", "u", b"<html>").unwrap_err().contains("no JSON"));
+        assert!(parse_review("https://h", "u", b"<html>").unwrap_err().contains("no JSON"));
     }
 }

@@ -1,20 +1,22 @@
-//! Server-side apply: the applied object is everything its manager wants; the rest belongs to others.
+//! Server-side apply: the applied object is the complete configuration of its field manager; all other fields belong to
+//! other managers.
 
 use serde_json::{Map, Value};
 
 use super::{
     diff::Diff,
-    fields::{FieldSet, field_edge, item_edge},
+    field_set::{FieldSet, field_edge, item_edge},
     managed::{self, Manager},
-    owned,
+    ownership,
 };
 use crate::{
     schema::{ListType, Schema},
     status::{ApiError, Cause, Details},
 };
 
-/// Merges `applied` into `live` for `manager`. Fields the manager applied before and no longer mentions are removed,
-/// unless somebody else owns them too. Fields of others with another value are a conflict, unless `force`.
+/// Merges `applied` into `live` for `manager`. Fields that the manager applied before and that `applied` no longer has
+/// are removed, unless another manager owns them too. Setting a field that another manager owns to a different value is
+/// a conflict, unless `force`.
 pub fn apply(
     live: Value,
     applied: &Value,
@@ -22,39 +24,39 @@ pub fn apply(
     force: bool,
     schema: Option<&Schema>,
 ) -> Result<Value, ApiError> {
-    let wanted = owned::applied(applied, schema);
+    let wanted = ownership::applied_fields(applied, schema);
     let mut entries = managed::read(&live);
-    let before = entries.iter().find(|e| e.is(manager)).map(|e| e.fields.clone()).unwrap_or_default();
+    let before = entries.iter().find(|e| e.belongs_to(manager)).map(|e| e.fields.clone()).unwrap_or_default();
     let mut merged = live.clone();
     merge_object(&mut merged, applied, schema);
 
     let mut others = FieldSet::default();
-    for entry in entries.iter().filter(|e| !e.is(manager)) {
+    for entry in entries.iter().filter(|e| !e.belongs_to(manager)) {
         others.add(&entry.fields);
     }
-    let dropped = before.without(&wanted).without(&others);
+    let dropped = before.difference(&wanted).difference(&others);
     if !dropped.is_empty() {
         others.add(&wanted);
         remove_object(&mut merged, &dropped, Some(&others), schema);
     }
 
     let diff = Diff::between(&live, &merged, schema);
-    let contested: Vec<(String, FieldSet)> = entries
+    let conflicts: Vec<(String, FieldSet)> = entries
         .iter()
-        .filter(|e| !e.is(manager))
-        .map(|e| (e.label(), e.fields.common(&diff.touched)))
+        .filter(|e| !e.belongs_to(manager))
+        .map(|e| (e.label(), e.fields.intersection(&diff.touched)))
         .filter(|(_, fields)| !fields.is_empty())
         .collect();
-    if !contested.is_empty() && !force {
-        return Err(conflict(&contested));
+    if !conflicts.is_empty() && !force {
+        return Err(conflict(&conflicts));
     }
-    for entry in entries.iter_mut().filter(|e| !e.is(manager)) {
-        entry.fields = entry.fields.without(&diff.touched).without(&diff.removed);
+    for entry in entries.iter_mut().filter(|e| !e.belongs_to(manager)) {
+        entry.fields = entry.fields.difference(&diff.touched).difference(&diff.removed);
     }
-    let own = managed::entry_of(&mut entries, manager);
+    let own = managed::find_or_add_entry(&mut entries, manager);
     if own.fields != wanted || !diff.is_empty() {
         own.fields = wanted;
-        own.stamp();
+        own.set_time();
     }
     managed::write(&mut merged, entries);
     Ok(merged)
@@ -162,44 +164,45 @@ fn merge_value(target: &mut Value, applied: &Value, schema: Option<&Schema>) {
     }
 }
 
-/// Takes away what is `dropped`. A map or list that becomes empty goes too, unless somebody has it as such (`kept`).
+/// Removes the fields in `dropped`. A map or list that becomes empty is removed too, unless it is itself in `kept`, the
+/// fields that some manager still owns.
 fn remove_object(target: &mut Value, dropped: &FieldSet, kept: Option<&FieldSet>, schema: Option<&Schema>) {
     let Some(members) = target.as_object_mut() else { return };
     let names: Vec<String> = members.keys().cloned().collect();
     for name in names {
         let edge = field_edge(&name);
-        let Some(gone) = dropped.child(&edge) else { continue };
+        let Some(removed) = dropped.child(&edge) else { continue };
         let child = if name == "metadata" { None } else { schema.and_then(|s| s.member(&name)) };
-        remove_member(members, &name, gone, kept.and_then(|k| k.child(&edge)), child);
+        remove_member(members, &name, removed, kept.and_then(|k| k.child(&edge)), child);
     }
 }
 
 fn remove_member(
     members: &mut Map<String, Value>,
     name: &str,
-    gone: &FieldSet,
+    removed: &FieldSet,
     kept: Option<&FieldSet>,
     schema: Option<&Schema>,
 ) {
     let Some(value) = members.get_mut(name) else { return };
     let empty = match value {
         Value::Object(_) if schema.is_none_or(|s| !s.atomic_map) => {
-            remove_object(value, gone, kept, schema);
+            remove_object(value, removed, kept, schema);
             value.as_object().is_some_and(Map::is_empty)
         }
-        Value::Array(items) if !gone.is_leaf() || schema.is_some_and(|s| s.list_type != ListType::Atomic) => {
-            remove_items(items, gone, kept, schema);
+        Value::Array(items) if !removed.is_leaf() || schema.is_some_and(|s| s.list_type != ListType::Atomic) => {
+            remove_items(items, removed, kept, schema);
             items.is_empty()
         }
-        // What is no longer a map or a list has been replaced as a whole.
-        _ => gone.is_leaf(),
+        // The value is no longer a map or a list: it has been replaced as a whole.
+        _ => removed.is_leaf(),
     };
     if empty && kept.is_none() {
         members.remove(name);
     }
 }
 
-fn remove_items(items: &mut Vec<Value>, gone: &FieldSet, kept: Option<&FieldSet>, schema: Option<&Schema>) {
+fn remove_items(items: &mut Vec<Value>, removed: &FieldSet, kept: Option<&FieldSet>, schema: Option<&Schema>) {
     let owners = ListType::Map(vec!["uid".into()]);
     let list_type = match schema {
         Some(schema) => &schema.list_type,
@@ -209,7 +212,7 @@ fn remove_items(items: &mut Vec<Value>, gone: &FieldSet, kept: Option<&FieldSet>
     let child = schema.and_then(|s| s.items.as_deref());
     items.retain_mut(|item| {
         let edge = item_edge(list_type, child, item);
-        match gone.child(&edge) {
+        match removed.child(&edge) {
             None => true,
             Some(set) if set.contains_node() => false,
             Some(set) => {
@@ -242,9 +245,9 @@ mod tests {
         Manager { name: name.into(), operation, api_version: "g/v1".into(), subresource: String::new() }
     }
 
-    fn applied(live: Value, spec: Value, who: &str, force: bool) -> Result<Value, ApiError> {
+    fn applied(live: Value, spec: Value, manager_name: &str, force: bool) -> Result<Value, ApiError> {
         let object = json!({"apiVersion": "g/v1", "kind": "K", "metadata": {"name": "n"}, "spec": spec});
-        apply(live, &object, &manager(who, "Apply"), force, Some(&schema()))
+        apply(live, &object, &manager(manager_name, "Apply"), force, Some(&schema()))
     }
 
     fn base() -> Value {
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn appliers_share_a_map_list_and_remove_only_their_own() {
+    fn appliers_share_a_map_list_and_remove_only_their_own_items() {
         let live = applied(base(), json!({"ports": [{"port": 1, "name": "a"}]}), "one", false).unwrap();
         let live = applied(live, json!({"ports": [{"port": 2, "name": "b"}]}), "two", false).unwrap();
         assert_eq!(live["spec"]["ports"], json!([{"port": 1, "name": "a"}, {"port": 2, "name": "b"}]));
@@ -271,7 +274,7 @@ mod tests {
         let forced = applied(live, json!({"replicas": 2}), "two", true).unwrap();
         assert_eq!(forced["spec"], json!({"replicas": 2, "image": "x"}));
         let one = &forced["metadata"]["managedFields"][0];
-        assert_eq!(one["fieldsV1"], json!({"f:spec": {"f:image": {}}}), "the loser no longer owns it");
+        assert_eq!(one["fieldsV1"], json!({"f:spec": {"f:image": {}}}), "the overridden manager no longer owns it");
     }
 
     #[test]
@@ -280,7 +283,7 @@ mod tests {
         let mut new = live.clone();
         new["spec"]["replicas"] = json!(5);
         new["spec"]["labels"]["b"] = json!("2");
-        managed::updated(&live, &mut new, &manager("kubectl", "Update"), Some(&schema()), &mut Vec::new());
+        managed::record_update(&live, &mut new, &manager("kubectl", "Update"), Some(&schema()), &mut Vec::new());
         let entries = new["metadata"]["managedFields"].as_array().unwrap();
         assert_eq!(entries[0]["fieldsV1"], json!({"f:spec": {"f:labels": {"f:a": {}}}}));
         assert_eq!(entries[1]["fieldsV1"], json!({"f:spec": {"f:labels": {"f:b": {}}, "f:replicas": {}}}));
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn atomic_lists_are_taken_whole() {
+    fn atomic_lists_are_replaced_as_a_whole() {
         let live = applied(base(), json!({"atomic": ["a", "b"]}), "one", false).unwrap();
         let live = applied(live, json!({"atomic": ["c"]}), "one", false).unwrap();
         assert_eq!(live["spec"]["atomic"], json!(["c"]));

@@ -1,21 +1,22 @@
-//! What a write changed, as sets of fields. Walks both objects at once and leaves out what is equal: most of an object is.
+//! The fields that a write changed. Both objects are walked in parallel and equal subtrees are skipped, since most of
+//! an object is unchanged.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
 use super::{
-    fields::{FieldSet, Tree as _, field_edge},
-    owned::{Node, by_edge, everything, is_owned_metadata, root_member},
+    field_set::{FieldSet, Tree as _, field_edge},
+    ownership::{Node, all_fields, is_owned_metadata, items_by_edge, root_member},
 };
 use crate::schema::{ListType, Schema};
 
 /// The difference between two states of an object.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Diff {
-    /// Fields that are no longer there.
+    /// Fields that were removed.
     pub(super) removed: FieldSet,
-    /// Fields that are new or have another value.
+    /// Fields that were added or have a different value.
     pub(super) touched: FieldSet,
 }
 
@@ -59,23 +60,23 @@ impl Diff {
         before: &Map<String, Value>,
         after: &Map<String, Value>,
         schema: Option<&Schema>,
-        counts: impl Fn(&str) -> bool,
+        is_owned: impl Fn(&str) -> bool,
     ) -> Self {
         let mut diff = Self::default();
-        for (name, (old, new)) in differing(before, after).filter(|(name, _)| counts(name)) {
+        for (name, (old, new)) in differing(before, after).filter(|(name, _)| is_owned(name)) {
             diff.put(field_edge(name), Self::of_member(old, new, schema.and_then(|s| s.member(name))));
         }
         diff
     }
 
-    /// Of a member of something that is there before and after.
+    /// The difference of one member of a node that exists before and after.
     fn of_member(old: Option<&Value>, new: Option<&Value>, schema: Option<&Schema>) -> Self {
-        // What a kind always has is there even where it is not written.
-        let zero = schema.and_then(Schema::zero);
+        // A field with a zero value exists even where it is not written.
+        let zero = schema.and_then(Schema::zero_value);
         match (old.or(zero), new.or(zero)) {
             (Some(old), Some(new)) => Self::of_values(old, new, schema),
-            (Some(old), None) => Self::removed(everything(old, schema)),
-            (None, Some(new)) => Self::added(everything(new, schema)),
+            (Some(old), None) => Self::removed(all_fields(old, schema)),
+            (None, Some(new)) => Self::added(all_fields(new, schema)),
             (None, None) => Self::default(),
         }
     }
@@ -88,7 +89,7 @@ impl Diff {
         match (Node::of(old, schema), Node::of(new, schema)) {
             (Node::Map(before), Node::Map(after)) => Self::of_members(before, after, schema, |_| true),
             (Node::List(before, list), Node::List(after, _)) => Self::of_lists(before, after, list),
-            // Next to a map or a list with something in it, null is an empty one.
+            // Compared with a non-empty map or list, null counts as an empty one.
             (Node::Map(before), Node::Leaf) if new.is_null() && !before.is_empty() => {
                 Self::of_members(before, &no_members, schema, |_| true)
             }
@@ -101,8 +102,8 @@ impl Diff {
             (Node::Leaf, Node::List(after, list)) if old.is_null() && !after.is_empty() => {
                 Self::of_lists(&no_items, after, list)
             }
-            // Replaced as a whole: the node stays, what was below it goes.
-            _ => Self::replaced(everything(old, schema), everything(new, schema)),
+            // Replaced as a whole: the node itself stays, the fields below it are removed.
+            _ => Self::replaced(all_fields(old, schema), all_fields(new, schema)),
         }
     }
 
@@ -114,12 +115,12 @@ impl Diff {
     fn of_lists(before: &[Value], after: &[Value], list: &Schema) -> Self {
         let child = list.items.as_deref();
         let fields = |found: &[&Value]| match found {
-            [item] => everything(item, child),
+            [item] => all_fields(item, child),
             _ => FieldSet::leaf(),
         };
-        let mut olds: HashMap<String, Vec<&Value>> = by_edge(before, list).into_iter().collect();
+        let mut olds: HashMap<String, Vec<&Value>> = items_by_edge(before, list).into_iter().collect();
         let mut diff = Self::default();
-        for (edge, new) in by_edge(after, list) {
+        for (edge, new) in items_by_edge(after, list) {
             let item = match (olds.remove(&edge).as_deref(), new.as_slice()) {
                 (None, new) => Self::added(fields(new)),
                 (Some([old]), [new]) if matches!(list.list_type, ListType::Map(_)) => Self::of_values(old, new, child),
@@ -135,7 +136,7 @@ impl Diff {
     }
 }
 
-/// Members that differ, by name.
+/// The members that differ, with their old and new values.
 fn differing<'a>(
     before: &'a Map<String, Value>,
     after: &'a Map<String, Value>,
@@ -152,11 +153,11 @@ pub(super) mod tests {
 
     use super::*;
     use crate::{
-        patch::{owned::made, tests::object_of},
+        patch::{ownership::created_fields, tests::kubernetes_object},
         status::Path,
     };
 
-    /// Every kind of node a schema can have.
+    /// A schema with every type of node.
     pub(in crate::patch) fn schema() -> Schema {
         let item = json!({"type": "object", "properties": {
             "a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "object", "additionalProperties": {"type": "string"}},
@@ -170,10 +171,10 @@ pub(super) mod tests {
         Schema::compile(&raw, &Path::Root).unwrap_or_else(|e| panic!("{e:?}"))
     }
 
-    /// What somebody owns who made `old` and then turned it into `new`.
+    /// The fields owned by a manager that created `old` and then updated it to `new`.
     fn after(old: &Value, new: &Value, schema: Option<&Schema>) -> FieldSet {
         let diff = Diff::between(old, new, schema);
-        let mut owned = made::<FieldSet>(old, schema).without(&diff.removed);
+        let mut owned = created_fields::<FieldSet>(old, schema).difference(&diff.removed);
         owned.add(&diff.touched);
         owned
     }
@@ -197,11 +198,11 @@ pub(super) mod tests {
         );
         let back = Diff::between(&new, &old, Some(&schema()));
         assert_eq!(back.touched.to_value(), json!({"f:a": {"f:c": {"f:x": {}}}}));
-        assert_eq!(back.removed, diff.touched.without(&back.touched));
+        assert_eq!(back.removed, diff.touched.difference(&back.touched));
     }
 
     #[test]
-    fn what_is_replaced_as_a_whole_takes_what_was_below_with_it() {
+    fn replacing_a_node_as_a_whole_removes_the_fields_below_it() {
         let (old, new) = (json!({"z": {"x": 1}}), json!({"z": "text"}));
         let diff = Diff::between(&old, &new, None);
         assert_eq!(diff.removed.to_value(), json!({"f:z": {"f:x": {}}}));
@@ -210,10 +211,10 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn whoever_makes_and_changes_an_object_has_what_is_there(old in object_of(), new in object_of(), known: bool) {
+        fn a_manager_that_creates_and_updates_an_object_owns_all_its_fields(old in kubernetes_object(), new in kubernetes_object(), known: bool) {
             let schema = schema();
             let schema = known.then_some(&schema);
-            prop_assert_eq!(after(&old, &new, schema), made::<FieldSet>(&new, schema));
+            prop_assert_eq!(after(&old, &new, schema), created_fields::<FieldSet>(&new, schema));
         }
     }
 }

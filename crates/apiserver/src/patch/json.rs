@@ -5,11 +5,11 @@ use serde_json::Value;
 
 use crate::status::ApiError;
 
-/// More operations than this are refused, as in Kubernetes.
+/// Maximum number of operations in one patch, as in Kubernetes.
 const MAX_OPERATIONS: usize = 10_000;
-/// Bytes that all copies together may add: each could double the object.
+/// Maximum bytes that all `copy` operations of a patch may add: each one could double the object.
 const MAX_COPIED: usize = 3 << 20;
-/// Deeper objects could not be read back.
+/// Maximum nesting depth of the result: deeper JSON could not be parsed again.
 const MAX_DEPTH: usize = 128;
 
 #[derive(Debug, Deserialize)]
@@ -119,7 +119,7 @@ fn apply(object: &mut Value, operation: &Operation, copied: &mut usize) -> Resul
     }
 }
 
-/// How many levels a value has. Values are never deeper than what was read or checked before.
+/// Nesting depth of a value. The recursion is bounded, because values were parsed or checked before.
 fn height(value: &Value) -> usize {
     match value {
         Value::Object(members) => 1 + members.values().map(height).max().unwrap_or(0),
@@ -128,7 +128,7 @@ fn height(value: &Value) -> usize {
     }
 }
 
-/// About how many bytes a value has as text.
+/// Approximate length of a value as JSON text.
 fn size(value: &Value) -> usize {
     match value {
         Value::Object(members) => 2 + members.iter().map(|(name, member)| name.len() + 4 + size(member)).sum::<usize>(),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_does_its_work() {
+    fn each_operation_is_applied() {
         let got = patched(
             json!({"a": {"b": [1, 2]}, "c~/": 1, "gone": true}),
             json!([

@@ -1,16 +1,17 @@
-//! `metadata.managedFields`: who set which field, kept up to date by every write.
+//! `metadata.managedFields`: records which manager set which field, updated by every write.
 
 use serde_json::{Map, Value};
 
 use super::{
     diff::Diff,
-    fields::FieldSet,
-    owned, record,
-    texts::{self, Text},
+    field_set::FieldSet,
+    fields_v1,
+    fields_v1_cache::{self, FieldsText},
+    ownership,
 };
 use crate::{schema::Schema, verbs::now};
 
-/// The author of a write.
+/// The field manager of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manager {
     pub name: String,
@@ -33,7 +34,7 @@ impl Entry {
         self.raw.get(key).and_then(Value::as_str).unwrap_or_default()
     }
 
-    pub(super) fn is(&self, manager: &Manager) -> bool {
+    pub(super) fn belongs_to(&self, manager: &Manager) -> bool {
         matches(&self.raw, manager)
     }
 
@@ -48,9 +49,9 @@ impl Entry {
         out
     }
 
-    /// Its owner wrote.
-    pub(super) fn stamp(&mut self) {
-        stamp(&mut self.raw);
+    /// Records the current time as that of the manager's last write.
+    pub(super) fn set_time(&mut self) {
+        set_time(&mut self.raw);
     }
 
     fn into_value(mut self) -> Value {
@@ -59,8 +60,8 @@ impl Entry {
     }
 }
 
-/// The time of an owner's last write; scales have none.
-fn stamp(entry: &mut Map<String, Value>) {
+/// Sets the time of the last write. Entries of the `scale` subresource have none.
+fn set_time(entry: &mut Map<String, Value>) {
     if entry.get("subresource").is_none_or(|s| s != "scale") {
         entry.insert("time".into(), now().into());
     }
@@ -92,10 +93,10 @@ pub(super) fn write(object: &mut Value, entries: Vec<Entry>) {
     }
 }
 
-/// Finds or adds the entry of a manager.
-pub(super) fn entry_of<'a>(entries: &'a mut Vec<Entry>, manager: &Manager) -> &'a mut Entry {
-    let at = entries.iter().position(|e| e.is(manager)).unwrap_or_else(|| {
-        entries.push(Entry { raw: header(manager), fields: FieldSet::default() });
+/// Finds or adds the entry of a manager, and sets its `apiVersion`.
+pub(super) fn find_or_add_entry<'a>(entries: &'a mut Vec<Entry>, manager: &Manager) -> &'a mut Entry {
+    let at = entries.iter().position(|e| e.belongs_to(manager)).unwrap_or_else(|| {
+        entries.push(Entry { raw: new_entry(manager), fields: FieldSet::default() });
         entries.len() - 1
     });
     let entry = &mut entries[at];
@@ -106,46 +107,46 @@ pub(super) fn entry_of<'a>(entries: &'a mut Vec<Entry>, manager: &Manager) -> &'
 }
 
 /// Records that `manager` applied a new object.
-pub(crate) fn applied(object: &mut Value, manager: &Manager, schema: Option<&Schema>) {
-    let mut entry = Entry { raw: header(manager), fields: owned::applied(object, schema) };
-    entry.stamp();
+pub(crate) fn record_apply(object: &mut Value, manager: &Manager, schema: Option<&Schema>) {
+    let mut entry = Entry { raw: new_entry(manager), fields: ownership::applied_fields(object, schema) };
+    entry.set_time();
     write(object, vec![entry]);
 }
 
-/// Gives an object that nobody has owned so far to the one whom Kubernetes calls "before-first-apply".
-pub(crate) fn adopt(object: &mut Value, manager: &Manager, schema: Option<&Schema>) {
+/// Assigns all fields of an object without `managedFields` to the manager "before-first-apply", as Kubernetes does.
+pub(crate) fn record_before_first_apply(object: &mut Value, manager: &Manager, schema: Option<&Schema>) {
     if object["metadata"].get("managedFields").is_some() {
         return;
     }
     let before = Manager { name: "before-first-apply".into(), operation: "Update", ..manager.clone() };
-    let mut entry = Entry { raw: header(&before), fields: owned::made(object, schema) };
-    entry.stamp();
+    let mut entry = Entry { raw: new_entry(&before), fields: ownership::created_fields(object, schema) };
+    entry.set_time();
     write(object, vec![entry]);
 }
 
-/// Records that `manager` made the whole object. In the record, a number stands for the text returned.
-pub(crate) fn created(object: &mut Value, manager: &Manager, schema: Option<&Schema>) -> Vec<Text> {
-    let text = texts::created(object, schema);
+/// Records that `manager` created the whole object. The `fieldsV1` of its entry is an index into the returned texts.
+pub(crate) fn record_create(object: &mut Value, manager: &Manager, schema: Option<&Schema>) -> Vec<FieldsText> {
+    let text = fields_v1_cache::created(object, schema);
     let Some(meta) = object["metadata"].as_object_mut() else { return Vec::new() };
     let Some(text) = text else {
         meta.remove("managedFields");
         return Vec::new();
     };
-    let mut entry = header(manager);
-    stamp(&mut entry);
+    let mut entry = new_entry(manager);
+    set_time(&mut entry);
     entry.insert("fieldsV1".into(), 0.into());
     meta.insert("managedFields".into(), Value::Array(vec![Value::Object(entry)]));
     vec![text]
 }
 
-/// Records what `manager` changed: it owns every field it set, and nobody owns what it removed. False when nothing that can be owned
-/// differs. Numbers in the record stand for `texts`.
-pub(crate) fn updated(
+/// Records an update by `manager`: it owns every field it set, and removed fields lose all their owners. Returns false
+/// if no field that can be owned differs. A `fieldsV1` value that is an integer is an index into `texts`.
+pub(crate) fn record_update(
     old: &Value,
     new: &mut Value,
     manager: &Manager,
     schema: Option<&Schema>,
-    texts: &mut Vec<Text>,
+    texts: &mut Vec<FieldsText>,
 ) -> bool {
     if is_reset(&new["metadata"]["managedFields"]) {
         if let Some(meta) = new["metadata"].as_object_mut() {
@@ -156,7 +157,7 @@ pub(crate) fn updated(
     let diff = Diff::between(old, new, schema);
     let Some(meta) = new["metadata"].as_object_mut() else { return !diff.is_empty() };
     let before = old["metadata"].get("managedFields");
-    // Usually the client left the record alone: then it is edited where it is.
+    // Clients usually send `managedFields` back unchanged; then they are edited in place.
     if meta.get("managedFields") != before {
         match before {
             Some(list) => meta.insert("managedFields".into(), list.clone()),
@@ -166,9 +167,9 @@ pub(crate) fn updated(
     if diff.is_empty() {
         return false;
     }
-    // An object without a record gets none by being updated.
+    // An update does not add `managedFields` to an object without them.
     if let Some(entries) = meta.get_mut("managedFields").and_then(Value::as_array_mut) {
-        edit(entries, &diff, manager, texts);
+        update_entries(entries, &diff, manager, texts);
         if entries.is_empty() {
             meta.remove("managedFields");
         }
@@ -176,7 +177,7 @@ pub(crate) fn updated(
     true
 }
 
-/// An explicit reset by the client, as Kubernetes reads it: `[]` or `[{}]`.
+/// True for an explicit reset by the client, as in Kubernetes: `[]` or `[{}]`.
 fn is_reset(list: &Value) -> bool {
     match list.as_array().map(Vec::as_slice) {
         Some([]) => true,
@@ -185,36 +186,36 @@ fn is_reset(list: &Value) -> bool {
     }
 }
 
-fn edit(entries: &mut Vec<Value>, diff: &Diff, manager: &Manager, texts: &mut Vec<Text>) {
+fn update_entries(entries: &mut Vec<Value>, diff: &Diff, manager: &Manager, texts: &mut Vec<FieldsText>) {
     entries.retain(Value::is_object);
-    if !entries.iter().any(|e| is_of(e, manager)) {
-        entries.push(Value::Object(header(manager)));
+    if !entries.iter().any(|e| entry_belongs_to(e, manager)) {
+        entries.push(Value::Object(new_entry(manager)));
     }
     for entry in entries.iter_mut() {
-        let own = is_of(entry, manager);
+        let own = entry_belongs_to(entry, manager);
         let Some(members) = entry.as_object_mut() else { continue };
         if own && !diff.touched.is_empty() {
-            stamp(members);
+            set_time(members);
         }
         let fields = members.entry("fieldsV1").or_insert(Value::Null);
-        let text = fields.as_u64().and_then(|number| texts.get(number as usize)).cloned();
+        let text = fields.as_u64().and_then(|index| texts.get(index as usize)).cloned();
         match text {
-            Some(text) => edit_text(fields, &text, diff, own, texts),
+            Some(text) => update_text(fields, &text, diff, own, texts),
             None => {
-                record::subtract(fields, &diff.removed);
+                fields_v1::subtract(fields, &diff.removed);
                 if own {
-                    record::add(fields, &diff.touched)
+                    fields_v1::add(fields, &diff.touched)
                 } else {
-                    record::subtract(fields, &diff.touched)
+                    fields_v1::subtract(fields, &diff.touched)
                 };
             }
         }
     }
-    entries.retain(|e| !record::is_empty(&e["fieldsV1"]));
+    entries.retain(|e| !fields_v1::is_empty(&e["fieldsV1"]));
     sort(entries);
 }
 
-/// Appliers first, then by time of the last write.
+/// Sorts entries: `Apply` before `Update`, then by time of the last write.
 fn sort(entries: &mut [Value]) {
     let place = |entry: &Value| {
         ["operation", "time", "manager", "apiVersion", "subresource"]
@@ -225,8 +226,8 @@ fn sort(entries: &mut [Value]) {
     }
 }
 
-fn edit_text(fields: &mut Value, text: &Text, diff: &Diff, own: bool, texts: &mut Vec<Text>) {
-    match texts::edited(text, diff, own) {
+fn update_text(fields: &mut Value, text: &FieldsText, diff: &Diff, own: bool, texts: &mut Vec<FieldsText>) {
+    match fields_v1_cache::edited(text, diff, own) {
         None => *fields = Value::Null,
         Some(same) if std::sync::Arc::ptr_eq(&same, text) => {}
         Some(other) => {
@@ -236,7 +237,7 @@ fn edit_text(fields: &mut Value, text: &Text, diff: &Diff, own: bool, texts: &mu
     }
 }
 
-fn is_of(entry: &Value, manager: &Manager) -> bool {
+fn entry_belongs_to(entry: &Value, manager: &Manager) -> bool {
     entry.as_object().is_some_and(|members| matches(members, manager))
 }
 
@@ -245,12 +246,12 @@ fn matches(entry: &Map<String, Value>, manager: &Manager) -> bool {
     text("manager") == manager.name
         && text("operation") == manager.operation
         && text("subresource") == manager.subresource
-        // Updates of another version are another entry; an applier owns its fields in every version.
+        // Updates in another API version have an entry of their own; an applier has one entry for all versions.
         && (manager.operation == "Apply" || text("apiVersion") == manager.api_version)
 }
 
 /// An entry without fields.
-fn header(manager: &Manager) -> Map<String, Value> {
+fn new_entry(manager: &Manager) -> Map<String, Value> {
     let mut raw = Map::new();
     raw.insert("manager".into(), manager.name.as_str().into());
     raw.insert("operation".into(), manager.operation.into());

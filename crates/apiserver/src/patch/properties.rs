@@ -1,4 +1,4 @@
-//! What holds for every server-side apply and every strategic merge patch, whatever is applied to what.
+//! Property tests of server-side apply and strategic merge patch.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::{
     FieldSet, apply,
     managed::{self, Manager},
-    owned, strategic,
+    ownership, strategic,
 };
 use crate::{builtin, registry::Registry, schema::Schema, status::Path};
 
@@ -27,7 +27,7 @@ fn map(key: &'static str, value: &'static str) -> impl Strategy<Value = Value> {
         .prop_map(|m| Value::Object(m.into_iter().collect::<Map<_, _>>()))
 }
 
-/// Somebody's idea of the object: any part of it, with few different values, so that ideas collide.
+/// An applied configuration: any part of the object, with few distinct values, so that configurations conflict.
 fn config() -> impl Strategy<Value = Value> {
     let ports = proptest::collection::btree_map(1u8..4, proptest::option::of("[ab]"), 1..3).prop_map(|ports| {
         let port = |(number, name): (u8, Option<String>)| match name {
@@ -42,7 +42,7 @@ fn config() -> impl Strategy<Value = Value> {
         proptest::option::of("[xy]".prop_map(Value::from)),
         proptest::option::of(map("[ab]", "[12]")),
         proptest::option::of(words("[pq]", 0..3)),
-        // Nobody owns an empty list of items.
+        // At least one item: an empty list has no owner.
         proptest::option::of(words("[pqr]", 1..3)),
         proptest::option::of(ports),
         proptest::option::of(map("[ab]", "[12]")),
@@ -69,16 +69,16 @@ fn manager(name: &str) -> Manager {
     Manager { name: name.into(), operation: "Apply", api_version: "g/v1".into(), subresource: String::new() }
 }
 
-fn applied(live: &Value, config: &Value, who: &str, force: bool) -> Option<Value> {
-    apply(live.clone(), config, &manager(who), force, Some(&schema())).ok()
+fn applied(live: &Value, config: &Value, manager_name: &str, force: bool) -> Option<Value> {
+    apply(live.clone(), config, &manager(manager_name), force, Some(&schema())).ok()
 }
 
-fn fields_of(object: &Value, who: &str) -> FieldSet {
-    let entry = managed::read(object).into_iter().find(|e| e.is(&manager(who)));
+fn fields_of(object: &Value, manager_name: &str) -> FieldSet {
+    let entry = managed::read(object).into_iter().find(|e| e.belongs_to(&manager(manager_name)));
     entry.map(|e| e.fields).unwrap_or_default()
 }
 
-/// True when `object` says everything `config` says.
+/// True if `object` contains everything in `config`.
 fn contains(object: &Value, config: &Value) -> bool {
     match (object, config) {
         (Value::Object(has), Value::Object(wanted)) => {
@@ -89,7 +89,7 @@ fn contains(object: &Value, config: &Value) -> bool {
     }
 }
 
-/// Lists whose order means nothing, in one order.
+/// The object without `managedFields`, with lists whose order is irrelevant sorted.
 fn ordered(mut object: Value) -> Value {
     if let Some(meta) = object["metadata"].as_object_mut() {
         meta.remove("managedFields");
@@ -102,7 +102,7 @@ fn ordered(mut object: Value) -> Value {
     object
 }
 
-/// True when every field of a set leads to something.
+/// True if every field of `set` exists in `there`.
 fn is_there(set: &FieldSet, there: &FieldSet) -> bool {
     set.children().all(|(edge, child)| there.child(edge).is_some_and(|there| is_there(child, there)))
 }
@@ -121,18 +121,18 @@ proptest! {
         let live = applied(&base(), &first, "one", false).unwrap();
         let forced = applied(&live, &second, "two", true).unwrap();
         prop_assert!(contains(&forced, &second), "{} lacks {}", forced, second);
-        prop_assert_eq!(fields_of(&forced, "two"), owned::applied(&second, Some(&schema())));
+        prop_assert_eq!(fields_of(&forced, "two"), ownership::applied_fields(&second, Some(&schema())));
     }
 
     #[test]
-    fn what_an_applier_no_longer_mentions_is_gone(first in config(), second in config()) {
+    fn fields_that_an_applier_no_longer_applies_are_removed(first in config(), second in config()) {
         let twice = applied(&applied(&base(), &first, "one", false).unwrap(), &second, "one", false).unwrap();
         let once = applied(&base(), &second, "one", false).unwrap();
         prop_assert_eq!(ordered(twice), ordered(once));
     }
 
     #[test]
-    fn without_force_nobody_elses_fields_change(first in config(), second in config()) {
+    fn without_force_fields_of_other_managers_do_not_change(first in config(), second in config()) {
         let live = applied(&base(), &first, "one", false).unwrap();
         match applied(&live, &second, "two", false) {
             Some(both) => {
@@ -140,26 +140,26 @@ proptest! {
                 prop_assert_eq!(fields_of(&both, "one"), fields_of(&live, "one"));
             }
             None => {
-                let both = fields_of(&live, "one").common(&owned::applied(&second, Some(&schema())));
+                let both = fields_of(&live, "one").intersection(&ownership::applied_fields(&second, Some(&schema())));
                 prop_assert!(!both.is_empty(), "a conflict needs a field that both own");
             }
         }
     }
 
     #[test]
-    fn nobody_owns_what_is_not_there(first in config(), second in config(), third in config()) {
+    fn owned_fields_exist_in_the_object(first in config(), second in config(), third in config()) {
         let mut live = base();
-        for (who, config) in [("one", &first), ("two", &second), ("one", &third)] {
-            live = applied(&live, config, who, true).unwrap();
+        for (manager_name, config) in [("one", &first), ("two", &second), ("one", &third)] {
+            live = applied(&live, config, manager_name, true).unwrap();
         }
-        let there = owned::applied(&live, Some(&schema()));
-        for who in ["one", "two"] {
-            prop_assert!(is_there(&fields_of(&live, who), &there), "{} owns what is not in {}", who, live);
+        let there = ownership::applied_fields(&live, Some(&schema()));
+        for manager_name in ["one", "two"] {
+            prop_assert!(is_there(&fields_of(&live, manager_name), &there), "{} owns a field that is not in {}", manager_name, live);
         }
     }
 }
 
-/// Containers, as much of them as a patch can merge.
+/// A Pod with containers, env variables and args, which a strategic merge patch treats differently.
 fn pod() -> impl Strategy<Value = Value> {
     let env = proptest::collection::btree_map("[AB]", "[12]", 0..3)
         .prop_map(|env| env.into_iter().map(|(name, value)| json!({"name": name, "value": value})).collect::<Vec<_>>());
@@ -193,7 +193,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_strategic_patch_is_there_afterwards_and_the_rest_stays(object in pod(), patch in pod()) {
+    fn a_strategic_patch_is_contained_in_the_result_and_the_rest_stays(object in pod(), patch in pod()) {
         let once = patched(object.clone(), &patch);
         prop_assert!(contains(&once, &patch), "{} lacks {}", once, patch);
         prop_assert_eq!(&patched(once.clone(), &patch), &once, "a second time changes nothing");
@@ -201,12 +201,12 @@ proptest! {
             pod["spec"]["containers"].as_array().into_iter().flatten().map(|c| c["name"].clone()).collect()
         };
         let (before, after) = (names(&object), names(&once));
-        prop_assert_eq!(&after[..before.len()], &before[..], "nobody is lost or moved");
+        prop_assert_eq!(&after[..before.len()], &before[..], "no container is lost or moved");
         prop_assert_eq!(patched(object.clone(), &json!({})), object);
     }
 }
 
-/// Any JSON at all, directives included: answered or refused, never a panic.
+/// Arbitrary JSON, including strategic merge directives: a patch with it succeeds or fails, but never panics.
 fn anything() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -227,7 +227,7 @@ fn anything() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn no_patch_panics(mut object in anything(), patch in anything()) {
-        // What is stored has metadata; what is applied is an object.
+        // Stored objects always have metadata, and an applied body is always an object.
         if !object.is_object() {
             object = json!({});
         }
@@ -242,7 +242,7 @@ proptest! {
         }
         if patch["metadata"].is_object() {
             let mut new = patch;
-            managed::updated(&object, &mut new, &manager("two"), Some(&schema), &mut Vec::new());
+            managed::record_update(&object, &mut new, &manager("two"), Some(&schema), &mut Vec::new());
         }
     }
 }

@@ -51,9 +51,9 @@ fn merge_object(
 }
 
 fn delete_values(target: &mut Map<String, Value>, list: &str, values: &Value) {
-    let gone = values.as_array().cloned().unwrap_or_default();
+    let removed = values.as_array().cloned().unwrap_or_default();
     if let Some(Value::Array(items)) = target.get_mut(list) {
-        items.retain(|item| !gone.contains(item));
+        items.retain(|item| !removed.contains(item));
     }
 }
 
@@ -154,7 +154,7 @@ fn merge_items(
     Ok(())
 }
 
-/// Orders the items the patch names as it names them; others keep their place after them.
+/// Sorts the items listed in `$setElementOrder` to the front, in that order; the others follow in their old order.
 fn reorder(list: &mut [Value], order: &[Value], merge_key: Option<&str>) {
     let rank = |item: &Value| {
         order

@@ -1,4 +1,4 @@
-//! Bodies as Go clients write them, and bodies that nobody should write.
+//! Decoding of bodies as Go clients encode them, and of invalid bodies.
 
 use proptest::prelude::*;
 use serde_json::json;

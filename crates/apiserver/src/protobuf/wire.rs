@@ -1,8 +1,8 @@
-//! The protobuf wire format: numbered fields of four kinds.
+//! The protobuf wire format: numbered fields of four wire types.
 
 use super::DecodeError;
 
-/// One field's value as it is on the wire.
+/// The encoded value of one field.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Field<'a> {
     Varint(u64),
@@ -11,7 +11,7 @@ pub(super) enum Field<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, in order. After an error there is nothing more.
+/// The fields of a message, in order. The iterator ends after an error.
 pub(super) fn fields(message: &[u8]) -> impl Iterator<Item = Result<(u32, Field<'_>), DecodeError>> {
     let mut rest = message;
     std::iter::from_fn(move || {

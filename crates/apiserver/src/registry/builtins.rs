@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::descriptor::{Origin, Resource, SelectableField, Subresources, Version};
 
-const ALL: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-const REVIEW: &[&str] = &["create"];
+const ALL_VERBS: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const CREATE_ONLY: &[&str] = &["create"];
 
+/// One line of the table below.
 struct Row {
     group: &'static str,
     version: &'static str,
@@ -33,7 +34,7 @@ const fn row(group: &'static str, version: &'static str, plural: &'static str, k
         status: false,
         others: &[],
         fields: &[],
-        verbs: ALL,
+        verbs: ALL_VERBS,
     }
 }
 
@@ -63,7 +64,7 @@ impl Row {
         self
     }
     const fn review(mut self) -> Self {
-        self.verbs = REVIEW;
+        self.verbs = CREATE_ONLY;
         self.namespaced = false;
         self
     }

@@ -1,4 +1,4 @@
-//! From a CustomResourceDefinition object to the resource it defines.
+//! Compiles a CustomResourceDefinition to the resource that it defines.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
 
 const VERBS: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
-/// Reads a CRD. Every fault of its schemas and rules is reported, not only the first.
+/// Compiles a CRD. All errors in its schemas and rules are reported, not only the first.
 pub fn compile_crd(crd: &Value) -> Result<Resource, Vec<FieldError>> {
     let spec = &crd["spec"];
     let names = &spec["names"];

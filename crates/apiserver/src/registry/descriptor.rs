@@ -16,7 +16,8 @@ pub struct Resource {
     pub short_names: Vec<String>,
     pub categories: Vec<String>,
     pub namespaced: bool,
-    /// Name of the collection in the store. Two resources may share one: events live once and are served by two groups.
+    /// Name of the collection in the store. Two resources may share one: events are stored once and served by two
+    /// groups.
     pub storage: Arc<str>,
     /// `apiVersion` of stored objects.
     pub storage_version: String,
@@ -28,7 +29,7 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// True for the second face of a shared collection.
+    /// True for the second resource of a shared collection (`events.k8s.io`).
     pub fn is_alias(&self) -> bool {
         matches!(self.origin, Origin::Alias)
     }
@@ -46,8 +47,9 @@ impl Resource {
         self.versions.iter().position(|v| v.api_version == self.storage_version).unwrap_or(0)
     }
 
-    /// The schema that an object stored in `api_version` must be brought up to date with when it is read, if it may be older.
-    pub(crate) fn newer_schema(&self, api_version: &str, version: u64) -> Option<&Schema> {
+    /// The current schema of `api_version`, if an object with this resource version may have been stored under an older
+    /// one; such an object is pruned and defaulted when it is read.
+    pub(crate) fn schema_newer_than_object(&self, api_version: &str, version: u64) -> Option<&Schema> {
         let Origin::Custom { schema_since, .. } = &self.origin else { return None };
         if version >= *schema_since {
             return None;
@@ -55,8 +57,9 @@ impl Resource {
         self.versions.iter().find(|v| v.api_version == api_version)?.schema.as_deref()
     }
 
-    /// Keeps what is known about an earlier state of the same CRD: its schema is as old as its spec.
-    pub(super) fn succeed(&mut self, earlier: &Self) {
+    /// Takes over `schema_since` from an earlier state of the same CRD if its spec, and with it the schema, is
+    /// unchanged.
+    pub(super) fn inherit_schema_version(&mut self, earlier: &Self) {
         if let (
             Origin::Custom { crd_uid, crd_generation, schema_since, .. },
             Origin::Custom { crd_uid: uid, crd_generation: generation, schema_since: since, .. },
@@ -68,7 +71,7 @@ impl Resource {
         }
     }
 
-    /// True for collections that need not survive a power cut: events.
+    /// True for collections that may lose recent writes in a power failure: events.
     pub fn ephemeral(&self) -> bool {
         &*self.storage == "/events"
     }
@@ -78,20 +81,21 @@ impl Resource {
 #[derive(Debug, Clone)]
 pub enum Origin {
     BuiltIn,
-    /// Another group's view of a built-in collection.
+    /// The same collection as a built-in resource, served by another group.
     Alias,
     Custom {
         crd_name: String,
         crd_uid: String,
-        /// Counts the changes of the CRD's spec.
+        /// `metadata.generation` of the CRD, which counts changes of its spec.
         crd_generation: i64,
-        /// Objects of an older version were stored under another schema, perhaps.
+        /// Resource version from which the current schema applies. Objects with an older one may have been stored under
+        /// another schema.
         schema_since: u64,
         conversion: Conversion,
     },
 }
 
-/// How a custom resource changes version.
+/// How a custom resource is converted between versions.
 #[derive(Debug, Clone)]
 pub enum Conversion {
     /// Only `apiVersion` is rewritten.
@@ -99,11 +103,11 @@ pub enum Conversion {
     Webhook(WebhookClient),
 }
 
-/// Where a conversion webhook listens.
+/// Address and trust of a conversion webhook.
 #[derive(Debug, Clone)]
 pub struct WebhookClient {
     pub url: String,
-    /// PEM, empty when the system's roots are meant.
+    /// PEM certificates; empty if the CRD has none.
     pub ca_bundle: Vec<u8>,
     pub review_versions: Vec<String>,
 }
@@ -114,7 +118,7 @@ pub struct Version {
     /// `group/version`, or `v1` for core.
     pub api_version: String,
     pub served: bool,
-    /// Text of the `Warning` header, when deprecated.
+    /// Text of the `Warning` header if this version is deprecated.
     pub deprecation_warning: Option<String>,
     pub verbs: &'static [&'static str],
     pub subresources: Subresources,
@@ -122,7 +126,7 @@ pub struct Version {
     pub columns: Vec<PrinterColumn>,
     /// Structural schema of a custom resource.
     pub schema: Option<Arc<Schema>>,
-    /// The same schema as the CRD gave it, for OpenAPI: as text, because it is rarely asked for.
+    /// The schema as written in the CRD, for OpenAPI. Kept as text, because it is rarely requested.
     pub openapi: Option<Arc<str>>,
 }
 
@@ -159,7 +163,7 @@ pub struct SelectableField {
     /// As written in the selector: `status.phase`.
     pub name: String,
     pub path: Vec<String>,
-    /// What a missing value counts as (`""`, or `false` for booleans).
+    /// The value that a missing field is compared as: `""`, or `false` for booleans.
     pub default: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Replies as tables and as bare metadata.
+//! Renders replies as tables and as PartialObjectMetadata.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,9 +10,8 @@ use serde_json::{Value, json};
 use super::{Body, list_metadata, value_response, watch_response};
 use crate::{
     registry::Endpoint,
-    table::{IncludeObject, Printer, partial, single_metadata},
-    verbs::Payload,
-    watch::WatchEvent,
+    table::{IncludeObject, Printer, partial_object_metadata, table_metadata},
+    verbs::{Payload, WatchEvent},
 };
 
 pub(super) fn respond(
@@ -26,7 +25,7 @@ pub(super) fn respond(
     match payload {
         Payload::Object(view) => {
             let object = view.to_value();
-            value_response(code, &printer.table(single_metadata(&object), vec![printer.row(&object, now)]))
+            value_response(code, &printer.table(table_metadata(&object), vec![printer.row(&object, now)]))
         }
         Payload::List(list) => {
             let rows = list.items.iter().map(|view| printer.row(&view.to_value(), now)).collect();
@@ -40,7 +39,7 @@ pub(super) fn respond(
     }
 }
 
-/// Only the first event carries the columns.
+/// Renders a watch event. Only the first one contains the column definitions.
 fn event_table(printer: &Printer, event: WatchEvent, first: bool) -> Bytes {
     let object = event.object.to_value();
     let table = match event.kind {
@@ -48,7 +47,7 @@ fn event_table(printer: &Printer, event: WatchEvent, first: bool) -> Bytes {
         kind => {
             let row =
                 if kind == "BOOKMARK" { printer.empty_row(&object) } else { printer.row(&object, Timestamp::now()) };
-            let metadata = single_metadata(&object);
+            let metadata = table_metadata(&object);
             if first { printer.table(metadata, vec![row]) } else { printer.continuation(metadata, vec![row]) }
         }
     };
@@ -57,9 +56,9 @@ fn event_table(printer: &Printer, event: WatchEvent, first: bool) -> Bytes {
 
 pub(super) fn respond_metadata(code: StatusCode, payload: Payload) -> Response<Body> {
     match payload {
-        Payload::Object(view) => value_response(code, &partial(&view.to_value())),
+        Payload::Object(view) => value_response(code, &partial_object_metadata(&view.to_value())),
         Payload::List(list) => {
-            let items: Vec<Value> = list.items.iter().map(|view| partial(&view.to_value())).collect();
+            let items: Vec<Value> = list.items.iter().map(|view| partial_object_metadata(&view.to_value())).collect();
             let body = json!({
                 "kind": "PartialObjectMetadataList",
                 "apiVersion": "meta.k8s.io/v1",
@@ -70,7 +69,7 @@ pub(super) fn respond_metadata(code: StatusCode, payload: Payload) -> Response<B
         }
         Payload::Watch(events) => watch_response(events, |event| {
             let object = event.object.to_value();
-            line(event.kind, &if event.kind == "ERROR" { object } else { partial(&object) })
+            line(event.kind, &if event.kind == "ERROR" { object } else { partial_object_metadata(&object) })
         }),
         Payload::Value(value) => value_response(code, &value),
     }

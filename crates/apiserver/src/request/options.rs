@@ -1,4 +1,4 @@
-//! The query options of lists, watches, writes and deletes, and the body of a delete.
+//! The options of lists, watches, writes and deletes: query parameters, and the body of a delete.
 
 use http::Uri;
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::{Verb, is_true, query_pairs};
 use crate::status::{ApiError, FieldError};
 
-/// How `resourceVersion` of a list is to be read.
+/// The `resourceVersionMatch` of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VersionMatch {
     Exact,
@@ -19,7 +19,7 @@ pub struct ListOptions {
     pub field_selector: String,
     pub limit: usize,
     pub continue_token: String,
-    /// Empty when not given; "0" means "whatever you have".
+    /// Empty if not given; "0" accepts any version.
     pub resource_version: String,
     pub version_match: Option<VersionMatch>,
     pub timeout_seconds: Option<u64>,
@@ -34,7 +34,7 @@ impl ListOptions {
             match key.as_str() {
                 "labelSelector" => out.label_selector = value,
                 "fieldSelector" => out.field_selector = value,
-                // As in Kubernetes, a negative limit is none.
+                // As in Kubernetes, a negative limit means no limit.
                 "limit" if value.starts_with('-') && value[1..].parse::<u64>().is_ok() => out.limit = 0,
                 "limit" => out.limit = number(&key, &value)? as usize,
                 "continue" => out.continue_token = value,
@@ -60,7 +60,7 @@ impl ListOptions {
         Ok(out)
     }
 
-    /// The numeric version asked for; `None` when absent or "0".
+    /// The requested version as a number; `None` if absent or "0".
     pub fn version(&self) -> Result<Option<u64>, ApiError> {
         match self.resource_version.as_str() {
             "" | "0" => Ok(None),
@@ -83,7 +83,7 @@ fn number(key: &str, value: &str) -> Result<u64, ApiError> {
     value.parse().map_err(|_| ApiError::bad_request(format!("invalid value for {key}: {value:?} is not a number")))
 }
 
-/// What happens to fields the schema does not know, and to duplicate ones.
+/// How unknown and duplicate fields are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FieldValidation {
     Ignore,
@@ -101,8 +101,8 @@ pub struct WriteOptions {
 }
 
 impl WriteOptions {
-    /// `agent` (the `User-Agent`) names the field manager of a client that gives none.
-    pub fn parse(uri: &Uri, agent: &str, verb: Verb) -> Result<Self, ApiError> {
+    /// `user_agent` is the default of the field manager.
+    pub fn parse(uri: &Uri, user_agent: &str, verb: Verb) -> Result<Self, ApiError> {
         let mut out = Self::default();
         let kind = match verb {
             Verb::Create => "CreateOptions",
@@ -133,14 +133,14 @@ impl WriteOptions {
             return Err(ApiError::bad_request("fieldManager: Too long: may not be more than 128 bytes"));
         }
         if out.field_manager.is_empty() {
-            let prefix = agent.split(['/', ' ']).next().unwrap_or_default();
+            let prefix = user_agent.split(['/', ' ']).next().unwrap_or_default();
             out.field_manager = if prefix.is_empty() { "unknown".into() } else { prefix.chars().take(128).collect() };
         }
         Ok(out)
     }
 }
 
-/// Options that Kubernetes refuses as an invalid object of their own kind.
+/// 422 for invalid options, which Kubernetes reports as an invalid object of their own kind.
 pub(crate) fn invalid(kind: &str, error: FieldError) -> ApiError {
     ApiError::invalid("meta.k8s.io", kind, "", &[error])
 }
@@ -194,7 +194,7 @@ struct BodyPreconditions {
 }
 
 impl DeleteOptions {
-    /// Reads the query and the body (JSON; may be empty).
+    /// Parses the query and the body (JSON; may be empty).
     pub fn parse(uri: &Uri, body: &[u8]) -> Result<Self, ApiError> {
         let mut out = Self::default();
         let mut policy = None;
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_delete_body_means_defaults() {
+    fn an_empty_delete_body_gives_the_defaults() {
         assert_eq!(DeleteOptions::parse(&"/x".parse().unwrap(), b"").unwrap(), DeleteOptions::default());
     }
 
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_options_are_invalid_objects_of_their_kind() {
+    fn invalid_options_are_reported_as_invalid_objects_of_their_kind() {
         let error = WriteOptions::parse(&"/x?fieldValidation=Perhaps".parse().unwrap(), "", Verb::Create).unwrap_err();
         assert_eq!(
             (error.code.as_u16(), error.message.as_str()),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_agent_names_the_field_manager() {
+    fn the_user_agent_is_the_default_field_manager() {
         let got = WriteOptions::parse(&"/x".parse().unwrap(), "kubectl/v1.32 (linux)", Verb::Create).unwrap();
         assert_eq!(got.field_manager, "kubectl");
     }

@@ -1,4 +1,4 @@
-//! From OpenAPI v3 JSON to a [`Schema`], with every fault reported.
+//! Compiles OpenAPI v3 JSON to a [`Schema`] and reports every error, not only the first.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use serde_json::Value;
 use super::{Checks, ListType, Schema, Type, patterns};
 use crate::{
     cel::Rule,
-    openapi::builtin as definitions,
+    documents::openapi::builtin as definitions,
     status::{FieldError, Path},
 };
 
-/// Deeper schemas are refused: they could only exhaust the stack.
+/// Maximum nesting depth of a schema: deeper ones could exhaust the stack.
 const MAX_DEPTH: usize = 96;
 
 pub(super) fn root(raw: &Value, path: &Path<'_>) -> Result<Schema, Vec<FieldError>> {
@@ -26,7 +26,8 @@ pub(super) fn root(raw: &Value, path: &Path<'_>) -> Result<Schema, Vec<FieldErro
     if errors.is_empty() { Ok(schema) } else { Err(errors) }
 }
 
-/// Built-in kinds refer to each other by name; a kind that contains itself is left open at that point.
+/// Compiles the schema of a built-in kind. Definitions refer to each other by name; at a recursive reference the schema
+/// accepts any value.
 pub(super) fn builtin(name: &str) -> Option<Schema> {
     let mut trail = vec![name.to_owned()];
     Some(reference(&definitions::schema(name)?, &mut trail))
@@ -42,14 +43,14 @@ fn reference(raw: &Value, trail: &mut Vec<String>) -> Schema {
         let mut schema = reference(&definitions::schema(target).unwrap_or_default(), trail);
         trail.pop();
         patch_hints(&mut schema, raw);
-        note_zero(&mut schema, raw);
+        set_zero_value(&mut schema, raw);
         return schema;
     }
     let either = raw.get("oneOf").is_some() || (raw.get("type").is_none() && raw.get("properties").is_none());
     let mut unused = Vec::new();
     let mut schema = Schema {
         kind: if either { Type::Any } else { kind(raw, &Path::Root, &mut unused) },
-        // A quantity or an int-or-string, or a raw extension.
+        // Quantities, int-or-string and raw extensions accept any value.
         preserve_unknown: either || raw.get("properties").is_none(),
         atomic_map: raw["x-kubernetes-map-type"] == "atomic",
         list_type: list_type(raw, &Path::Root, &mut unused),
@@ -58,30 +59,30 @@ fn reference(raw: &Value, trail: &mut Vec<String>) -> Schema {
         ..Schema::default()
     };
     patch_hints(&mut schema, raw);
-    note_zero(&mut schema, raw);
+    set_zero_value(&mut schema, raw);
     for (name, child) in raw["properties"].as_object().into_iter().flatten() {
         schema.properties.insert(name.clone(), Box::new(reference(child, trail)));
     }
     for name in &schema.required {
-        // A required list is null until it is set.
+        // The zero value of a required list is null.
         if let Some(list) = schema.properties.get_mut(name).filter(|child| child.kind == Type::Array) {
-            list.always = true;
+            list.has_zero_value = true;
         }
     }
-    // Items and values of maps are there only when they are written.
+    // List items and map values exist only if they are written, so they have no zero value.
     let mut open = |key: &str| {
         let child = reference(raw.get(key)?, trail);
-        Some(Box::new(Schema { always: false, ..child }))
+        Some(Box::new(Schema { has_zero_value: false, ..child }))
     };
     schema.items = open("items");
     schema.additional = open("additionalProperties");
     schema
 }
 
-/// Fields that Kubernetes' own types always have: their default is the empty value of their type.
-fn note_zero(schema: &mut Schema, raw: &Value) {
+/// Marks fields that always exist in Kubernetes' Go types: those whose default is the zero value of their type.
+fn set_zero_value(schema: &mut Schema, raw: &Value) {
     schema.default = raw.get("default").cloned();
-    schema.always = match &schema.default {
+    schema.has_zero_value = match &schema.default {
         Some(Value::Object(members)) => members.is_empty(),
         Some(Value::String(text)) => text.is_empty(),
         Some(Value::Number(number)) => number.as_f64() == Some(0.0),
@@ -239,7 +240,7 @@ fn checks(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldErro
     let one_of = branches("oneOf");
     let not = raw.get("not").map(|b| Box::new(branch(b, &path.child("not"), depth, errors)));
     Checks {
-        one_of_values: raw["enum"].as_array().cloned(),
+        enum_values: raw["enum"].as_array().cloned(),
         minimum: bound("minimum", "exclusiveMinimum"),
         maximum: bound("maximum", "exclusiveMaximum"),
         multiple_of: raw["multipleOf"].as_f64(),
@@ -259,7 +260,7 @@ fn checks(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldErro
     }
 }
 
-/// A branch of `anyOf` and friends: only checks, so it needs no type of its own.
+/// A branch of `allOf`, `anyOf`, `oneOf` or `not`: it only adds checks, so it needs no `type` or `items`.
 fn branch(raw: &Value, path: &Path<'_>, depth: usize, errors: &mut Vec<FieldError>) -> Schema {
     let mut own = Vec::new();
     let schema = node(raw, path, depth + 1, &mut own);

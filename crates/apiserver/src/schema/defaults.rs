@@ -1,4 +1,5 @@
-//! Defaulting, as Kubernetes does it: top down, and a `null` where none is allowed counts as absent if there is a default.
+//! Defaulting as in Kubernetes: top down; a `null` in a field that is not nullable counts as absent if the field has a
+//! default.
 
 use serde_json::Value;
 

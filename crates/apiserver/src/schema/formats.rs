@@ -1,11 +1,11 @@
-//! The string formats that Kubernetes checks.
+//! Validation of the string formats that Kubernetes checks.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use base64::Engine as _;
 
-/// False when `text` is not of `format`; formats Kubernetes does not know are not checked.
-pub(super) fn holds(format: &str, text: &str) -> bool {
+/// False if `text` does not have the given format. Formats unknown to Kubernetes are not checked.
+pub(super) fn is_valid(format: &str, text: &str) -> bool {
     match format {
         "date-time" => is_date_time(text),
         "date" => text.parse::<jiff::civil::Date>().is_ok() && text.len() == 10,
@@ -35,7 +35,7 @@ fn is_cidr(text: &str) -> bool {
     (address.parse::<Ipv4Addr>().is_ok() && bits <= 32) || (address.parse::<Ipv6Addr>().is_ok() && bits <= 128)
 }
 
-/// Go's durations: `1h30m`, `250ms`.
+/// Durations in Go's syntax: `1h30m`, `250ms`.
 fn is_duration(text: &str) -> bool {
     let mut rest = text.trim_start_matches(['-', '+']);
     if rest == "0" {
@@ -61,7 +61,7 @@ fn is_duration(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::holds;
+    use super::is_valid;
 
     #[test]
     fn formats_accept_and_refuse() {
@@ -76,9 +76,9 @@ mod tests {
             ("ipv6", "::1", "1.2.3.4"),
             ("cidr", "10.0.0.0/8", "10.0.0.0/33"),
         ] {
-            assert!(holds(format, good), "{format} {good}");
-            assert!(!holds(format, bad), "{format} {bad}");
+            assert!(is_valid(format, good), "{format} {good}");
+            assert!(!is_valid(format, bad), "{format} {bad}");
         }
-        assert!(holds("int32", "anything"));
+        assert!(is_valid("int32", "anything"));
     }
 }

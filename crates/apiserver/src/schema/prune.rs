@@ -1,11 +1,11 @@
-//! Pruning: fields the schema does not declare are dropped, and named.
+//! Pruning: removes fields that the schema does not declare and returns their paths.
 
 use serde_json::{Map, Value};
 
 use super::Schema;
 use crate::status::Path;
 
-/// Fields of ObjectMeta; anything else in `metadata` is dropped.
+/// Fields of ObjectMeta; all others in `metadata` are removed.
 const METADATA: &[&str] = &[
     "annotations",
     "creationTimestamp",
@@ -32,7 +32,7 @@ pub(super) fn object(schema: &Schema, value: &mut Value) -> Vec<String> {
     unknown
 }
 
-/// `apiVersion`, `kind` and `metadata` belong to every object, whatever its schema says.
+/// Prunes a resource. Every resource has `apiVersion`, `kind` and `metadata`, whether its schema declares them or not.
 fn resource(schema: &Schema, members: &mut Map<String, Value>, path: &Path<'_>, unknown: &mut Vec<String>) {
     let mut kept: Vec<(&str, Value)> = Vec::new();
     for key in ["apiVersion", "kind", "metadata"] {

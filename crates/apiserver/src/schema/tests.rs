@@ -1,4 +1,4 @@
-//! Pruning, defaulting and validation, with the messages Kubernetes gives.
+//! Pruning, defaulting and validation, with Kubernetes' error messages.
 
 use serde_json::json;
 

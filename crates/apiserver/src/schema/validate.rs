@@ -17,7 +17,7 @@ pub(super) fn object(schema: &Schema, object: &Value) -> Vec<FieldError> {
     errors
 }
 
-/// Checks an object whose unchanged members were checked when they were stored.
+/// Validates the members that differ from `old`; unchanged ones were validated when they were stored.
 pub(super) fn changed(schema: &Schema, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let (Some(members), Some(old)) = (object.as_object(), old) else { return self::object(schema, object) };
     let mut errors = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn changed(schema: &Schema, object: &Value, old: Option<&Value>) -> V
     errors
 }
 
-/// Members of an object that is a resource: its type and metadata are checked elsewhere.
+/// Validates the members of a resource, except its type and metadata, which are checked elsewhere.
 fn resource(schema: &Schema, members: &Map<String, Value>, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     required(schema, members, path, errors);
     for (name, value) in members.iter().filter(|(k, _)| !matches!(k.as_str(), "apiVersion" | "kind" | "metadata")) {
@@ -112,7 +112,7 @@ fn required(schema: &Schema, members: &Map<String, Value>, path: &Path<'_>, erro
     }
 }
 
-/// An embedded object must say what it is.
+/// An embedded resource must have `apiVersion` and `kind`.
 fn embedded(members: &Map<String, Value>, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     for key in ["apiVersion", "kind"] {
         if members.get(key).and_then(Value::as_str).is_none_or(str::is_empty) {
@@ -122,7 +122,7 @@ fn embedded(members: &Map<String, Value>, path: &Path<'_>, errors: &mut Vec<Fiel
 }
 
 fn scalar(checks: &Checks, value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
-    if let Some(allowed) = &checks.one_of_values
+    if let Some(allowed) = &checks.enum_values
         && !allowed.contains(value)
     {
         let names: Vec<String> =
@@ -157,7 +157,7 @@ fn string(checks: &Checks, text: &str, path: &Path<'_>, errors: &mut Vec<FieldEr
     if let Some(pattern) = checks.pattern.as_ref().filter(|p| !p.is_match(text)) {
         errors.push(in_body(&value(), path, &format!("should match '{}'", pattern.as_str())));
     }
-    if let Some(format) = checks.format.as_ref().filter(|f| !formats::holds(f, text)) {
+    if let Some(format) = checks.format.as_ref().filter(|f| !formats::is_valid(f, text)) {
         let mut error = in_body(&value(), path, &format!("must be of type {format}: {text:?}"));
         error.kind = FieldErrorKind::TypeInvalid;
         errors.push(error);
@@ -236,12 +236,12 @@ fn list(schema: &Schema, items: &[Value], path: &Path<'_>, errors: &mut Vec<Fiel
     }
 }
 
-/// Lists up to this long are compared item by item, which needs no memory.
-const SHORT: usize = 48;
+/// Maximum length of lists whose items are compared pairwise, without allocating a set.
+const MAX_PAIRWISE_LEN: usize = 48;
 
-/// Positions of items that stand in the list before. `text` tells items apart exactly as `same` does.
+/// Indexes of items that already occur earlier in the list. `text` must distinguish items exactly as `same` does.
 fn duplicates(items: &[Value], same: impl Fn(&Value, &Value) -> bool, text: impl Fn(&Value) -> String) -> Vec<usize> {
-    if items.len() <= SHORT {
+    if items.len() <= MAX_PAIRWISE_LEN {
         return (1..items.len()).filter(|i| items[..*i].iter().any(|earlier| same(earlier, &items[*i]))).collect();
     }
     let mut seen = HashSet::new();
@@ -260,7 +260,7 @@ fn branches(schema: &Schema, value: &Value, path: &Path<'_>, errors: &mut Vec<Fi
         node(branch, value, path, errors);
     }
     if !checks.any_of.is_empty() && !checks.any_of.iter().any(|b| passes(b, value)) {
-        errors.push(in_body(&shown(value), path, "must validate at least one schema (anyOf)"));
+        errors.push(in_body(&type_or_value(value), path, "must validate at least one schema (anyOf)"));
     }
     if !checks.one_of.is_empty() {
         let valid = checks.one_of.iter().filter(|b| passes(b, value)).count();
@@ -268,18 +268,18 @@ fn branches(schema: &Schema, value: &Value, path: &Path<'_>, errors: &mut Vec<Fi
             let found =
                 if valid == 0 { "Found none valid".to_owned() } else { format!("Found {valid} valid alternatives") };
             errors.push(in_body(
-                &shown(value),
+                &type_or_value(value),
                 path,
                 &format!("must validate one and only one schema (oneOf). {found}"),
             ));
         }
     }
     if checks.not.as_ref().is_some_and(|b| passes(b, value)) {
-        errors.push(in_body(&shown(value), path, "must not validate the schema (not)"));
+        errors.push(in_body(&type_or_value(value), path, "must not validate the schema (not)"));
     }
 }
 
-/// Checks of the root object, whose members alone are passed on.
+/// Checks the combinators (`allOf` etc.) of a resource, given its members.
 fn combinations(schema: &Schema, members: &Map<String, Value>, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     let checks = schema.checks();
     if checks.all_of.is_empty() && checks.any_of.is_empty() && checks.one_of.is_empty() && checks.not.is_none() {
@@ -288,7 +288,8 @@ fn combinations(schema: &Schema, members: &Map<String, Value>, path: &Path<'_>, 
     branches(schema, &Value::Object(members.clone()), path, errors);
 }
 
-fn shown(value: &Value) -> Value {
+/// The value in an error message: the type name for objects and lists.
+fn type_or_value(value: &Value) -> Value {
     match value {
         Value::Object(_) => "object".into(),
         Value::Array(_) => "array".into(),

@@ -1,4 +1,4 @@
-//! Field selectors: `metadata.name=x,status.phase!=Running`. Only the fields a resource declares are selectable.
+//! Field selectors: `metadata.name=x,status.phase!=Running`. Only fields that the resource declares are selectable.
 
 use crate::{registry::Resource, store::Stored};
 
@@ -18,7 +18,7 @@ struct Term {
 enum Field {
     Name,
     Namespace,
-    /// Position among the resource's selectable fields.
+    /// Index into the resource's selectable fields.
     Declared(usize),
 }
 
@@ -58,7 +58,8 @@ impl FieldSelector {
     }
 }
 
-/// Kinds with selectable fields of their own say less about it.
+/// The error for an unknown field. As in Kubernetes, the text depends on whether the kind has selectable fields of its
+/// own.
 fn unknown(resource: &Resource, name: &str) -> String {
     if resource.is_custom() || !resource.fields.is_empty() {
         return format!("field label not supported: {name}");
@@ -70,7 +71,7 @@ fn resolve(resource: &Resource, name: &str) -> Option<Field> {
     match name {
         "metadata.name" => Some(Field::Name),
         "metadata.namespace" => Some(Field::Namespace),
-        // The events.k8s.io names of the same facts.
+        // Field names of events.k8s.io, mapped to those of the core group in which events are stored.
         _ if resource.is_alias() => {
             let core = match name.strip_prefix("regarding.") {
                 Some(rest) => format!("involvedObject.{rest}"),

@@ -1,10 +1,10 @@
-//! Field errors in Kubernetes' wording, and the paths they name.
+//! Field errors with Kubernetes' messages, and field paths.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// What is wrong with a field.
+/// The type of a field error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldErrorKind {
     Required,
@@ -51,12 +51,12 @@ impl FieldErrorKind {
     }
 }
 
-/// One bad field. Prints as `spec.replicas: Invalid value: -1: must be greater than or equal to 0`.
+/// One invalid field. Prints as `spec.replicas: Invalid value: -1: must be greater than or equal to 0`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldError {
     pub kind: FieldErrorKind,
     pub field: String,
-    /// The offending value as it is printed, when the kind prints one.
+    /// The invalid value as printed; `None` if this type of error prints none.
     pub shown: Option<String>,
     pub detail: String,
 }
@@ -84,7 +84,7 @@ impl FieldError {
         }
     }
 
-    /// Like [`invalid`](Self::invalid), with the value as it is to be printed.
+    /// Like [`invalid`](Self::invalid), with the value already in its printed form.
     pub fn shown(field: impl fmt::Display, shown: String, detail: impl Into<String>) -> Self {
         Self { kind: FieldErrorKind::Invalid, field: field.to_string(), shown: Some(shown), detail: detail.into() }
     }
@@ -146,7 +146,7 @@ impl FieldError {
         }
     }
 
-    /// The text after the field's path: what a cause carries as its message.
+    /// The text after the field's path, which is the message of a cause.
     pub fn body(&self) -> String {
         let mut out = self.kind.title().to_owned();
         if let Some(shown) = &self.shown {
@@ -187,7 +187,7 @@ fn show(value: &Value) -> String {
     }
 }
 
-/// A field path that is built on the way down without allocating, and printed only when something is wrong.
+/// A field path that is built during traversal without allocation, and printed only for errors.
 #[derive(Clone, Copy)]
 pub enum Path<'a> {
     Root,

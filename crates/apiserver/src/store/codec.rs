@@ -1,57 +1,61 @@
-//! How an object stands in its row: as JSON, or, when it is longer than a few lines, compressed. A quarter of the bytes is a quarter of
-//! the log that every batch waits for.
+//! Encoding of an object in its database row: plain JSON, or LZ4-compressed JSON from 256 bytes on. Compression cuts
+//! the bytes to about a quarter, and with them the write-ahead log that every batch waits for.
 
 use std::borrow::Cow;
 
-/// First byte of a compressed row; JSON begins with a brace.
+/// First byte of a compressed row. Plain JSON rows begin with a brace instead.
 const COMPRESSED: u8 = 1;
-/// Mark and length before the compressed bytes.
-const HEADER: usize = 5;
-/// Shorter objects stay readable: nothing would be gained.
-const WORTHWHILE: usize = 256;
-/// No object is longer than this: a row that says so is damaged.
-const LONGEST: usize = 64 << 20;
+/// Length of the header before the compressed bytes: the tag byte and a 32-bit little-endian uncompressed length.
+const HEADER_LEN: usize = 5;
+/// Minimum JSON length for compression: shorter objects would not gain from it.
+const MIN_COMPRESSED_LEN: usize = 256;
+/// Maximum uncompressed length. A row that declares more is damaged.
+const MAX_OBJECT_LEN: usize = 64 << 20;
 
-/// Turns objects into rows, in one buffer that is used again and again.
+/// Encodes objects as rows, reusing its buffers.
 #[derive(Default)]
-pub(super) struct Packer {
+pub(super) struct RowEncoder {
     plain: Vec<u8>,
-    packed: Vec<u8>,
+    compressed: Vec<u8>,
 }
 
-impl Packer {
-    /// The row for what `write` writes.
-    pub(super) fn pack(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
+impl RowEncoder {
+    /// Encodes the JSON that `write` produces.
+    pub(super) fn encode(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
         self.plain.clear();
         write(&mut self.plain);
-        if self.plain.len() < WORTHWHILE {
+        if self.plain.len() < MIN_COMPRESSED_LEN {
             return &self.plain;
         }
-        let longest = HEADER + lz4_flex::block::get_maximum_output_size(self.plain.len());
-        if self.packed.len() < longest {
-            self.packed.resize(longest, 0);
+        let longest = HEADER_LEN + lz4_flex::block::get_maximum_output_size(self.plain.len());
+        if self.compressed.len() < longest {
+            self.compressed.resize(longest, 0);
         }
-        match lz4_flex::block::compress_into(&self.plain, &mut self.packed[HEADER..]) {
-            Ok(length) if HEADER + length < self.plain.len() => {
-                self.packed[0] = COMPRESSED;
-                self.packed[1..HEADER].copy_from_slice(&(self.plain.len() as u32).to_le_bytes());
-                &self.packed[..HEADER + length]
+        match lz4_flex::block::compress_into(&self.plain, &mut self.compressed[HEADER_LEN..]) {
+            Ok(length) if HEADER_LEN + length < self.plain.len() => {
+                self.compressed[0] = COMPRESSED;
+                self.compressed[1..HEADER_LEN].copy_from_slice(&(self.plain.len() as u32).to_le_bytes());
+                &self.compressed[..HEADER_LEN + length]
             }
             _ => &self.plain,
         }
     }
 }
 
-/// The JSON in a row, or why there is none.
-pub(super) fn unpack(row: &[u8]) -> Result<Cow<'_, [u8]>, String> {
+/// Decodes a row to JSON. The error describes the damage.
+pub(super) fn decode(row: &[u8]) -> Result<Cow<'_, [u8]>, String> {
     let Some((&COMPRESSED, rest)) = row.split_first() else { return Ok(row.into()) };
-    let (length, block) = rest.split_first_chunk::<4>().ok_or("it ends too early")?;
+    let (length, block) = rest.split_first_chunk::<4>().ok_or("the compression header is incomplete")?;
     let length = u32::from_le_bytes(*length) as usize;
-    if length > LONGEST {
-        return Err(format!("{length} bytes are more than an object has"));
+    if length > MAX_OBJECT_LEN {
+        return Err(format!("uncompressed length {length} exceeds the maximum of {MAX_OBJECT_LEN}"));
     }
     let plain = lz4_flex::block::decompress(block, length).map_err(|e| e.to_string())?;
-    if plain.len() == length { Ok(plain.into()) } else { Err("its length is wrong".into()) }
+    if plain.len() == length {
+        Ok(plain.into())
+    } else {
+        Err("the uncompressed length does not match the header".into())
+    }
 }
 
 #[cfg(test)]
@@ -61,30 +65,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_objects_get_shorter_and_short_ones_stay_readable() {
-        let mut packer = Packer::default();
-        assert_eq!(packer.pack(|out| out.extend_from_slice(b"{}")), b"{}");
+    fn long_objects_are_compressed_and_short_ones_stay_plain() {
+        let mut encoder = RowEncoder::default();
+        assert_eq!(encoder.encode(|out| out.extend_from_slice(b"{}")), b"{}");
         let long = format!("{{\"a\":[{}1]}}", "\"the same text\",".repeat(100));
-        let row = packer.pack(|out| out.extend_from_slice(long.as_bytes())).to_vec();
+        let row = encoder.encode(|out| out.extend_from_slice(long.as_bytes())).to_vec();
         assert!(row.len() < long.len() / 4, "{}", row.len());
-        assert_eq!(&*unpack(&row).unwrap(), long.as_bytes());
+        assert_eq!(&*decode(&row).unwrap(), long.as_bytes());
         for cut in 1..row.len() {
-            assert!(unpack(&row[..cut]).is_err(), "a row that ends after {cut} bytes");
+            assert!(decode(&row[..cut]).is_err(), "a row that ends after {cut} bytes");
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_packed_comes_back(body in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        fn encoded_rows_decode_to_the_same_json(body in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let json = [b"{", body.as_slice()].concat();
-            let mut packer = Packer::default();
-            let row = packer.pack(|out| out.extend_from_slice(&json)).to_vec();
-            prop_assert_eq!(&*unpack(&row).unwrap(), &json[..]);
+            let mut encoder = RowEncoder::default();
+            let row = encoder.encode(|out| out.extend_from_slice(&json)).to_vec();
+            prop_assert_eq!(&*decode(&row).unwrap(), &json[..]);
         }
 
         #[test]
-        fn damage_is_noticed_or_harmless(row in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = unpack(&[&[COMPRESSED], row.as_slice()].concat());
+        fn damaged_rows_do_not_panic(row in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&[&[COMPRESSED], row.as_slice()].concat());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The published objects of one resource, its recent history, and who waits for changes.
+//! The published objects of one resource, its recent history, and the subscriptions to its changes.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -12,9 +12,9 @@ use tokio::sync::{mpsc, watch};
 use super::object::{ObjectKey, Stored};
 use crate::selectors::Filter;
 
-/// Events a collection keeps for watches to replay. A client that is further behind gets 410 and lists again.
+/// Maximum number of events kept for watches to replay. A client that is further behind gets 410 and lists again.
 const HISTORY_EVENTS: usize = 8192;
-/// Bytes of superseded objects that the history of one collection may keep alive.
+/// Maximum bytes of superseded objects that the history of one collection keeps alive.
 const HISTORY_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum EventKind {
 #[derive(Debug, Clone)]
 pub struct Event {
     pub kind: EventKind,
-    /// The new state; for a deletion the last state, with the deletion's version.
+    /// The new state. For a deletion, the last state with the version of the deletion.
     pub object: Arc<Stored>,
     /// The state before.
     pub previous: Option<Arc<Stored>>,
@@ -40,32 +40,32 @@ impl Event {
     }
 }
 
-/// The history no longer reaches back to the version asked for.
+/// The history no longer reaches back to the requested version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expired {
-    /// The oldest version from which changes are still known.
+    /// The oldest version whose later changes are all still in the history.
     pub oldest: u64,
 }
 
-/// Events of one object that may wait for a slow watch before it is cut off.
-const NAMED_QUEUE: usize = 256;
+/// Capacity of the event queue of a single-object watch. A watch that falls further behind is closed.
+const OBJECT_WATCH_QUEUE: usize = 256;
 
 pub struct Collection {
     inner: RwLock<Inner>,
-    any: watch::Sender<u64>,
-    /// Watches of a single object are told directly: thousands of clients waiting for their own claim must not all wake
-    /// for each other's.
-    named: Mutex<Named>,
+    newest_version: watch::Sender<u64>,
+    /// Watches of a single object receive their events directly: thousands of clients that each watch their own claim
+    /// must not all wake for every change of the collection.
+    object_watches: Mutex<ObjectWatches>,
 }
 
 #[derive(Default)]
-struct Named {
+struct ObjectWatches {
     senders: HashMap<ObjectKey, Vec<mpsc::Sender<Event>>>,
-    /// Watches that ended are looked for when there are this many: each new watch must not look at all others.
+    /// Number of watched objects at which closed watches are swept out, so that a new watch need not scan all others.
     sweep_at: usize,
 }
 
-impl Named {
+impl ObjectWatches {
     fn sweep(&mut self) {
         self.senders.retain(|_, senders| {
             senders.retain(|s| !s.is_closed());
@@ -79,9 +79,9 @@ struct Inner {
     objects: BTreeMap<ObjectKey, Arc<Stored>>,
     history: VecDeque<Event>,
     history_bytes: usize,
-    /// Changes after this version are all in `history`.
+    /// All changes after this version are in `history`.
     floor: u64,
-    /// The newest event.
+    /// Version of the newest event.
     version: u64,
 }
 
@@ -93,8 +93,8 @@ impl Collection {
     pub(super) fn loaded(version: u64, objects: BTreeMap<ObjectKey, Arc<Stored>>) -> Self {
         Self {
             inner: RwLock::new(Inner { objects, history: VecDeque::new(), history_bytes: 0, floor: version, version }),
-            any: watch::channel(version).0,
-            named: Mutex::default(),
+            newest_version: watch::channel(version).0,
+            object_watches: Mutex::default(),
         }
     }
 
@@ -110,7 +110,8 @@ impl Collection {
         self.len() == 0
     }
 
-    /// Objects of one namespace (or of all when empty) after `after`, in order, while `take` says so.
+    /// Calls `take` for the objects of one namespace (of all namespaces if empty) after the key `after`, in order,
+    /// until it returns false.
     pub fn scan(&self, namespace: &str, after: Option<&ObjectKey>, mut take: impl FnMut(&Arc<Stored>) -> bool) {
         let inner = self.inner.read();
         let first;
@@ -132,7 +133,7 @@ impl Collection {
         }
     }
 
-    /// All objects of a namespace (or of all when empty).
+    /// All objects of a namespace, or of all namespaces if empty.
     pub fn list(&self, namespace: &str) -> Vec<Arc<Stored>> {
         let mut out = Vec::new();
         self.scan(namespace, None, |object| {
@@ -142,7 +143,7 @@ impl Collection {
         out
     }
 
-    /// The matching objects, and the version up to which they are complete.
+    /// The matching objects, and the version that the list reflects.
     pub fn list_with_version(&self, filter: &Filter) -> (u64, Vec<Arc<Stored>>) {
         let inner = self.inner.read();
         let matching = |object: &&Arc<Stored>| filter.matches(object);
@@ -153,7 +154,7 @@ impl Collection {
         (inner.version, objects)
     }
 
-    /// The collection as it was at `version`, by undoing what came after.
+    /// The collection as it was at `version`, computed by undoing later events.
     pub fn snapshot_at(&self, version: u64) -> Result<BTreeMap<ObjectKey, Arc<Stored>>, Expired> {
         let inner = self.inner.read();
         if version < inner.floor {
@@ -179,28 +180,28 @@ impl Collection {
         Ok(inner.history.range(start..).take(limit).cloned().collect())
     }
 
-    /// The version of the newest event published here; wakes when there is a newer one. Read events with
-    /// [`since`](Self::since).
+    /// A receiver of the version of the newest event in this collection, notified of each newer one. Read the events
+    /// with [`since`](Self::since).
     pub fn subscribe(&self) -> watch::Receiver<u64> {
-        self.any.subscribe()
+        self.newest_version.subscribe()
     }
 
-    /// The events of one object from now on. The channel closes when the receiver falls too far behind.
+    /// Subscribes to the events of one object from now on. The channel closes if the receiver falls too far behind.
     pub fn subscribe_object(&self, key: &ObjectKey) -> mpsc::Receiver<Event> {
-        let (sender, receiver) = mpsc::channel(NAMED_QUEUE);
-        let mut named = self.named.lock();
-        if named.senders.len() >= named.sweep_at {
-            named.sweep();
+        let (sender, receiver) = mpsc::channel(OBJECT_WATCH_QUEUE);
+        let mut watches = self.object_watches.lock();
+        if watches.senders.len() >= watches.sweep_at {
+            watches.sweep();
         }
-        let senders = named.senders.entry(key.clone()).or_default();
+        let senders = watches.senders.entry(key.clone()).or_default();
         senders.retain(|s| !s.is_closed());
         senders.push(sender);
         receiver
     }
 
-    /// The version of the newest event published here.
+    /// The version of the newest event in this collection.
     pub fn version(&self) -> u64 {
-        *self.any.borrow()
+        *self.newest_version.borrow()
     }
 
     pub(super) fn publish(&self, event: Event) {
@@ -213,29 +214,29 @@ impl Collection {
                 EventKind::Added | EventKind::Modified => inner.objects.insert(key.clone(), event.object.clone()),
             };
             inner.version = version;
-            inner.remember(event.clone());
+            inner.push_history(event.clone());
         }
-        self.any.send_replace(version);
-        if let Some(senders) = self.named.lock().senders.get_mut(&key) {
+        self.newest_version.send_replace(version);
+        if let Some(senders) = self.object_watches.lock().senders.get_mut(&key) {
             senders.retain(|s| s.try_send(event.clone()).is_ok());
         }
     }
 }
 
 impl Inner {
-    fn remember(&mut self, event: Event) {
-        self.history_bytes += weight(&event);
+    fn push_history(&mut self, event: Event) {
+        self.history_bytes += retained_bytes(&event);
         self.history.push_back(event);
         while self.history.len() > HISTORY_EVENTS || self.history_bytes > HISTORY_BYTES {
             let Some(dropped) = self.history.pop_front() else { break };
-            self.history_bytes -= weight(&dropped);
+            self.history_bytes -= retained_bytes(&dropped);
             self.floor = dropped.version();
         }
     }
 }
 
-/// What an event keeps alive that the collection itself does not.
-fn weight(event: &Event) -> usize {
+/// Bytes that an event keeps alive and the collection itself does not.
+fn retained_bytes(event: &Event) -> usize {
     let previous = event.previous.as_ref().map_or(0, |p| p.own_len());
     let gone = if event.kind == EventKind::Deleted { event.object.own_len() } else { 0 };
     previous + gone + 128

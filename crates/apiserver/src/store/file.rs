@@ -1,8 +1,8 @@
-//! The database file: one SQLite file in WAL mode that a batch is written to before anybody sees it.
+//! The database file: one SQLite file in WAL mode, to which each batch is written before it is published.
 //!
-//! SQLite orders and journals the pages; this file decides when they are on the disk. With `synchronous=NORMAL` SQLite
-//! itself syncs around checkpoints only, so the commit of a batch is one `fdatasync` of the log, issued here, once, for
-//! the whole batch, and not at all for a batch of nothing but events.
+//! SQLite orders and journals the pages; this module decides when they are synced. With `synchronous=NORMAL` SQLite
+//! itself syncs only around checkpoints, so committing a batch costs one `fdatasync` of the log, issued here once for
+//! the whole batch, and none for a batch that consists only of events.
 
 use std::{
     fs::File,
@@ -13,26 +13,27 @@ use std::{
 use rusqlite::{Connection, ErrorCode, params};
 
 use super::{
-    codec::Packer,
+    codec::RowEncoder,
     collection::EventKind,
     sequencer::Pending,
-    writer::{Backing, Failure},
+    writer::{Backend, PersistError},
 };
 
-/// "asnd": files of other programs are refused.
+/// SQLite `application_id`: "asnd". Files of other programs are refused.
 const APPLICATION_ID: i32 = 0x6173_6e64;
-/// The layout below. A file with a higher number was written by a newer program.
+/// Version of the file format. A file with a higher number was written by a newer program.
 /// 1: rows are JSON. 2: rows may be compressed.
 const FORMAT: i32 = 2;
-/// Versions set aside at a time, so that a version shown but never synced is not given twice.
-const RESERVED: u64 = 10_000;
-const PAGE: usize = 4096;
-/// Pages of the log after which it is folded into the file although writes wait (64 MiB), and when nothing waits (8 MiB).
+/// Number of versions reserved at a time. A version may be published without having been synced; reserving ahead
+/// ensures that it is not assigned again after a crash.
+const RESERVED_VERSIONS: u64 = 10_000;
+const PAGE_SIZE: usize = 4096;
+/// Log size in pages above which a checkpoint runs although writes are queued (64 MiB), and while none are (8 MiB).
 const CHECKPOINT_PAGES: u32 = 16384;
 const CHECKPOINT_PAGES_IDLE: u32 = 2048;
 
-/// How long a folder may stay locked before its holder counts as running.
-const LOCK_PATIENCE: std::time::Duration = std::time::Duration::from_millis(250);
+/// Timeout for the folder lock, after which its holder is considered to be running.
+const LOCK_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(250);
 
 /// Why the data folder could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -69,14 +70,14 @@ pub(super) struct Row {
     pub(super) data: Vec<u8>,
 }
 
-/// What was in the file.
+/// Contents of the file at start-up.
 pub(super) struct Loaded {
     pub(super) rows: Vec<Row>,
-    /// Every version up to this one may have been shown to somebody.
+    /// Every version up to this one may have been published already.
     pub(super) last_version: u64,
 }
 
-/// An open database file; owned by the writer.
+/// An open database file, owned by the writer thread.
 pub(super) struct DataFile {
     path: PathBuf,
     connection: Connection,
@@ -85,10 +86,10 @@ pub(super) struct DataFile {
     reserved: u64,
     last_version: u64,
     log_pages: u32,
-    packer: Packer,
-    /// The folder, until the names of its new files are on the disk.
-    unsynced: Option<File>,
-    /// Held as long as the file is open.
+    encoder: RowEncoder,
+    /// The folder, until its directory entries have been synced.
+    unsynced_folder: Option<File>,
+    /// The folder lock, held while the file is open.
     _lock: File,
 }
 
@@ -102,8 +103,8 @@ impl DataFile {
         let connection = connect(&path, fsync)?;
         check_format(&connection, &path)?;
         let loaded = load(&connection, &path)?;
-        let reserved = loaded.last_version + RESERVED;
-        reserve(&connection, reserved).map_err(|e| describe(&path, e))?;
+        let reserved = loaded.last_version + RESERVED_VERSIONS;
+        reserve(&connection, reserved).map_err(|e| file_error(&path, e))?;
         let io = |path: &Path| {
             let path = path.to_owned();
             move |source| FileError::Io { path, source }
@@ -111,14 +112,14 @@ impl DataFile {
         let log_path = folder.join("objects.db-wal");
         let file = Self {
             log: File::open(&log_path).map_err(io(&log_path))?,
-            unsynced: Some(File::open(folder).map_err(io(folder))?),
+            unsynced_folder: Some(File::open(folder).map_err(io(folder))?),
             last_version: loaded.last_version,
             path,
             connection,
             fsync,
             reserved,
             log_pages: 0,
-            packer: Packer::default(),
+            encoder: RowEncoder::default(),
             _lock: lock,
         };
         Ok((file, loaded))
@@ -126,8 +127,8 @@ impl DataFile {
 
     fn write(&mut self, batch: &[Pending]) -> rusqlite::Result<bool> {
         let last = batch.last().map_or(self.last_version, |p| p.event.version());
-        let reserve = last + RESERVED / 10 > self.reserved;
-        let packer = &mut self.packer;
+        let reserve = last + RESERVED_VERSIONS / 10 > self.reserved;
+        let encoder = &mut self.encoder;
         let mut pages = 0;
         let transaction = self.connection.transaction()?;
         {
@@ -141,56 +142,56 @@ impl DataFile {
                 if pending.event.kind == EventKind::Deleted {
                     remove.execute([object.row])?;
                 } else {
-                    let row = packer.pack(|out| object.write_json(out));
-                    pages += (row.len() / PAGE) as u32;
+                    let row = encoder.encode(|out| object.write_json(out));
+                    pages += (row.len() / PAGE_SIZE) as u32;
                     put.execute(params![object.row, object.version as i64, &*pending.storage, row])?;
                 }
             }
             if reserve {
                 transaction
                     .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'reserved'")?
-                    .execute([(last + RESERVED) as i64])?;
+                    .execute([(last + RESERVED_VERSIONS) as i64])?;
             }
         }
         transaction.commit()?;
         self.log_pages += pages + 1;
         self.last_version = last;
         if reserve {
-            self.reserved = last + RESERVED;
+            self.reserved = last + RESERVED_VERSIONS;
         }
         Ok(reserve)
     }
 
     fn sync(&mut self) -> std::io::Result<()> {
         self.log.sync_data()?;
-        if let Some(folder) = &self.unsynced {
+        if let Some(folder) = &self.unsynced_folder {
             folder.sync_all()?;
-            self.unsynced = None;
+            self.unsynced_folder = None;
         }
         Ok(())
     }
 
-    fn failure(&self, error: &rusqlite::Error) -> Failure {
+    fn persist_error(&self, error: &rusqlite::Error) -> PersistError {
         let why: Arc<str> = format!("cannot write {}: {error}", self.path.display()).into();
         match error.sqlite_error() {
-            // What a failed sync left on the disk is unknown.
-            Some(e) if e.code == ErrorCode::SystemIoFailure && sync_failed(e.extended_code) => Failure::Fatal(why),
-            _ => Failure::Refused(why),
+            // After a failed sync it is unknown what is on the disk.
+            Some(e) if e.code == ErrorCode::SystemIoFailure && sync_failed(e.extended_code) => PersistError::Fatal(why),
+            _ => PersistError::Refused(why),
         }
     }
 
-    fn checkpoint(&mut self) -> Result<(), Failure> {
+    fn checkpoint(&mut self) -> Result<(), PersistError> {
         let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get::<_, i64>(1));
         match done {
             Ok(_) => {
                 self.log_pages = 0;
                 Ok(())
             }
-            Err(error) => match self.failure(&error) {
-                fatal @ Failure::Fatal(_) => Err(fatal),
-                // The log simply grows until there is room.
-                Failure::Refused(why) => {
-                    tracing::warn!(%why, "Cannot fold the log into the data file");
+            Err(error) => match self.persist_error(&error) {
+                fatal @ PersistError::Fatal(_) => Err(fatal),
+                // Not fatal: the log grows until a later checkpoint succeeds.
+                PersistError::Refused(why) => {
+                    tracing::warn!(%why, "Cannot checkpoint the log into the data file");
                     Ok(())
                 }
             },
@@ -198,26 +199,27 @@ impl DataFile {
     }
 }
 
-impl Backing for DataFile {
-    fn persist(&mut self, batch: &[Pending]) -> Result<(), Failure> {
-        let reserved = self.write(batch).map_err(|e| self.failure(&e))?;
-        // The first batch makes what the start itself wrote durable too: the versions it set aside, and the names of new files.
-        let durable = reserved || self.unsynced.is_some() || batch.iter().any(|p| p.durable);
+impl Backend for DataFile {
+    fn persist(&mut self, batch: &[Pending]) -> Result<(), PersistError> {
+        let reserved = self.write(batch).map_err(|e| self.persist_error(&e))?;
+        // The first batch also syncs what start-up wrote: the reserved versions and the directory entries of new files.
+        let durable = reserved || self.unsynced_folder.is_some() || batch.iter().any(|p| p.durable);
         if self.fsync && durable {
-            self.sync().map_err(|e| Failure::Fatal(format!("cannot sync {}-wal: {e}", self.path.display()).into()))?;
+            self.sync()
+                .map_err(|e| PersistError::Fatal(format!("cannot sync {}-wal: {e}", self.path.display()).into()))?;
         }
         Ok(())
     }
 
-    fn idle(&mut self, nothing_waits: bool) -> Result<(), Failure> {
-        let limit = if nothing_waits { CHECKPOINT_PAGES_IDLE } else { CHECKPOINT_PAGES };
+    fn maintain(&mut self, queue_empty: bool) -> Result<(), PersistError> {
+        let limit = if queue_empty { CHECKPOINT_PAGES_IDLE } else { CHECKPOINT_PAGES };
         if self.log_pages > limit { self.checkpoint() } else { Ok(()) }
     }
 }
 
 impl Drop for DataFile {
     fn drop(&mut self) {
-        // A clean end gives the reserved versions back; after a crash they are skipped.
+        // A clean shutdown returns the unused reserved versions; after a crash they are skipped.
         let _ = reserve(&self.connection, self.last_version);
     }
 }
@@ -226,7 +228,7 @@ fn sync_failed(extended: i32) -> bool {
     matches!(extended, rusqlite::ffi::SQLITE_IOERR_FSYNC | rusqlite::ffi::SQLITE_IOERR_DIR_FSYNC)
 }
 
-/// Takes the folder for this process.
+/// Creates the folder if necessary and locks it for this process.
 fn lock_folder(folder: &Path) -> Result<File, FileError> {
     use std::{
         io::{Read as _, Seek as _, Write as _},
@@ -246,14 +248,14 @@ fn lock_folder(folder: &Path) -> Result<File, FileError> {
         .mode(0o600)
         .open(&path)
         .map_err(|e| io(&path, e))?;
-    // A child that the previous holder forked has the lock too, until it executes its own program.
-    let give_up = std::time::Instant::now() + LOCK_PATIENCE;
+    // A child process forked by the previous holder keeps the lock until it calls execve, hence the retries.
+    let deadline = std::time::Instant::now() + LOCK_TIMEOUT;
     while let Err(error) = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         if error != rustix::io::Errno::WOULDBLOCK {
             return Err(io(&path, error.into()));
         }
-        if std::time::Instant::now() < give_up {
-            std::thread::sleep(LOCK_PATIENCE / 25);
+        if std::time::Instant::now() < deadline {
+            std::thread::sleep(LOCK_TIMEOUT / 25);
             continue;
         }
         let mut pid = String::new();
@@ -267,36 +269,36 @@ fn lock_folder(folder: &Path) -> Result<File, FileError> {
     Ok(file)
 }
 
-/// Makes an empty data file. It gets its name when it is complete, so that a crash leaves a whole file or none.
+/// Creates an empty data file. It is renamed into place when complete, so that a crash leaves a whole file or none.
 fn create(path: &Path, fsync: bool) -> Result<(), FileError> {
     let unfinished = path.with_extension("db.new");
     let io = |source| FileError::Io { path: unfinished.clone(), source };
-    // What a start before this one did not finish.
+    // Leftovers of an earlier start that did not finish.
     for leftover in ["db.new", "db.new-wal", "db.new-shm"] {
         match std::fs::remove_file(path.with_extension(leftover)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
             _ => {}
         }
     }
-    // The log of a file that somebody moved away says nothing about this one.
+    // A log whose data file was moved away must not be applied to the new file.
     let log = path.with_extension("db-wal");
     if log.exists() {
         let aside = path.with_extension("db-wal.old");
         tracing::warn!(from = %log.display(), to = %aside.display(), "Moving a log without a data file aside");
         std::fs::rename(&log, aside).map_err(io)?;
     }
-    let connection = Connection::open(&unfinished).map_err(|e| describe(&unfinished, e))?;
+    let connection = Connection::open(&unfinished).map_err(|e| file_error(&unfinished, e))?;
     connection
         .execute_batch(&format!(
-            "PRAGMA page_size={PAGE}; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; \
+            "PRAGMA page_size={PAGE_SIZE}; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; \
              CREATE TABLE objects (id INTEGER PRIMARY KEY, version INTEGER NOT NULL, \
                  storage TEXT NOT NULL, data BLOB NOT NULL); \
              CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL); \
              INSERT INTO meta VALUES ('reserved', 1); \
              PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; PRAGMA journal_mode=WAL;"
         ))
-        .map_err(|e| describe(&unfinished, e))?;
-    connection.close().map_err(|(_, e)| describe(&unfinished, e))?;
+        .map_err(|e| file_error(&unfinished, e))?;
+    connection.close().map_err(|(_, e)| file_error(&unfinished, e))?;
     if fsync {
         File::open(&unfinished).and_then(|f| f.sync_all()).map_err(io)?;
     }
@@ -304,23 +306,23 @@ fn create(path: &Path, fsync: bool) -> Result<(), FileError> {
 }
 
 fn connect(path: &Path, fsync: bool) -> Result<Connection, FileError> {
-    let describe = |e| describe(path, e);
-    let connection = Connection::open(path).map_err(describe)?;
+    let file_error = |e| file_error(path, e);
+    let connection = Connection::open(path).map_err(file_error)?;
     let synchronous = if fsync { "NORMAL" } else { "OFF" };
     connection
         .execute_batch(&format!(
             "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous={synchronous}; \
              PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-4096; PRAGMA journal_size_limit=67108864;"
         ))
-        .map_err(describe)?;
+        .map_err(file_error)?;
     Ok(connection)
 }
 
 fn check_format(connection: &Connection, path: &Path) -> Result<(), FileError> {
-    let describe = |e| describe(path, e);
+    let file_error = |e| file_error(path, e);
     let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i32>(0));
-    let application = pragma("application_id").map_err(describe)?;
-    let format = pragma("user_version").map_err(describe)?;
+    let application = pragma("application_id").map_err(file_error)?;
+    let format = pragma("user_version").map_err(file_error)?;
     if application != APPLICATION_ID {
         return Err(FileError::Foreign { file: path.to_owned() });
     }
@@ -328,8 +330,8 @@ fn check_format(connection: &Connection, path: &Path) -> Result<(), FileError> {
         return Err(FileError::Newer { file: path.to_owned(), found: format });
     }
     if format < FORMAT {
-        // Older rows stay as they are and are read as they are; what is written from now on an older program could not read.
-        connection.execute_batch(&format!("PRAGMA user_version={FORMAT}")).map_err(describe)?;
+        // Rows of the older format stay readable as they are; new rows could not be read by an older program.
+        connection.execute_batch(&format!("PRAGMA user_version={FORMAT}")).map_err(file_error)?;
     }
     Ok(())
 }
@@ -352,14 +354,14 @@ fn load(connection: &Connection, path: &Path) -> Result<Loaded, FileError> {
         let newest = rows.iter().map(|r| r.version).max().unwrap_or(1);
         Ok(Loaded { rows, last_version: newest.max(reserved as u64) })
     };
-    read().map_err(|e| describe(path, e))
+    read().map_err(|e| file_error(path, e))
 }
 
 fn reserve(connection: &Connection, version: u64) -> rusqlite::Result<usize> {
     connection.execute("UPDATE meta SET value = ?1 WHERE key = 'reserved'", [version as i64])
 }
 
-fn describe(path: &Path, error: rusqlite::Error) -> FileError {
+fn file_error(path: &Path, error: rusqlite::Error) -> FileError {
     let code = error.sqlite_error_code();
     let damaged = matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
         || matches!(error, rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::QueryReturnedNoRows);

@@ -1,5 +1,5 @@
-//! One stored object: a single serialised buffer plus the few facts that lists, watches and the collector need without
-//! parsing it.
+//! One stored object: a single serialised buffer plus the few parsed facts that lists, watches and the garbage
+//! collector need without parsing it.
 
 use std::{borrow::Cow, cell::RefCell, sync::Arc};
 
@@ -7,8 +7,8 @@ use bytes::{BufMut, Bytes};
 use serde_json::{Map, Value};
 
 use super::{
-    peek::{Wanted, peek},
-    shared,
+    intern,
+    projection::{self, Projection},
 };
 use crate::registry::Resource;
 
@@ -26,20 +26,21 @@ impl ObjectKey {
     }
 }
 
-/// An owner reference, as much of it as garbage collection needs.
+/// The parts of an owner reference that garbage collection needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnerRef {
     pub uid: Box<str>,
     pub group: Box<str>,
     pub kind: Box<str>,
     pub name: Box<str>,
+    /// `blockOwnerDeletion`.
     pub blocks: bool,
 }
 
-/// The parsed facts of an object.
+/// Values parsed from an object when it is stored, for selectors, watches and garbage collection.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// `apiVersion` the object is stored in; older objects may be in an older one.
+    /// `apiVersion` the object is stored in. Objects stored earlier may have an older one.
     pub api_version: Box<str>,
     pub uid: Box<str>,
     pub labels: Box<[(Box<str>, Box<str>)]>,
@@ -47,7 +48,7 @@ pub struct Facts {
     pub fields: Box<[Box<str>]>,
     pub owners: Box<[OwnerRef]>,
     pub deleting: bool,
-    /// `foregroundDeletion` or `orphan` among the finalizers.
+    /// The garbage collector's own finalizer, if present: `foregroundDeletion` or `orphan`.
     pub collector_finalizer: Option<&'static str>,
 }
 
@@ -59,17 +60,17 @@ pub struct Stored {
     pub key: ObjectKey,
     pub version: u64,
     pub facts: Arc<Facts>,
-    /// JSON in the storage version, without the texts of `shared`.
+    /// JSON in the storage version, without the texts in `interned`.
     bytes: Bytes,
-    /// Where the digits of `metadata.resourceVersion` begin.
+    /// Offset of the digits of `metadata.resourceVersion`.
     version_at: u32,
     version_len: u32,
-    shared: Box<[Piece]>,
+    interned: Box<[InternedText]>,
 }
 
-/// A text that other objects have too, and how far behind the version it belongs.
+/// A `fieldsV1` value shared with other objects, and its offset from the end of the version digits.
 #[derive(Debug, Clone)]
-struct Piece {
+struct InternedText {
     at: u32,
     text: Arc<[u8]>,
 }
@@ -77,7 +78,7 @@ struct Piece {
 impl Stored {
     /// The whole object as JSON text, in its storage version.
     pub fn json(&self) -> Bytes {
-        if self.shared.is_empty() {
+        if self.interned.is_empty() {
             return self.bytes.clone();
         }
         let mut out = Vec::with_capacity(self.json_len());
@@ -87,33 +88,34 @@ impl Stored {
 
     /// Appends the JSON text.
     pub fn write_json(&self, out: &mut impl BufMut) {
-        self.write_from(0, out, whole);
+        self.write_from(0, out, full_text);
     }
 
-    /// Appends the JSON text with an empty record in the place of each shared text, which is most of `managedFields`.
+    /// Appends the JSON text with `{}` in place of each interned `fieldsV1` value, which leaves out most of
+    /// `managedFields`.
     pub fn write_lean(&self, out: &mut impl BufMut) {
         self.write_from(0, out, |_, _| Cow::Borrowed(b"{}"));
     }
 
-    /// Appends the JSON text without `apiVersion` and `kind`, as lists of built-in kinds show their items.
+    /// Appends the JSON text without `apiVersion` and `kind`: the form of items in lists of built-in kinds.
     pub fn write_untyped_json(&self, out: &mut impl BufMut) {
         out.put_u8(b'{');
-        self.write_from(self.version_at as usize - BEFORE_VERSION.len(), out, whole);
+        self.write_from(self.version_at as usize - BEFORE_VERSION.len(), out, full_text);
     }
 
-    /// Appends the text from `start` on; `stand_in` is what stands for each shared text.
+    /// Appends the text from `start` on, with `replacement(index, text)` in place of each interned text.
     fn write_from<'a>(
         &'a self,
         start: usize,
         out: &mut impl BufMut,
-        stand_in: impl Fn(usize, &'a Piece) -> Cow<'a, [u8]>,
+        replacement: impl Fn(usize, &'a InternedText) -> Cow<'a, [u8]>,
     ) {
-        let behind = (self.version_at + self.version_len) as usize;
+        let version_end = (self.version_at + self.version_len) as usize;
         let mut done = start;
-        for (number, piece) in self.shared.iter().enumerate() {
-            let at = behind + piece.at as usize;
+        for (index, interned) in self.interned.iter().enumerate() {
+            let at = version_end + interned.at as usize;
             out.put_slice(&self.bytes[done..at]);
-            out.put_slice(&stand_in(number, piece));
+            out.put_slice(&replacement(index, interned));
             done = at;
         }
         out.put_slice(&self.bytes[done..]);
@@ -121,17 +123,17 @@ impl Stored {
 
     /// Length of the JSON text.
     pub fn json_len(&self) -> usize {
-        self.bytes.len() + self.shared.iter().map(|p| p.text.len()).sum::<usize>()
+        self.bytes.len() + self.interned.iter().map(|p| p.text.len()).sum::<usize>()
     }
 
-    /// Bytes of memory that this object alone needs.
+    /// Bytes of memory that this object does not share with others.
     pub(super) fn own_len(&self) -> usize {
         self.bytes.len()
     }
 
     pub fn parse(&self) -> Value {
         const WRITTEN_HERE: &str = "stored objects are JSON this store wrote";
-        if self.shared.is_empty() {
+        if self.interned.is_empty() {
             return serde_json::from_slice(&self.bytes).expect(WRITTEN_HERE);
         }
         SCRATCH.with_borrow_mut(|scratch| {
@@ -141,17 +143,18 @@ impl Stored {
         })
     }
 
-    /// Like [`parse`](Self::parse), but each shared text is left out: in its place stands its number in the list returned.
-    pub fn parse_lean(&self) -> (Value, Vec<Arc<[u8]>>) {
-        if self.shared.is_empty() {
+    /// Like [`parse`](Self::parse), but each interned text is replaced by its index in the returned list. That saves
+    /// parsing `managedFields` that are written back unchanged.
+    pub fn parse_with_text_refs(&self) -> (Value, Vec<Arc<[u8]>>) {
+        if self.interned.is_empty() {
             return (self.parse(), Vec::new());
         }
         let value = SCRATCH.with_borrow_mut(|scratch| {
             scratch.clear();
-            self.write_from(0, scratch, |number, _| Cow::Owned(number.to_string().into_bytes()));
+            self.write_from(0, scratch, |index, _| Cow::Owned(index.to_string().into_bytes()));
             serde_json::from_slice(scratch).expect("stored objects are JSON this store wrote")
         });
-        (value, self.shared.iter().map(|p| p.text.clone()).collect())
+        (value, self.interned.iter().map(|p| p.text.clone()).collect())
     }
 
     pub fn api_version(&self) -> &str {
@@ -166,7 +169,7 @@ impl Stored {
         self.facts.labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| &**v)
     }
 
-    /// The same object under another version: the last state of a deleted object carries the deletion's version.
+    /// A copy with another version. The last state of a deleted object carries the version of its deletion.
     pub(crate) fn at_version(&self, version: u64) -> Self {
         let head = &self.bytes[..self.version_at as usize];
         let tail = &self.bytes[(self.version_at + self.version_len) as usize..];
@@ -175,21 +178,21 @@ impl Stored {
             facts: self.facts.clone(),
             buffer: with_room(&[head, tail]),
             version_at: head.len(),
-            shared: self.shared.clone(),
+            interned: self.interned.clone(),
         };
-        draft.seal(self.row, version)
+        draft.into_stored(self.row, version)
     }
 
-    /// An object read back from disk, which must be exactly what [`Draft`] writes.
+    /// Restores an object from its row. `data` must be exactly what [`Draft`] wrote.
     pub(super) fn restore(
         resource: &Resource,
-        wanted: &Wanted,
+        projection: &Projection,
         row: i64,
         version: u64,
         data: &[u8],
     ) -> Result<Self, String> {
         const MARK: &[u8] = b"\"metadata\":{\"resourceVersion\":\"";
-        let peeked = peek(data, wanted).map_err(|e| format!("row {row} is not JSON: {e}"))?;
+        let projected = projection::parse(data, projection).map_err(|e| format!("row {row} is not JSON: {e}"))?;
         let digits = version.to_string();
         let version_at = data
             .windows(MARK.len())
@@ -197,26 +200,31 @@ impl Stored {
             .map(|at| at + MARK.len())
             .filter(|at| data[*at..].starts_with(digits.as_bytes()))
             .ok_or_else(|| format!("row {row} does not have version {version}"))?;
-        let (key, facts) = Draft::facts_of(resource, &peeked.object);
-        let behind = version_at + digits.len();
-        let (mut rest, mut done, mut shared) = (Vec::with_capacity(data.len()), behind, Vec::new());
-        for (from, to) in peeked.records {
-            if from < done || to - from < shared::WORTHWHILE {
+        let (key, facts) = Draft::facts_of(resource, &projected.object);
+        let version_end = version_at + digits.len();
+        let (mut rest, mut done, mut interned) = (Vec::with_capacity(data.len()), version_end, Vec::new());
+        for (from, to) in projected.fields_v1 {
+            if from < done || to - from < intern::MIN_LEN {
                 continue;
             }
             rest.extend_from_slice(&data[done..from]);
-            shared.push(Piece { at: rest.len() as u32, text: shared::share(&data[from..to]) });
+            interned.push(InternedText { at: rest.len() as u32, text: intern::intern(&data[from..to]) });
             done = to;
         }
         rest.extend_from_slice(&data[done..]);
-        let draft =
-            Draft { key, facts, buffer: with_room(&[&data[..version_at], &rest]), version_at, shared: shared.into() };
-        Ok(draft.seal(row, version))
+        let draft = Draft {
+            key,
+            facts,
+            buffer: with_room(&[&data[..version_at], &rest]),
+            version_at,
+            interned: interned.into(),
+        };
+        Ok(draft.into_stored(row, version))
     }
 }
 
-fn whole(_: usize, piece: &Piece) -> Cow<'_, [u8]> {
-    Cow::Borrowed(&piece.text)
+fn full_text(_: usize, interned: &InternedText) -> Cow<'_, [u8]> {
+    Cow::Borrowed(&interned.text)
 }
 
 /// An object ready to be stored: serialised except for its version.
@@ -224,17 +232,18 @@ fn whole(_: usize, piece: &Piece) -> Cow<'_, [u8]> {
 pub struct Draft {
     pub key: ObjectKey,
     pub facts: Arc<Facts>,
-    /// The text without its version, behind room for the version.
+    /// `VERSION_ROOM` unused bytes, followed by the text without its version.
     buffer: Vec<u8>,
-    /// Where in the text the version belongs.
+    /// Offset in the text at which the version is inserted.
     version_at: usize,
-    shared: Box<[Piece]>,
+    interned: Box<[InternedText]>,
 }
 
-/// The digits of the highest version.
+/// Maximum number of digits of a version.
 const VERSION_ROOM: usize = 20;
 
-/// Text behind room for a version, in a buffer of exactly that size: it is what stays in memory.
+/// Concatenates `parts` after room for a version. The buffer has exactly the needed capacity, because it stays in
+/// memory.
 fn with_room(parts: &[&[u8]]) -> Vec<u8> {
     let mut buffer = Vec::with_capacity(VERSION_ROOM + parts.iter().map(|p| p.len()).sum::<usize>());
     buffer.extend_from_slice(&[0; VERSION_ROOM]);
@@ -243,11 +252,11 @@ fn with_room(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 thread_local! {
-    /// Where objects are serialised before their size is known.
+    /// Buffer in which objects are serialised before their size is known.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
-/// Larger scratch space is not kept.
-const SCRATCH_KEPT: usize = 1 << 18;
+/// Maximum capacity that the scratch buffer keeps between uses.
+const MAX_RETAINED_SCRATCH: usize = 1 << 18;
 
 impl Draft {
     /// Serialises `object`, which must be in the storage version and have a name and a uid.
@@ -255,27 +264,28 @@ impl Draft {
         Self::with_texts(resource, object, &[])
     }
 
-    /// Like [`new`](Self::new), for an object in whose `managedFields` numbers stand for `texts`.
+    /// Like [`new`](Self::new), for an object whose `fieldsV1` values may be indexes into `texts`.
     pub fn with_texts(resource: &Resource, object: &Value, texts: &[Arc<[u8]>]) -> Self {
         let empty = Map::new();
         let root = object.as_object().unwrap_or(&empty);
         let meta = root.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
-        let (buffer, version_at, shared) = SCRATCH.with_borrow_mut(|scratch| {
+        let (buffer, version_at, interned) = SCRATCH.with_borrow_mut(|scratch| {
             scratch.clear();
-            let (version_at, shared) = serialise(scratch, root, meta, texts);
+            let (version_at, interned) = serialise(scratch, root, meta, texts);
             let buffer = with_room(&[scratch]);
-            scratch.shrink_to(SCRATCH_KEPT);
-            (buffer, version_at, shared)
+            scratch.shrink_to(MAX_RETAINED_SCRATCH);
+            (buffer, version_at, interned)
         });
         let (key, facts) = Self::facts_of(resource, object);
-        Self { key, facts, buffer, version_at, shared }
+        Self { key, facts, buffer, version_at, interned }
     }
 
-    /// Bytes of the whole text.
+    /// Size of the whole text in bytes.
     pub fn size(&self) -> usize {
-        self.buffer.len() + self.shared.iter().map(|p| p.text.len()).sum::<usize>()
+        self.buffer.len() + self.interned.iter().map(|p| p.text.len()).sum::<usize>()
     }
 
+    /// The key and the facts of an object.
     fn facts_of(resource: &Resource, object: &Value) -> (ObjectKey, Arc<Facts>) {
         let empty = Map::new();
         let meta = object["metadata"].as_object().unwrap_or(&empty);
@@ -284,10 +294,10 @@ impl Draft {
         (key, Arc::new(facts(resource, object, meta)))
     }
 
-    pub(super) fn seal(self, row: i64, version: u64) -> Stored {
-        let Self { key, facts, mut buffer, version_at, shared } = self;
+    pub(super) fn into_stored(self, row: i64, version: u64) -> Stored {
+        let Self { key, facts, mut buffer, version_at, interned } = self;
         let digits = version.to_string();
-        // What stands before the version moves to the left to make place for it: it is much shorter than the rest.
+        // The part before the version moves to the left to make room, because it is much shorter than the rest.
         let start = VERSION_ROOM - digits.len();
         buffer.copy_within(VERSION_ROOM..VERSION_ROOM + version_at, start);
         buffer[start + version_at..VERSION_ROOM + version_at].copy_from_slice(digits.as_bytes());
@@ -299,29 +309,29 @@ impl Draft {
             version_at: version_at as u32,
             version_len: digits.len() as u32,
             bytes: Bytes::from(buffer).slice(start..),
-            shared,
+            interned,
         }
     }
 
-    /// The object as it would be stored under `version`, for dry runs.
+    /// The object as it would be stored with `version`, for dry runs.
     pub fn preview(self, version: u64) -> Stored {
-        self.seal(0, version)
+        self.into_stored(0, version)
     }
 }
 
-/// What stands right before the version.
+/// The text directly before the version digits.
 const BEFORE_VERSION: &[u8] = b"\"metadata\":{\"resourceVersion\":\"";
 
 const INFALLIBLE: &str = "JSON values serialise into memory";
 
-/// Writes `apiVersion`, `kind` and `metadata.resourceVersion` first, so that the version's place is known. Returns that place, and the
-/// texts that are kept elsewhere.
+/// Writes `apiVersion`, `kind` and `metadata.resourceVersion` first, so that the offset of the version is known.
+/// Returns that offset and the interned texts, which are left out.
 fn serialise(
     out: &mut Vec<u8>,
     root: &Map<String, Value>,
     meta: &Map<String, Value>,
     texts: &[Arc<[u8]>],
-) -> (usize, Box<[Piece]>) {
+) -> (usize, Box<[InternedText]>) {
     out.push(b'{');
     for key in ["apiVersion", "kind"] {
         if let Some(value) = root.get(key) {
@@ -332,13 +342,13 @@ fn serialise(
     out.extend_from_slice(BEFORE_VERSION);
     let version_at = out.len();
     out.push(b'"');
-    let mut shared = Vec::new();
+    let mut interned = Vec::new();
     for (key, value) in meta.iter().filter(|(key, _)| *key != "resourceVersion") {
         out.push(b',');
         match value {
             Value::Array(entries) if key == "managedFields" => {
                 out.extend_from_slice(b"\"managedFields\":");
-                serialise_records(out, entries, version_at, texts, &mut shared);
+                serialise_managed_fields(out, entries, version_at, texts, &mut interned);
             }
             _ => member(out, key, value),
         }
@@ -349,7 +359,7 @@ fn serialise(
         member(out, key, value);
     }
     out.push(b'}');
-    (version_at, shared.into())
+    (version_at, interned.into())
 }
 
 fn member(out: &mut Vec<u8>, key: &str, value: &Value) {
@@ -358,13 +368,13 @@ fn member(out: &mut Vec<u8>, key: &str, value: &Value) {
     serde_json::to_writer(&mut *out, value).expect(INFALLIBLE);
 }
 
-/// The entries of `managedFields`; long texts go to `shared`.
-fn serialise_records(
+/// Writes the entries of `managedFields`. Long `fieldsV1` values go to `interned` instead.
+fn serialise_managed_fields(
     out: &mut Vec<u8>,
     entries: &[Value],
     version_at: usize,
     texts: &[Arc<[u8]>],
-    shared: &mut Vec<Piece>,
+    interned: &mut Vec<InternedText>,
 ) {
     out.push(b'[');
     for (i, entry) in entries.iter().enumerate() {
@@ -383,14 +393,14 @@ fn serialise_records(
             serde_json::to_writer(&mut *out, key).expect(INFALLIBLE);
             out.push(b':');
             let begin = out.len();
-            let text = value.as_u64().filter(|_| key == "fieldsV1").and_then(|number| texts.get(number as usize));
+            let text = value.as_u64().filter(|_| key == "fieldsV1").and_then(|index| texts.get(index as usize));
             if let Some(text) = text {
-                shared.push(Piece { at: (begin - version_at) as u32, text: text.clone() });
+                interned.push(InternedText { at: (begin - version_at) as u32, text: text.clone() });
                 continue;
             }
             serde_json::to_writer(&mut *out, value).expect(INFALLIBLE);
-            if key == "fieldsV1" && out.len() - begin >= shared::WORTHWHILE {
-                shared.push(Piece { at: (begin - version_at) as u32, text: shared::share(&out[begin..]) });
+            if key == "fieldsV1" && out.len() - begin >= intern::MIN_LEN {
+                interned.push(InternedText { at: (begin - version_at) as u32, text: intern::intern(&out[begin..]) });
                 out.truncate(begin);
             }
         }

@@ -1,4 +1,4 @@
-//! Gives writes their order: checks each against the latest state, assigns its version and queues it for the writer.
+//! Orders writes: checks each against the latest state, assigns its version and queues it for the writer.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,14 +11,14 @@ use super::{
     object::{Draft, ObjectKey, Stored},
 };
 
-/// Why a write did not happen.
+/// Why a write was not committed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
     #[error("the object does not exist")]
     Missing,
     #[error("the object exists already")]
     Exists,
-    /// Another write came first; holds what is there now.
+    /// Another write came first. Holds the current object.
     #[error("the object has changed")]
     Changed(Arc<Stored>),
     /// A check of other objects refused the write.
@@ -30,7 +30,7 @@ pub enum CommitError {
     Closed,
 }
 
-/// The state a write was computed from.
+/// Precondition: the state that a write was computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     Absent,
@@ -47,13 +47,13 @@ pub struct Write {
     pub key: ObjectKey,
     pub expect: Expect,
     pub change: Change,
-    /// False for objects that a power cut may take (events): they do not wait for the disk.
+    /// False for objects that may be lost in a power failure (events): their batch need not be synced to disk.
     pub durable: bool,
 }
 
 pub(super) type Ack = oneshot::Sender<Result<Arc<Stored>, CommitError>>;
 
-/// A sequenced write on its way to the disk.
+/// A sequenced write that is not published yet.
 pub(super) struct Pending {
     pub(super) storage: Arc<str>,
     pub(super) event: Event,
@@ -61,7 +61,7 @@ pub(super) struct Pending {
     pub(super) ack: Option<Ack>,
 }
 
-/// What the writer has to do next.
+/// The writer's next task.
 pub(super) enum Work {
     Batch(Vec<Pending>, Vec<oneshot::Sender<Result<(), CommitError>>>),
     Closed,
@@ -75,7 +75,7 @@ pub(super) struct Sequencer {
 struct Queue {
     next_version: u64,
     next_row: i64,
-    /// Newest state of objects whose write is not published yet.
+    /// Newest state of objects with unpublished writes.
     overlay: HashMap<(Arc<str>, ObjectKey), Queued>,
     pending: Vec<Pending>,
     barriers: Vec<oneshot::Sender<Result<(), CommitError>>>,
@@ -87,7 +87,7 @@ struct Queued {
     object: Option<Arc<Stored>>,
 }
 
-/// Latest state of any object, for checks that must hold at the moment a write is sequenced.
+/// Read access to the latest state of any object, for checks that must hold at the moment a write is sequenced.
 pub struct LatestView<'a> {
     queue: &'a Queue,
     store: &'a Store,
@@ -98,12 +98,12 @@ impl LatestView<'_> {
         self.queue.latest(self.store, storage, key)
     }
 
-    /// True when a queued, not yet published object of any collection matches.
+    /// True if any queued, not yet published object of any collection matches.
     pub fn any_queued(&self, mut matches: impl FnMut(&Arc<str>, &Stored) -> bool) -> bool {
         self.queue.overlay.iter().any(|((storage, _), q)| q.object.as_ref().is_some_and(|o| matches(storage, o)))
     }
 
-    /// True when the newest state of this object is still queued.
+    /// True if the newest state of this object is still queued.
     pub fn is_queued(&self, storage: &Arc<str>, key: &ObjectKey) -> bool {
         self.queue.overlay.contains_key(&(storage.clone(), key.clone()))
     }
@@ -135,12 +135,12 @@ impl Sequencer {
         }
     }
 
-    /// The first row number that is free.
+    /// Sets the first free row number.
     pub(super) fn set_next_row(&self, row: i64) {
         self.queue.lock().next_row = row;
     }
 
-    /// Nothing waits to be written.
+    /// True if no write is queued.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.lock().pending.is_empty()
     }
@@ -178,7 +178,7 @@ impl Sequencer {
         Ok(done)
     }
 
-    /// Resolves once everything queued now is durable; `None` when nothing is queued.
+    /// A receiver that resolves once everything queued now is durable; `None` if nothing is queued.
     pub(super) fn barrier(&self) -> Option<oneshot::Receiver<Result<(), CommitError>>> {
         let mut queue = self.queue.lock();
         if queue.overlay.is_empty() || queue.closed {
@@ -196,7 +196,7 @@ impl Sequencer {
         self.ready.notify_one();
     }
 
-    /// Takes everything queued; waits until there is something.
+    /// Takes the whole queue; blocks while it is empty.
     pub(super) fn take(&self) -> Work {
         let mut queue = self.queue.lock();
         while queue.pending.is_empty() && queue.barriers.is_empty() {
@@ -208,8 +208,8 @@ impl Sequencer {
         Work::Batch(std::mem::take(&mut queue.pending), std::mem::take(&mut queue.barriers))
     }
 
-    /// Forgets overlay entries that are published now.
-    pub(super) fn published(&self, store: &Store, batch: &[Pending]) {
+    /// Removes overlay entries whose writes are now published, and announces the new committed version.
+    pub(super) fn mark_published(&self, store: &Store, batch: &[Pending]) {
         let mut queue = self.queue.lock();
         for pending in batch {
             let id = (pending.storage.clone(), pending.event.object.key.clone());
@@ -222,7 +222,7 @@ impl Sequencer {
         }
     }
 
-    /// Drops everything that is not durable after a failed batch: later writes were computed from it.
+    /// After a failed batch, fails it and all later queued writes, which were computed from its results.
     pub(super) fn fail_all(&self, batch: Vec<Pending>, why: &Arc<str>) {
         let later = {
             let mut queue = self.queue.lock();
@@ -244,13 +244,13 @@ impl Queue {
         self.next_version += 1;
         match (change, current) {
             (Change::Put(draft), Some(previous)) => {
-                let object = Arc::new(draft.seal(previous.row, version));
+                let object = Arc::new(draft.into_stored(previous.row, version));
                 Event { kind: EventKind::Modified, object, previous: Some(previous) }
             }
             (Change::Put(draft), None) => {
                 let row = self.next_row;
                 self.next_row += 1;
-                Event { kind: EventKind::Added, object: Arc::new(draft.seal(row, version)), previous: None }
+                Event { kind: EventKind::Added, object: Arc::new(draft.into_stored(row, version)), previous: None }
             }
             (Change::Delete, Some(previous)) => {
                 let object = Arc::new(previous.at_version(version));

@@ -1,4 +1,4 @@
-//! The one thread that makes writes durable and publishes them, a whole queue at a time.
+//! The single thread that makes queued writes durable, one batch per queue, and publishes them.
 
 use std::sync::Arc;
 
@@ -7,62 +7,66 @@ use super::{
     sequencer::{Pending, Work},
 };
 
-/// Why a batch is not durable.
-pub(super) enum Failure {
-    /// It was not written; everything else is as before.
+/// Why a batch could not be made durable.
+pub(super) enum PersistError {
+    /// The batch was not written; earlier data is unaffected.
     Refused(Arc<str>),
-    /// Nobody knows what is on the disk: this process must not answer any longer.
+    /// The state of the disk is unknown: this process must not serve requests any longer.
     Fatal(Arc<str>),
 }
 
-/// What makes a batch durable.
-pub(super) trait Backing: Send {
-    fn persist(&mut self, batch: &[Pending]) -> Result<(), Failure>;
+/// The storage that batches are written to.
+pub(super) trait Backend: Send {
+    fn persist(&mut self, batch: &[Pending]) -> Result<(), PersistError>;
 
-    /// Called between batches, for upkeep.
-    fn idle(&mut self, nothing_waits: bool) -> Result<(), Failure>;
+    /// Called between batches for maintenance, such as checkpoints.
+    fn maintain(&mut self, queue_empty: bool) -> Result<(), PersistError>;
 }
 
-/// Forgets everything at the end.
-pub(super) struct Memory;
+/// A backend without persistence.
+pub(super) struct InMemory;
 
-impl Backing for Memory {
-    fn persist(&mut self, _: &[Pending]) -> Result<(), Failure> {
+impl Backend for InMemory {
+    fn persist(&mut self, _: &[Pending]) -> Result<(), PersistError> {
         Ok(())
     }
 
-    fn idle(&mut self, _: bool) -> Result<(), Failure> {
+    fn maintain(&mut self, _: bool) -> Result<(), PersistError> {
         Ok(())
     }
 }
 
-pub(super) fn spawn(store: &Arc<Store>, backing: Box<dyn Backing>) -> std::io::Result<std::thread::JoinHandle<()>> {
+pub(super) fn spawn(store: &Arc<Store>, backend: Box<dyn Backend>) -> std::io::Result<std::thread::JoinHandle<()>> {
     let store = store.clone();
-    std::thread::Builder::new().name("store-writer".into()).spawn(move || run(&store, backing))
+    std::thread::Builder::new().name("store-writer".into()).spawn(move || run(&store, backend))
 }
 
-fn run(store: &Store, mut backing: Box<dyn Backing>) {
+fn run(store: &Store, mut backend: Box<dyn Backend>) {
     while let Work::Batch(batch, barriers) = store.sequencer.take() {
-        match backing.persist(&batch) {
+        match backend.persist(&batch) {
             Ok(()) => publish(store, batch),
-            Err(Failure::Refused(why)) => {
-                tracing::error!(%why, "Writes were refused");
+            Err(PersistError::Refused(why)) => {
+                tracing::error!(%why, "Cannot write to the data file");
                 store.sequencer.fail_all(batch, &why);
             }
-            Err(Failure::Fatal(why)) => end(&why),
+            Err(PersistError::Fatal(why)) => exit_after_failed_sync(&why),
         }
         for barrier in barriers {
             let _ = barrier.send(Ok(()));
         }
-        if let Err(Failure::Fatal(why) | Failure::Refused(why)) = backing.idle(store.sequencer.is_idle()) {
-            end(&why);
+        if let Err(PersistError::Fatal(why) | PersistError::Refused(why)) = backend.maintain(store.sequencer.is_idle())
+        {
+            exit_after_failed_sync(&why);
         }
     }
 }
 
-#[expect(clippy::exit, reason = "after a failed sync, memory and disk may differ; only a restart finds out")]
-fn end(why: &str) -> ! {
-    tracing::error!(%why, "Stopping: the disk no longer holds what was promised");
+#[expect(
+    clippy::exit,
+    reason = "after a failed sync, memory and disk may differ; only a restart reads back what is on disk"
+)]
+fn exit_after_failed_sync(why: &str) -> ! {
+    tracing::error!(%why, "Stopping: acknowledged writes may not be on the disk");
     std::process::exit(74)
 }
 
@@ -70,7 +74,7 @@ fn publish(store: &Store, mut batch: Vec<Pending>) {
     for pending in &batch {
         store.publish(&pending.storage, pending.event.clone());
     }
-    store.sequencer.published(store, &batch);
+    store.sequencer.mark_published(store, &batch);
     for pending in &mut batch {
         if let Some(ack) = pending.ack.take() {
             let _ = ack.send(Ok(pending.event.object.clone()));

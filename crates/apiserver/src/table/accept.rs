@@ -1,23 +1,23 @@
-//! Which form of an answer the client wants, from its `Accept` header.
+//! Negotiation of the response format from the `Accept` header.
 
 use http::HeaderMap;
 use http::header::ACCEPT;
 
 use crate::status::ApiError;
 
-/// The form of an answer.
+/// The format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum ResponseFormat {
     Json,
-    /// JSON in which the longer records of `managedFields` are left empty; for parts of this program, which do not read them.
+    /// JSON in which longer `fieldsV1` values are empty, for in-process clients, which do not read them.
     Lean,
     Yaml,
     Table,
-    /// Only the objects' metadata.
+    /// Only the metadata of objects.
     Metadata,
 }
 
-/// What accompanies each row of a table.
+/// The object that accompanies each row of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IncludeObject {
     None,
@@ -46,7 +46,7 @@ pub struct Clause<'a> {
 }
 
 impl<'a> Clause<'a> {
-    /// All clauses in order; weights are ignored, as Kubernetes' clients order by preference.
+    /// All clauses in order. Weights are ignored, because Kubernetes' clients list clauses in order of preference.
     pub fn all(headers: &'a HeaderMap) -> Vec<Self> {
         let values = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
         values.flat_map(|value| value.split(',')).filter_map(Self::read).collect()
@@ -71,14 +71,14 @@ impl<'a> Clause<'a> {
         self.parameters.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
     }
 
-    /// Whether a JSON answer can be marked as a stream or any media type will do.
+    /// The media type, without parameters.
     pub fn media(&self) -> &str {
         self.media
     }
 }
 
-impl Form {
-    /// The first clause that can be served; a client that asks for none of ours is told so.
+impl ResponseFormat {
+    /// The format of the first clause that can be served; 406 if there is none.
     pub fn negotiate(headers: &HeaderMap) -> Result<Self, ApiError> {
         let clauses = Clause::all(headers);
         if clauses.is_empty() {
@@ -110,25 +110,25 @@ mod tests {
 
     use super::*;
 
-    fn form(accept: &'static str) -> Result<Form, u16> {
+    fn form(accept: &'static str) -> Result<ResponseFormat, u16> {
         let headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]);
-        Form::negotiate(&headers).map_err(|error| error.code.as_u16())
+        ResponseFormat::negotiate(&headers).map_err(|error| error.code.as_u16())
     }
 
     #[test]
     fn the_first_servable_clause_wins() {
         let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
-        assert_eq!(form(kubectl), Ok(Form::Table));
-        assert_eq!(form("application/vnd.kubernetes.protobuf,application/json"), Ok(Form::Json));
+        assert_eq!(form(kubectl), Ok(ResponseFormat::Table));
+        assert_eq!(form("application/vnd.kubernetes.protobuf,application/json"), Ok(ResponseFormat::Json));
         assert_eq!(
             form("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"),
-            Ok(Form::Metadata)
+            Ok(ResponseFormat::Metadata)
         );
-        assert_eq!(form("*/*"), Ok(Form::Json));
-        assert_eq!(form("application/yaml"), Ok(Form::Yaml));
-        assert_eq!(form("application/json, application/yaml"), Ok(Form::Json));
-        assert_eq!(form("application/json;as=Other;g=x;v=v1,application/json"), Ok(Form::Json));
-        assert_eq!(Form::negotiate(&HeaderMap::new()).map_err(|_| ()), Ok(Form::Json));
+        assert_eq!(form("*/*"), Ok(ResponseFormat::Json));
+        assert_eq!(form("application/yaml"), Ok(ResponseFormat::Yaml));
+        assert_eq!(form("application/json, application/yaml"), Ok(ResponseFormat::Json));
+        assert_eq!(form("application/json;as=Other;g=x;v=v1,application/json"), Ok(ResponseFormat::Json));
+        assert_eq!(ResponseFormat::negotiate(&HeaderMap::new()).map_err(|_| ()), Ok(ResponseFormat::Json));
         for refused in ["application/vnd.kubernetes.protobuf", "text/html", "application/json;as=Other"] {
             assert_eq!(form(refused), Err(406), "{refused}");
         }

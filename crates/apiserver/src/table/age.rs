@@ -1,14 +1,14 @@
-//! Ages in one or two units, the way kubectl users read them.
+//! Ages in one or two units, in kubectl's format.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// Time since `then`: seconds up to two minutes, then coarser as it grows.
+/// Time since `then`: in seconds up to two minutes, in coarser units beyond.
 pub(super) fn since(then: Timestamp, now: Timestamp) -> String {
-    human(now.duration_since(then).as_secs())
+    format_age(now.duration_since(then).as_secs())
 }
 
-/// The age that a timestamp member says, or `<unknown>`.
+/// The age of a timestamp in an object, or `<unknown>`.
 pub(super) fn of(timestamp: &Value, now: Timestamp) -> String {
     match timestamp.as_str().map(str::parse::<Timestamp>) {
         Some(Ok(then)) => since(then, now),
@@ -16,7 +16,7 @@ pub(super) fn of(timestamp: &Value, now: Timestamp) -> String {
     }
 }
 
-fn human(seconds: i64) -> String {
+fn format_age(seconds: i64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     let (days, years) = (hours / 24, hours / 24 / 365);
     let two = |large: i64, unit: char, small: i64, small_unit: char| match small {
@@ -65,7 +65,7 @@ mod tests {
             (731 * DAY, "2y1d"),
             (9 * 365 * DAY, "9y"),
         ] {
-            assert_eq!(human(seconds), expected, "{seconds}");
+            assert_eq!(format_age(seconds), expected, "{seconds}");
         }
     }
 }

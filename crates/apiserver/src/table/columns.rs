@@ -1,4 +1,4 @@
-//! Columns and cells of each built-in kind, as kubectl users know them. A table, hence long.
+//! Columns and cells of each built-in kind, as in Kubernetes. The file is long because it is a table.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -13,11 +13,11 @@ macro_rules! columns {
 }
 
 /// The cells of one object's row.
-type Render = fn(&Value, Timestamp) -> Vec<Value>;
+type RowFn = fn(&Value, Timestamp) -> Vec<Value>;
 
-/// How a built-in kind is printed. Kinds that are not listed show name and creation time.
+/// Columns and cells of a built-in kind. Kinds that are not listed show name and creation time.
 pub(super) fn builtin(group: &str, plural: &str) -> (Vec<Column>, Cells) {
-    let (columns, cells): (Vec<Column>, Render) = match (group, plural) {
+    let (columns, cells): (Vec<Column>, RowFn) = match (group, plural) {
         ("", "pods") => (
             columns!["Name", "Ready", "Status", "Restarts", "Age"; "IP", "Node", "Nominated Node", "Readiness Gates"],
             pods::cells,
@@ -103,7 +103,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn or(value: &Value, otherwise: &str) -> String {
+fn text_or(value: &Value, otherwise: &str) -> String {
     match text(value) {
         "" => otherwise.to_owned(),
         found => found.to_owned(),
@@ -146,8 +146,8 @@ fn selector(value: &Value) -> String {
     if parts.is_empty() { "<none>".into() } else { parts.join(",") }
 }
 
-/// At most three items; the rest is counted.
-fn few(items: &[String], empty: &str) -> String {
+/// The first three items and the number of the others.
+fn first_three(items: &[String], empty: &str) -> String {
     match items.len() {
         0 => empty.to_owned(),
         1..=3 => items.join(","),
@@ -160,7 +160,7 @@ fn name_age(object: &Value, now: Timestamp) -> Vec<Value> {
 }
 
 fn name_created(object: &Value, _: Timestamp) -> Vec<Value> {
-    vec![name(object), or(&object["metadata"]["creationTimestamp"], "<unknown>").into()]
+    vec![name(object), text_or(&object["metadata"]["creationTimestamp"], "<unknown>").into()]
 }
 
 fn namespace(object: &Value, now: Timestamp) -> Vec<Value> {
@@ -182,7 +182,7 @@ fn service(object: &Value, now: Timestamp) -> Vec<Value> {
     let ports: Vec<String> = list(&spec["ports"])
         .iter()
         .map(|port| {
-            let protocol = or(&port["protocol"], "TCP");
+            let protocol = text_or(&port["protocol"], "TCP");
             match count(&port["nodePort"]) {
                 0 => format!("{}/{protocol}", count(&port["port"])),
                 node => format!("{}:{node}/{protocol}", count(&port["port"])),
@@ -190,7 +190,7 @@ fn service(object: &Value, now: Timestamp) -> Vec<Value> {
         })
         .collect();
     let cluster_ip = match text(&spec["clusterIPs"][0]) {
-        "" => or(&spec["clusterIP"], "<none>"),
+        "" => text_or(&spec["clusterIP"], "<none>"),
         ip => ip.to_owned(),
     };
     vec![
@@ -211,8 +211,9 @@ fn external_ip(service: &Value) -> String {
         "ExternalName" => return text(&spec["externalName"]).to_owned(),
         "LoadBalancer" => {
             let ingress = list(&service["status"]["loadBalancer"]["ingress"]).iter();
-            let given =
-                ingress.map(|point| or(&point["ip"], text(&point["hostname"]))).filter(|address| !address.is_empty());
+            let given = ingress
+                .map(|point| text_or(&point["ip"], text(&point["hostname"])))
+                .filter(|address| !address.is_empty());
             addresses.splice(0..0, given);
             if addresses.is_empty() {
                 return "<pending>".into();
@@ -235,13 +236,13 @@ fn endpoints(object: &Value, now: Timestamp) -> Vec<Value> {
             found.extend(addresses().map(|ip| format!("{}:{}", host(ip), count(&port["port"]))));
         }
     }
-    vec![name(object), few(&found, "<none>").into(), created(object, now)]
+    vec![name(object), first_three(&found, "<none>").into(), created(object, now)]
 }
 
 fn slice(object: &Value, now: Timestamp) -> Vec<Value> {
     let ports: Vec<String> = list(&object["ports"])
         .iter()
-        .map(|port| port["port"].as_i64().map_or_else(|| or(&port["name"], "*"), |number| number.to_string()))
+        .map(|port| port["port"].as_i64().map_or_else(|| text_or(&port["name"], "*"), |number| number.to_string()))
         .collect();
     let addresses: Vec<String> = list(&object["endpoints"])
         .iter()
@@ -251,8 +252,8 @@ fn slice(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![
         name(object),
         object["addressType"].clone(),
-        few(&ports, "<unset>").into(),
-        few(&addresses, "<unset>").into(),
+        first_three(&ports, "<unset>").into(),
+        first_three(&addresses, "<unset>").into(),
         created(object, now),
     ]
 }
@@ -279,7 +280,7 @@ fn node(object: &Value, now: Timestamp) -> Vec<Value> {
         found.map_or_else(|| "<none>".to_owned(), |address| text(&address["address"]).to_owned())
     };
     let info = &object["status"]["nodeInfo"];
-    let mut kernel = or(&info["kernelVersion"], "<unknown>");
+    let mut kernel = text_or(&info["kernelVersion"], "<unknown>");
     if let Some(architecture) = info["architecture"].as_str().filter(|architecture| !architecture.is_empty()) {
         kernel.push_str(&format!(" ({architecture})"));
     }
@@ -291,13 +292,13 @@ fn node(object: &Value, now: Timestamp) -> Vec<Value> {
         text(&info["kubeletVersion"]).into(),
         address("InternalIP").into(),
         address("ExternalIP").into(),
-        or(&info["osImage"], "<unknown>").into(),
+        text_or(&info["osImage"], "<unknown>").into(),
         kernel.into(),
-        or(&info["containerRuntimeVersion"], "<unknown>").into(),
+        text_or(&info["containerRuntimeVersion"], "<unknown>").into(),
     ]
 }
 
-/// Events of the core group and of events.k8s.io, whose members have other names.
+/// Events of the core group and of events.k8s.io, which names the fields differently.
 fn event(object: &Value, now: Timestamp) -> Vec<Value> {
     let either = |core: &str, newer: &str| if object[core].is_null() { &object[newer] } else { &object[core] };
     let about = either("involvedObject", "regarding");
@@ -318,8 +319,9 @@ fn event(object: &Value, now: Timestamp) -> Vec<Value> {
         name => format!("{kind}/{name}"),
     };
     let source = either("source", "deprecatedSource");
-    let component = or(&source["component"], &or(&object["reportingComponent"], text(&object["reportingController"])));
-    let host = or(&source["host"], text(&object["reportingInstance"]));
+    let component =
+        text_or(&source["component"], &text_or(&object["reportingComponent"], text(&object["reportingController"])));
+    let host = text_or(&source["host"], text(&object["reportingInstance"]));
     let source = if host.is_empty() { component } else { format!("{component}, {host}") };
     vec![
         last.into(),
@@ -335,7 +337,7 @@ fn event(object: &Value, now: Timestamp) -> Vec<Value> {
     ]
 }
 
-/// `RWO,ROX`, without repetitions.
+/// Abbreviated access modes without duplicates: `RWO,ROX`.
 fn access_modes(value: &Value) -> String {
     let known =
         [("ReadWriteOnce", "RWO"), ("ReadOnlyMany", "ROX"), ("ReadWriteMany", "RWX"), ("ReadWriteOncePod", "RWOP")];
@@ -359,12 +361,12 @@ fn volume_claim(object: &Value, now: Timestamp) -> Vec<Value> {
         name(object),
         phase(object),
         text(&spec["volumeName"]).into(),
-        if bound { or(&status["capacity"]["storage"], "0").into() } else { "".into() },
+        if bound { text_or(&status["capacity"]["storage"], "0").into() } else { "".into() },
         if bound { access_modes(&status["accessModes"]).into() } else { "".into() },
         text(&spec["storageClassName"]).into(),
-        or(&spec["volumeAttributesClassName"], "<unset>").into(),
+        text_or(&spec["volumeAttributesClassName"], "<unset>").into(),
         created(object, now),
-        or(&spec["volumeMode"], "<unset>").into(),
+        text_or(&spec["volumeMode"], "<unset>").into(),
     ]
 }
 
@@ -376,16 +378,16 @@ fn volume(object: &Value, now: Timestamp) -> Vec<Value> {
     };
     vec![
         name(object),
-        or(&spec["capacity"]["storage"], "0").into(),
+        text_or(&spec["capacity"]["storage"], "0").into(),
         access_modes(&spec["accessModes"]).into(),
         spec["persistentVolumeReclaimPolicy"].clone(),
         phase(object),
         claim.into(),
         text(&spec["storageClassName"]).into(),
-        or(&spec["volumeAttributesClassName"], "<unset>").into(),
+        text_or(&spec["volumeAttributesClassName"], "<unset>").into(),
         text(&object["status"]["reason"]).into(),
         created(object, now),
-        or(&spec["volumeMode"], "<unset>").into(),
+        text_or(&spec["volumeMode"], "<unset>").into(),
     ]
 }
 
@@ -393,7 +395,7 @@ fn quota(object: &Value, now: Timestamp) -> Vec<Value> {
     let (hard, used) = (&object["status"]["hard"], &object["status"]["used"]);
     let (mut requests, mut limits) = (Vec::new(), Vec::new());
     for (resource, limit) in hard.as_object().into_iter().flatten() {
-        let line = format!("{resource}: {}/{}", or(&used[resource], "0"), text(limit));
+        let line = format!("{resource}: {}/{}", text_or(&used[resource], "0"), text(limit));
         if resource.starts_with("limits.") { limits.push(line) } else { requests.push(line) }
     }
     vec![name(object), requests.join(", ").into(), limits.join(", ").into(), created(object, now)]
@@ -515,7 +517,7 @@ fn priority_class(object: &Value, now: Timestamp) -> Vec<Value> {
         count(&object["value"]).into(),
         json!(object["globalDefault"] == true),
         created(object, now),
-        or(&object["preemptionPolicy"], "PreemptLowerPriority").into(),
+        text_or(&object["preemptionPolicy"], "PreemptLowerPriority").into(),
     ]
 }
 
@@ -525,8 +527,8 @@ fn storage_class(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![
         format!("{}{suffix}", text(&object["metadata"]["name"])).into(),
         object["provisioner"].clone(),
-        or(&object["reclaimPolicy"], "Delete").into(),
-        or(&object["volumeBindingMode"], "Immediate").into(),
+        text_or(&object["reclaimPolicy"], "Delete").into(),
+        text_or(&object["volumeBindingMode"], "Immediate").into(),
         json!(object["allowVolumeExpansion"] == true),
         created(object, now),
     ]

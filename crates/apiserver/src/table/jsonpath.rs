@@ -22,7 +22,7 @@ enum Step {
 #[derive(Debug, Clone, PartialEq)]
 struct Filter {
     path: Vec<Step>,
-    /// `None`: it is enough that the path exists.
+    /// `None` if the path only has to exist.
     test: Option<(Comparison, Value)>,
 }
 
@@ -61,7 +61,7 @@ impl JsonPath {
         }
     }
 
-    /// Everything the path leads to, in document order.
+    /// All values that the path selects, in document order.
     pub fn find<'a>(&self, root: &'a Value) -> Vec<&'a Value> {
         walk(&self.steps, root)
     }
@@ -153,7 +153,7 @@ fn parse_steps(mut text: &str) -> Result<Vec<Step>, &'static str> {
     Ok(steps)
 }
 
-/// A member name up to the next dot or bracket; a backslash keeps the next character in the name.
+/// A member name up to the next dot or bracket. A backslash escapes the next character.
 fn member(text: &str) -> (String, &str) {
     let mut name = String::new();
     let mut characters = text.char_indices();

@@ -1,4 +1,4 @@
-//! The cells of a Pod. The status column sums up phase, init containers and containers in one word.
+//! The cells of a Pod. The status column summarises phase, init containers and containers in one word.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ impl Summary {
         summary
     }
 
-    /// Whether an init container still holds the others back; then the reason says so.
+    /// Returns true if an init container still blocks the others; the reason is then that of the init container.
     fn add_init_containers(&mut self, pod: &Value) -> bool {
         let specs = list(&pod["spec"]["initContainers"]);
         let mut of_sidecars = (0, None);
@@ -122,7 +122,7 @@ impl Summary {
             break;
         }
         if !blocked || condition(pod, "Initialized") {
-            // Init containers that are done no longer count.
+            // Restarts of completed init containers no longer count.
             (self.restarts, self.last_restart) = of_sidecars;
         }
         blocked
@@ -146,7 +146,7 @@ impl Summary {
             }
         }
         if self.reason == "Completed" {
-            // Some containers have ended; what the others do counts more.
+            // A completed container does not determine the status while others run or have failed.
             match (running, failure) {
                 (true, _) if condition(pod, "Ready") => self.reason = "Running".into(),
                 (_, Some(failure)) => self.reason = failure,

@@ -82,7 +82,7 @@ fn the_status_of_a_pod_names_what_is_wrong() {
 }
 
 #[test]
-fn services_claims_nodes_and_events_look_as_usual() {
+fn services_claims_nodes_and_events_have_kubernetes_cells() {
     let created = json!("2024-01-01T00:59:00Z");
     let service = json!({"metadata": {"name": "s", "creationTimestamp": created}, "spec": {"type": "ClusterIP", "clusterIP": "10.1.0.1",
         "ports": [{"port": 80, "protocol": "TCP"}, {"port": 443, "nodePort": 30443}], "selector": {"app": "x"}}});

@@ -1,4 +1,4 @@
-//! Request bodies: size, media type, JSON or YAML into a value.
+//! Decodes request bodies (JSON or YAML, by media type).
 
 use serde_json::Value;
 
@@ -6,12 +6,12 @@ use crate::status::ApiError;
 
 mod duplicates;
 
-/// The largest request body that is read, as in Kubernetes.
+/// Maximum size of a request body, as in Kubernetes.
 pub const MAX_BODY: usize = 3 << 20;
 
 const ACCEPTED: &[&str] = &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
 
-/// Decodes an object. Bodies without a media type are JSON: a published Python client sends none.
+/// Decodes an object. A body without a media type is JSON: a published Python client sends none.
 pub(crate) fn decode(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
     let value = match content_type.split(';').next().unwrap_or_default().trim() {
         "" | "application/json" | "*/*" => from_json(body)?,
@@ -21,8 +21,8 @@ pub(crate) fn decode(content_type: &str, body: &[u8]) -> Result<Value, ApiError>
     if value.is_object() { Ok(value) } else { Err(not_an_object()) }
 }
 
-/// Like [`decode`], and tells which fields were given twice.
-pub(super) fn decode_noting_duplicates(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
+/// Like [`decode`], and returns the paths of fields that occur twice.
+pub(super) fn decode_with_duplicates(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
     match content_type.split(';').next().unwrap_or_default().trim() {
         "" | "application/json" | "*/*" => {
             let (value, duplicates) = duplicates::parse(body).map_err(undecodable)?;

@@ -1,18 +1,17 @@
-//! create: from a decoded body to a stored object.
+//! create: from a request body to a stored object.
 
 use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    Context, Payload, Reply, body,
+    Context, Payload, Reply, admission, body,
     metadata::{generate_name, meta_mut, meta_text, now},
-    services,
+    service_addresses,
 };
 use crate::{
-    admission,
     convert::View,
     patch::{
-        Text,
+        FieldsText,
         managed::{self, Manager},
     },
     registry::{Origin, Resource},
@@ -21,17 +20,17 @@ use crate::{
     store::{Change, CommitError, Draft, Expect, LatestView, ObjectKey, Write},
 };
 
-/// Tries to find a free generated name before giving up.
+/// Attempts to find a free generated name before the create fails.
 const NAME_ATTEMPTS: usize = 8;
 
 pub(super) async fn create(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
-    let (object, duplicates) = body::decode_noting_duplicates(context.content_type(), raw)?;
+    let options = WriteOptions::parse(&context.parts.uri, context.user_agent(), context.request.verb)?;
+    let (object, duplicates) = body::decode_with_duplicates(context.content_type(), raw)?;
     context.duplicates = duplicates;
     create_object(context, object, &options).await
 }
 
-/// Creates `object`, which may still lack everything but its kind-specific fields.
+/// Creates `object`; type, namespace and identity are added where they are missing.
 pub(super) async fn create_object(
     context: &mut Context<'_>,
     mut object: Value,
@@ -39,11 +38,11 @@ pub(super) async fn create_object(
 ) -> Result<Reply, ApiError> {
     check_type(context, &mut object)?;
     set_namespace(context, &mut object)?;
-    let prefix = begin_metadata(&mut object)?;
-    let generated_address = services::wants_address(&context.endpoint.resource, &object);
+    let prefix = set_identity(&mut object)?;
+    let allocate_ip = service_addresses::needs_cluster_ip(&context.endpoint.resource, &object);
     let (mut admitted, texts) = admission::create(context, object, options)?;
-    if generated_address {
-        services::give_address(context.core, &mut admitted);
+    if allocate_ip {
+        service_addresses::allocate(context.core, &mut admitted);
     }
     let Some(prefix) = prefix else { return store_new(context, admitted, &texts, options).await };
     for attempt in 1.. {
@@ -58,7 +57,7 @@ pub(super) async fn create_object(
     unreachable!("the loop returns on its last attempt")
 }
 
-/// Creates an object that was applied: its fields belong to the applier, defaults to nobody.
+/// Creates an object by server-side apply: its fields are managed by the applier, defaults have no manager.
 pub(super) async fn create_applied(
     context: &mut Context<'_>,
     mut object: Value,
@@ -67,15 +66,15 @@ pub(super) async fn create_applied(
 ) -> Result<Reply, ApiError> {
     set_namespace(context, &mut object)?;
     meta_mut(&mut object)?.insert("name".into(), context.request.name.as_str().into());
-    managed::applied(&mut object, manager, admission::owners_schema(&context.endpoint).as_deref());
-    begin_metadata(&mut object)?;
-    let generated_address = services::wants_address(&context.endpoint.resource, &object);
+    managed::record_apply(&mut object, manager, admission::managed_fields_schema(&context.endpoint).as_deref());
+    set_identity(&mut object)?;
+    let allocate_ip = service_addresses::needs_cluster_ip(&context.endpoint.resource, &object);
     let (mut admitted, _) = admission::create(context, object, options)?;
-    if generated_address {
-        services::give_address(context.core, &mut admitted);
+    if allocate_ip {
+        service_addresses::allocate(context.core, &mut admitted);
     }
     match store_new(context, admitted, &[], options).await {
-        // Somebody created it meanwhile: the client tries again and finds it.
+        // Another client created the object in between: after this error the client retries and finds it.
         Err(error) if error.reason == "AlreadyExists" => {
             let resource = &context.endpoint.resource;
             Err(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
@@ -87,7 +86,7 @@ pub(super) async fn create_applied(
 async fn store_new(
     context: &mut Context<'_>,
     object: Value,
-    texts: &[Text],
+    texts: &[FieldsText],
     options: &WriteOptions,
 ) -> Result<Reply, ApiError> {
     let resource = context.endpoint.resource.clone();
@@ -95,7 +94,7 @@ async fn store_new(
     let draft = core.conversions.draft(&resource, object, texts).await?;
     check_size(&draft)?;
     let key = draft.key.clone();
-    let address = services::address(&resource, &draft.facts).map(str::to_owned);
+    let cluster_ip = service_addresses::cluster_ip_of(&resource, &draft.facts).map(str::to_owned);
     let exists = || ApiError::already_exists(&resource.group, &resource.plural, &key.name);
     if options.dry_run {
         if core.store.get(&resource.storage, &key).is_some() {
@@ -117,37 +116,38 @@ async fn store_new(
     let outcome = core
         .store
         .commit_checked(write, |latest| {
-            if let Some(refusal) = definition_gone(&resource, latest) {
-                return Err(CommitError::Refused(Box::new(refusal)));
+            if let Some(error) = check_crd_exists(&resource, latest) {
+                return Err(CommitError::Refused(Box::new(error)));
             }
-            if let Some(address) = &address {
-                services::claim(&core, latest, &key, address).map_err(|e| CommitError::Refused(Box::new(e)))?;
+            if let Some(ip) = &cluster_ip {
+                service_addresses::check_free(&core, latest, &key, ip)
+                    .map_err(|e| CommitError::Refused(Box::new(e)))?;
             }
             let Some(namespace) = &namespaced else { return Ok(()) };
-            let refusal = match latest.get(&namespaces, namespace) {
+            let error = match latest.get(&namespaces, namespace) {
                 None => ApiError::not_found("", "namespaces", &namespace.name),
                 Some(found) if found.facts.deleting => terminating(&resource.group, &resource.plural, &key),
                 Some(_) => return Ok(()),
             };
-            Err(CommitError::Refused(Box::new(refusal)))
+            Err(CommitError::Refused(Box::new(error)))
         })
         .await;
     match outcome {
         Ok(stored) => {
-            core.committed(&resource, &stored)?;
+            core.on_stored(&resource, &stored)?;
             let view = core.conversions.view(&context.endpoint, &stored).await?;
             Ok(Reply { code: StatusCode::CREATED, warnings: Vec::new(), payload: Payload::Object(view) })
         }
-        Err(error) => Err(core.refusal(error, exists).await),
+        Err(error) => Err(core.commit_error(error, exists).await),
     }
 }
 
-/// Single requests are bounded; what many of them make of one object is bounded here.
+/// Bounds the size of an object: requests are bounded as well, but many patches could grow one object.
 pub(super) fn check_size(draft: &Draft) -> Result<(), ApiError> {
     if draft.size() > body::MAX_BODY { Err(ApiError::too_large(body::MAX_BODY)) } else { Ok(()) }
 }
 
-/// A dry run was not stored, so it has no version.
+/// The result of a dry run was not stored, so it has no resourceVersion.
 pub(super) fn without_version(view: View) -> View {
     let mut value = view.to_value();
     if let Some(meta) = value["metadata"].as_object_mut() {
@@ -156,14 +156,14 @@ pub(super) fn without_version(view: View) -> View {
     View::Value(std::sync::Arc::new(value))
 }
 
-/// Objects of a CRD that is going away would be deleted behind its back.
-fn definition_gone(resource: &Resource, latest: &LatestView<'_>) -> Option<ApiError> {
+/// Objects cannot be created while their CRD is being deleted: the deletion would miss them.
+fn check_crd_exists(resource: &Resource, latest: &LatestView<'_>) -> Option<ApiError> {
     let Origin::Custom { crd_name, .. } = &resource.origin else { return None };
-    let definition = latest.get(&crate::server::CRDS.into(), &ObjectKey::new("", crd_name));
-    if definition.is_some_and(|d| !d.facts.deleting) {
+    let crd = latest.get(&crate::server::CRDS.into(), &ObjectKey::new("", crd_name));
+    if crd.is_some_and(|d| !d.facts.deleting) {
         return None;
     }
-    let mut error = ApiError::method_not_allowed().about(&resource.group, &resource.plural, "");
+    let mut error = ApiError::method_not_allowed().with_object(&resource.group, &resource.plural, "");
     error.message = "create not allowed while custom resource definition is terminating".into();
     Some(error)
 }
@@ -185,7 +185,7 @@ fn terminating(group: &str, resource: &str, key: &ObjectKey) -> ApiError {
     error
 }
 
-/// The body must be of the kind and version its path names; a body that leaves them out gets them.
+/// Fails if the body's kind or version is not that of the path; sets them if the body has none.
 pub(super) fn check_type(context: &Context<'_>, object: &mut Value) -> Result<(), ApiError> {
     let endpoint = &context.endpoint;
     let expected = endpoint.api_version();
@@ -236,8 +236,8 @@ pub(super) fn set_namespace(context: &Context<'_>, object: &mut Value) -> Result
     Ok(())
 }
 
-/// Gives a new object its identity. Returns the prefix when its name is to be generated.
-fn begin_metadata(object: &mut Value) -> Result<Option<String>, ApiError> {
+/// Sets uid and creationTimestamp of a new object. Returns the prefix if its name has to be generated.
+fn set_identity(object: &mut Value) -> Result<Option<String>, ApiError> {
     let version = meta_text(object, "resourceVersion");
     if !version.is_empty() && version != "0" {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
@@ -253,7 +253,7 @@ fn begin_metadata(object: &mut Value) -> Result<Option<String>, ApiError> {
     match (named, prefix) {
         (true, _) => Ok(None),
         (false, Some(prefix)) => {
-            // Admission validates the name; the final one is drawn when it is stored.
+            // A name for validation in admission; the final one is generated when the object is stored.
             meta.insert("name".into(), json!(generate_name(&prefix)));
             Ok(Some(prefix))
         }

@@ -1,4 +1,4 @@
-//! delete and deletecollection: preconditions, finalizers, grace, propagation.
+//! delete and deletecollection: preconditions, finalizers, grace periods, propagation.
 
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use crate::{
     store::{Change, CommitError, Draft, Expect, LatestView, ObjectKey, Stored, Write},
 };
 
+/// Attempts of a delete before it fails because the object keeps changing.
 const ATTEMPTS: usize = 64;
 
 pub(super) async fn delete(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
@@ -27,11 +28,11 @@ pub(super) async fn delete(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
     let outcome = delete_object(context.core, &resource, &context.key(), &options).await?;
     let code = http::StatusCode::OK;
     let payload = match outcome {
-        Outcome::Removed(object) if returns_object(&resource) => {
+        DeleteOutcome::Removed(object) if returns_object(&resource) => {
             Payload::Object(context.core.conversions.view(&context.endpoint, &object).await?)
         }
-        Outcome::Removed(object) => Payload::Value(success(&resource, &object)),
-        Outcome::Marked(object) => {
+        DeleteOutcome::Removed(object) => Payload::Value(success(&resource, &object)),
+        DeleteOutcome::Marked(object) => {
             let view = context.core.conversions.view(&context.endpoint, &object).await?;
             Payload::Object(if options.dry_run { without_version(view) } else { view })
         }
@@ -39,7 +40,7 @@ pub(super) async fn delete(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
     Ok(Reply { code, warnings: Vec::new(), payload })
 }
 
-/// These kinds answer a delete with the object, all others with a `Status`.
+/// The response to a delete is the object for these resources, and a `Status` for all others.
 fn returns_object(resource: &Resource) -> bool {
     resource.group.is_empty()
         && matches!(
@@ -56,53 +57,53 @@ fn success(resource: &Resource, object: &Stored) -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details })
 }
 
-/// What a delete did.
-pub(crate) enum Outcome {
+/// The outcome of a delete.
+pub(crate) enum DeleteOutcome {
     Removed(Arc<Stored>),
-    /// The object stays until its finalizers or its node let go of it.
+    /// The object has a deletionTimestamp; it is removed once its finalizers are removed or its node has stopped it.
     Marked(Arc<Stored>),
 }
 
-/// Deletes one object as far as its finalizers and its grace period allow.
+/// Deletes one object, or marks it as deleted if its finalizers or its grace period require that.
 pub(crate) async fn delete_object(
     core: &Arc<Core>,
     resource: &Arc<Resource>,
     key: &ObjectKey,
     options: &DeleteOptions,
-) -> Result<Outcome, ApiError> {
+) -> Result<DeleteOutcome, ApiError> {
     delete_checked(core, resource, key, options, |_, _| Ok(())).await
 }
 
-/// Like [`delete_object`], if `check` still agrees at the moment the delete is sequenced. It is given the object that
-/// would go, and the latest state of all others.
+/// Like [`delete_object`], if `check` succeeds when the delete is sequenced. `check` gets the object that would be
+/// deleted and the latest state of all others.
 pub(crate) async fn delete_checked(
     core: &Arc<Core>,
     resource: &Arc<Resource>,
     key: &ObjectKey,
     options: &DeleteOptions,
     check: impl Fn(&Stored, &LatestView<'_>) -> Result<(), CommitError>,
-) -> Result<Outcome, ApiError> {
+) -> Result<DeleteOutcome, ApiError> {
     let not_found = || ApiError::not_found(&resource.group, &resource.plural, &key.name);
     for _ in 0..ATTEMPTS {
         let Some(current) = core.store.latest(&resource.storage, key) else {
-            return Err(core.settled(not_found()).await);
+            return Err(core.error_once_durable(not_found()).await);
         };
         if let Err(error) = check_preconditions(resource, &current, options) {
-            return Err(core.settled(error).await);
+            return Err(core.error_once_durable(error).await);
         }
-        let marked = mark(resource, &current, options)?;
+        let marked = mark_deleted(resource, &current, options)?;
         let change = match &marked {
             Some(value) if *value == current.parse() => {
-                core.store.settle().await.map_err(|e| core.storage_error(&e))?;
-                return Ok(Outcome::Marked(current));
+                core.store.flush().await.map_err(|e| core.storage_error(&e))?;
+                return Ok(DeleteOutcome::Marked(current));
             }
             Some(value) => Change::Put(Draft::new(resource, value)),
             None => Change::Delete,
         };
         if options.dry_run {
             return Ok(match change {
-                Change::Put(draft) => Outcome::Marked(Arc::new(draft.preview(current.version))),
-                Change::Delete => Outcome::Removed(current),
+                Change::Put(draft) => DeleteOutcome::Marked(Arc::new(draft.preview(current.version))),
+                Change::Delete => DeleteOutcome::Removed(current),
             });
         }
         let write = Write {
@@ -113,13 +114,13 @@ pub(crate) async fn delete_checked(
             durable: !resource.ephemeral(),
         };
         match core.store.commit_checked(write, |latest| check(&current, latest)).await {
-            Ok(stored) if marked.is_some() => return Ok(Outcome::Marked(stored)),
+            Ok(stored) if marked.is_some() => return Ok(DeleteOutcome::Marked(stored)),
             Ok(stored) => {
-                core.removed(resource, &stored);
-                return Ok(Outcome::Removed(stored));
+                core.on_removed(resource, &stored);
+                return Ok(DeleteOutcome::Removed(stored));
             }
             Err(CommitError::Changed(_) | CommitError::Missing) => {}
-            Err(error) => return Err(core.refusal(error, not_found).await),
+            Err(error) => return Err(core.commit_error(error, not_found).await),
         }
     }
     Err(ApiError::stale(&resource.group, &resource.plural, &key.name))
@@ -146,15 +147,15 @@ fn check_preconditions(resource: &Resource, current: &Stored, options: &DeleteOp
     Ok(())
 }
 
-/// The object as it must stay behind, or `None` when it can go now.
-fn mark(resource: &Resource, current: &Stored, options: &DeleteOptions) -> Result<Option<Value>, ApiError> {
+/// The object with its deletionTimestamp, or `None` if it can be removed now.
+fn mark_deleted(resource: &Resource, current: &Stored, options: &DeleteOptions) -> Result<Option<Value>, ApiError> {
     let old = current.parse();
     let mut new = old.clone();
     set_collector_finalizer(&mut new, options)?;
     let grace = grace_seconds(resource, &old, options);
     let already = is_deleting(&old);
     let remaining = old["metadata"]["deletionGracePeriodSeconds"].as_i64();
-    if grace == 0 && finalizers(&new).is_empty() && !held_by_namespace(resource, &new) {
+    if grace == 0 && finalizers(&new).is_empty() && !has_spec_finalizers(resource, &new) {
         return Ok(None);
     }
     let shortens = already && remaining.is_some_and(|r| grace < r);
@@ -174,8 +175,8 @@ fn mark(resource: &Resource, current: &Stored, options: &DeleteOptions) -> Resul
     Ok(Some(new))
 }
 
-/// A namespace stays until it is empty.
-fn held_by_namespace(resource: &Resource, object: &Value) -> bool {
+/// A namespace is removed only once it is empty, which is when its spec has no finalizers.
+fn has_spec_finalizers(resource: &Resource, object: &Value) -> bool {
     &*resource.storage == "/namespaces" && object["spec"]["finalizers"].as_array().is_some_and(|f| !f.is_empty())
 }
 
@@ -201,20 +202,20 @@ fn set_collector_finalizer(object: &mut Value, options: &DeleteOptions) -> Resul
     Ok(())
 }
 
-/// Only Pods are deleted gracefully, and only once a node may be running them.
+/// Only Pods have a grace period, and only once a node may run them.
 fn grace_seconds(resource: &Resource, object: &Value, options: &DeleteOptions) -> i64 {
     if &*resource.storage != "/pods" {
         return 0;
     }
     let started = object["spec"]["nodeName"].as_str().is_some_and(|n| !n.is_empty());
-    let over = matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-    if !started || over {
+    let terminated = matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    if !started || terminated {
         return 0;
     }
     let own = object["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(30);
-    let asked = options.grace_period_seconds.unwrap_or(own);
-    // A negative period means "as soon as possible, but gracefully".
-    if asked < 0 { 1 } else { asked }
+    let requested = options.grace_period_seconds.unwrap_or(own);
+    // A negative period means one second.
+    if requested < 0 { 1 } else { requested }
 }
 
 pub(super) async fn delete_collection(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
@@ -231,10 +232,10 @@ pub(super) async fn delete_collection(context: &mut Context<'_>, raw: &[u8]) -> 
     }
     let mut items = Vec::with_capacity(chosen.len());
     for object in chosen {
-        // The object that was listed is meant, not one that takes its name meanwhile.
+        // Deletes the listed object, not one that was created with its name in between.
         options.preconditions.uid = Some(object.uid().to_owned());
         match delete_object(&core, &resource, &object.key, &options).await {
-            Ok(Outcome::Removed(object) | Outcome::Marked(object)) => {
+            Ok(DeleteOutcome::Removed(object) | DeleteOutcome::Marked(object)) => {
                 items.push(core.conversions.view(&context.endpoint, &object).await?);
             }
             Err(error) if matches!(error.reason, "NotFound" | "Conflict") => {}

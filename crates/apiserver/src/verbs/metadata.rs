@@ -1,4 +1,4 @@
-//! The metadata every object has: identity, timestamps, generated names, finalizers.
+//! Object metadata: timestamps, generated names, finalizers.
 
 use jiff::Timestamp;
 use rand::RngExt as _;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::status::{ApiError, FieldError};
 
-/// Now, as Kubernetes writes times: whole seconds, UTC.
+/// The current time in Kubernetes' format: whole seconds, UTC.
 pub(crate) fn now() -> String {
     stamp(Timestamp::now())
 }
@@ -15,7 +15,7 @@ pub(crate) fn stamp(at: Timestamp) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// The metadata of an object, made if it is missing.
+/// The metadata of an object; added if it is missing.
 pub(crate) fn meta_mut(object: &mut Value) -> Result<&mut Map<String, Value>, ApiError> {
     let root = object.as_object_mut().ok_or_else(|| ApiError::bad_request("the object must be a JSON object"))?;
     let meta = root.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
@@ -29,7 +29,7 @@ pub(crate) fn meta_text<'a>(object: &'a Value, key: &str) -> &'a str {
     object["metadata"][key].as_str().unwrap_or_default()
 }
 
-/// Kubernetes' alphabet for generated names: no vowels, no look-alikes.
+/// Kubernetes' alphabet for generated names: no vowels and no characters that look alike.
 const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const GENERATED_MAX: usize = 63;
 const GENERATED_SUFFIX: usize = 5;
@@ -52,7 +52,7 @@ pub(crate) fn is_deleting(object: &Value) -> bool {
     object["metadata"].get("deletionTimestamp").is_some_and(|t| !t.is_null())
 }
 
-/// An object on its way out takes no new finalizers.
+/// An error if finalizers were added to an object that is being deleted.
 pub(crate) fn check_new_finalizers(old: &Value, new: &Value) -> Option<FieldError> {
     if !is_deleting(old) {
         return None;

@@ -1,25 +1,25 @@
-//! patch, by media type.
+//! patch: JSON, merge, strategic merge and server-side apply, by media type.
 
 use serde_json::Value;
 
-use super::{Context, Reply, body, create::create_applied, update::modify};
+use super::{Context, Reply, admission, body, create::create_applied, update::modify};
 use crate::{
-    admission, patch,
+    patch,
     request::{WriteOptions, query_value},
     status::{ApiError, FieldError},
 };
 
-/// What custom kinds take; they have no strategy.
+/// The patch media types of custom kinds, which have no strategic merge.
 const CUSTOM: &[&str] =
     &["application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml"];
 
 pub(super) async fn patch(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
+    let options = WriteOptions::parse(&context.parts.uri, context.user_agent(), context.request.verb)?;
     let media = context.content_type().split(';').next().unwrap_or_default().trim().to_owned();
     match media.as_str() {
         "application/merge-patch+json" => {
             let patch = body::from_json(raw)?;
-            modify(context, &options, leaves_record(&patch), |old| ready(patch::merge(old, &patch))).await
+            modify(context, &options, ignores_managed_fields(&patch), |old| ready(patch::merge(old, &patch))).await
         }
         "application/json-patch+json" => {
             let operations = patch::JsonPatch::parse(raw)?;
@@ -29,7 +29,7 @@ pub(super) async fn patch(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
             let patch = body::from_json(raw)?;
             let schema = admission::schema_of(&context.endpoint);
             let change = |old| ready(patch::strategic(old, &patch, schema.as_deref()));
-            modify(context, &options, leaves_record(&patch), change).await
+            modify(context, &options, ignores_managed_fields(&patch), change).await
         }
         "application/apply-patch+yaml" | "application/apply-patch" => apply(context, raw, options).await,
         _ if context.endpoint.resource.is_custom() => Err(ApiError::unsupported_media_type(CUSTOM)),
@@ -42,8 +42,9 @@ pub(super) async fn patch(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
     }
 }
 
-/// True for a patch that says nothing about `managedFields`. Merge patches cannot copy, so they leave it alone.
-fn leaves_record(patch: &Value) -> bool {
+/// True if a merge patch does not contain `managedFields`. Merge patches cannot copy, so they then neither read nor
+/// write it.
+fn ignores_managed_fields(patch: &Value) -> bool {
     patch["metadata"].get("managedFields").is_none()
 }
 
@@ -88,14 +89,14 @@ async fn apply(context: &mut Context<'_>, raw: &[u8], options: WriteOptions) -> 
     }
     context.applied = true;
     let manager = admission::manager(context, &options, "Apply");
-    let schema = admission::owners_schema(&context.endpoint);
+    let schema = admission::managed_fields_schema(&context.endpoint);
     let exists = context.core.store.latest(&resource.storage, &context.key()).is_some();
     if !exists && context.request.subresource.is_empty() {
         return create_applied(context, applied, &manager, &options).await;
     }
     let force = options.force;
     modify(context, &options, false, |mut old| {
-        patch::managed::adopt(&mut old, &manager, schema.as_deref());
+        patch::managed::record_before_first_apply(&mut old, &manager, schema.as_deref());
         ready(patch::apply(old, &applied, &manager, force, schema.as_deref()))
     })
     .await

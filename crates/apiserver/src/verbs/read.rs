@@ -5,17 +5,19 @@ use std::{sync::Arc, time::Duration};
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
 
-use super::{Context, List, Payload, Reply};
+use super::{
+    Context, List, Payload, Reply,
+    watch::{Start, WatchEvents},
+};
 use crate::{
     request::{ListOptions, VersionMatch, options, query_value},
     selectors::Filter,
     status::{ApiError, FieldError},
     store::{ObjectKey, Stored},
-    watch::{Start, WatchEvents},
 };
 
-/// How long a read waits for a version that has not happened yet.
-const VERSION_WAIT: Duration = Duration::from_secs(3);
+/// Timeout for a read to wait until a resourceVersion is reached.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) async fn get(context: &mut Context<'_>) -> Result<Reply, ApiError> {
     let wanted = query_value(&context.parts.uri, "resourceVersion").unwrap_or_default();
@@ -33,13 +35,13 @@ pub(super) async fn get(context: &mut Context<'_>) -> Result<Reply, ApiError> {
 
 async fn wait_for_version(context: &Context<'_>, version: u64) -> Result<(), ApiError> {
     let store = &context.core.store;
-    match tokio::time::timeout(VERSION_WAIT, store.reached(version)).await {
+    match tokio::time::timeout(VERSION_TIMEOUT, store.wait_for_version(version)).await {
         Ok(()) => Ok(()),
         Err(_) => Err(ApiError::too_large_version(version, store.version())),
     }
 }
 
-/// Where a page ended, and the version all pages of the list belong to.
+/// A continue token: the last key of a page, and the resourceVersion of all pages of the list.
 #[derive(Serialize, Deserialize)]
 struct Continue {
     #[serde(rename = "v")]
@@ -96,7 +98,8 @@ struct Page {
 }
 
 impl Page {
-    fn offer(&mut self, object: &Arc<Stored>, filter: &Filter, limit: usize, exact_count: bool) -> bool {
+    /// Adds an object if it matches and the page has room; false if the scan can stop.
+    fn add(&mut self, object: &Arc<Stored>, filter: &Filter, limit: usize, exact_count: bool) -> bool {
         if !filter.matches(object) {
             return true;
         }
@@ -105,7 +108,7 @@ impl Page {
             return true;
         }
         self.more = true;
-        // Kubernetes tells how many remain only when no selector hides some.
+        // As in Kubernetes, the number of remaining items is given only without selectors.
         if exact_count {
             self.remaining = Some(self.remaining.unwrap_or(0) + 1);
         }
@@ -143,22 +146,21 @@ async fn select(context: &Context<'_>, options: &ListOptions, filter: &Filter) -
         })?;
         let skip = |key: &ObjectKey| after.as_ref().is_some_and(|a| key <= a);
         for (_, object) in snapshot.iter().filter(|(k, _)| !skip(k)) {
-            if !page.offer(object, filter, options.limit, exact_count) {
+            if !page.add(object, filter, options.limit, exact_count) {
                 break;
             }
         }
         return Ok((page, version));
     }
-    // Read the version first: everything up to it is already in the collection.
+    // Read the version before the objects: everything up to it is already in the collection.
     let version = store.version().max(collection.version());
     if let Some(key) = filter.only() {
         if let Some(object) = collection.get(&key) {
-            page.offer(&object, filter, 0, false);
+            page.add(&object, filter, 0, false);
         }
         return Ok((page, version));
     }
-    collection
-        .scan(filter.namespace(), after.as_ref(), |object| page.offer(object, filter, options.limit, exact_count));
+    collection.scan(filter.namespace(), after.as_ref(), |object| page.add(object, filter, options.limit, exact_count));
     Ok((page, at.unwrap_or(version)))
 }
 
@@ -178,7 +180,7 @@ pub(super) async fn watch(context: &mut Context<'_>) -> Result<Reply, ApiError> 
     Ok(Reply::ok(Payload::Watch(events)))
 }
 
-/// The version a watch starts at. Kubernetes fails over one that is no number.
+/// The resourceVersion that a watch starts at. As in Kubernetes, one that is not a number is an internal error (500).
 fn watch_version(options: &ListOptions) -> Result<Option<u64>, ApiError> {
     options.version().map_err(|error| {
         let message = error.message.trim_start_matches("invalid resource version: ").to_owned();
@@ -196,7 +198,7 @@ async fn start_of(context: &Context<'_>, options: &ListOptions) -> Result<Start,
         if let Some(version) = watch_version(options)? {
             wait_for_version(context, version).await?;
         }
-        return Ok(Start::Initial { marked: options.bookmarks });
+        return Ok(Start::Initial { bookmark: options.bookmarks });
     }
     if options.version_match.is_some() && options.send_initial_events.is_none() {
         return Err(invalid_list_options(
@@ -205,7 +207,7 @@ async fn start_of(context: &Context<'_>, options: &ListOptions) -> Result<Start,
     }
     match watch_version(options)? {
         None if options.send_initial_events == Some(false) => Ok(Start::Now),
-        None => Ok(Start::Initial { marked: false }),
+        None => Ok(Start::Initial { bookmark: false }),
         Some(version) => {
             wait_for_version(context, version).await?;
             Ok(Start::After(version))

@@ -1,11 +1,11 @@
-//! scale, binding, eviction and finalize.
+//! The subresources scale, binding, eviction and finalize.
 
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::{
     Context, Payload, Reply, body,
-    delete::{Outcome, delete_object},
+    delete::{DeleteOutcome, delete_object},
     metadata::{meta_mut, meta_text, now},
     update::{modify, modify_object},
 };
@@ -16,8 +16,8 @@ use crate::{
     status::{ApiError, FieldError},
 };
 
-/// Where a resource keeps its scale.
-fn scale_of(context: &Context<'_>) -> ScaleSubresource {
+/// The paths of the scale's fields in the resource's objects.
+fn scale_paths(context: &Context<'_>) -> ScaleSubresource {
     let path = |text: &str| text.split('.').map(str::to_owned).collect::<Vec<_>>();
     context.endpoint.version().subresources.scale.clone().unwrap_or_else(|| ScaleSubresource {
         spec_replicas: path("spec.replicas"),
@@ -42,7 +42,7 @@ fn write_path(object: &mut Value, path: &[String], value: Value) {
     at[last.as_str()] = value;
 }
 
-/// The object seen as `autoscaling/v1` Scale.
+/// The `autoscaling/v1` Scale of an object.
 fn to_scale(scale: &ScaleSubresource, object: &Value) -> Value {
     let mut metadata = Map::new();
     for key in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
@@ -74,7 +74,7 @@ fn to_scale(scale: &ScaleSubresource, object: &Value) -> Value {
 }
 
 pub(super) async fn scale(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let scale = scale_of(context);
+    let scale = scale_paths(context);
     if context.request.verb == Verb::Get {
         let object = context
             .core
@@ -84,10 +84,10 @@ pub(super) async fn scale(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
         let value = context.core.conversions.view(&context.endpoint, &object).await?.to_value();
         return Ok(Reply::ok(Payload::Value(to_scale(&scale, &value))));
     }
-    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
-    let edit = ScaleEdit::read(context, raw)?;
+    let options = WriteOptions::parse(&context.parts.uri, context.user_agent(), context.request.verb)?;
+    let edit = ScaleEdit::parse(context, raw)?;
     let paths = scale.clone();
-    // Custom kinds say themselves how many there may be.
+    // Custom kinds validate the number of replicas by their own schema.
     let custom = context.endpoint.resource.is_custom();
     let reply = modify(context, &options, false, move |mut object| {
         let result = edit.apply(to_scale(&paths, &object)).and_then(|edited| {
@@ -110,7 +110,7 @@ pub(super) async fn scale(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
     }
 }
 
-/// A write to a scale: a new one, or a patch of the present one.
+/// A write to a Scale: a replacement, or a patch of the current one.
 enum ScaleEdit {
     Replace(Value),
     Merge(Value),
@@ -118,7 +118,7 @@ enum ScaleEdit {
 }
 
 impl ScaleEdit {
-    fn read(context: &Context<'_>, raw: &[u8]) -> Result<Self, ApiError> {
+    fn parse(context: &Context<'_>, raw: &[u8]) -> Result<Self, ApiError> {
         if context.request.verb == Verb::Update {
             return body::decode(context.content_type(), raw).map(Self::Replace);
         }
@@ -141,9 +141,9 @@ impl ScaleEdit {
     }
 }
 
-/// Assigns a Pod to a node: once, and together with the condition that says so.
+/// Binds a Pod to a node, if it has none, and sets its condition PodScheduled in the same write.
 pub(super) async fn bind(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
+    let options = WriteOptions::parse(&context.parts.uri, context.user_agent(), context.request.verb)?;
     let binding = body::decode(context.content_type(), raw)?;
     let node = binding["target"]["name"].as_str().unwrap_or_default().to_owned();
     if node.is_empty() {
@@ -186,7 +186,7 @@ pub(super) async fn bind(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply,
     })
 }
 
-/// Notes in a Pod that it has a node.
+/// Sets the condition PodScheduled of a Pod.
 pub(crate) fn set_scheduled(pod: &mut Value) {
     let condition =
         json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": now(), "lastProbeTime": null });
@@ -200,7 +200,7 @@ pub(crate) fn set_scheduled(pod: &mut Value) {
     }
 }
 
-/// Evicts a Pod: a delete that may be asked for by those who may not delete.
+/// Evicts a Pod: a delete with a permission of its own.
 pub(super) async fn evict(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
     let eviction = body::decode(context.content_type(), raw)?;
     let options = match eviction.get("deleteOptions") {
@@ -209,7 +209,7 @@ pub(super) async fn evict(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
     };
     let resource = context.endpoint.resource.clone();
     match delete_object(context.core, &resource, &context.key(), &options).await? {
-        Outcome::Removed(_) | Outcome::Marked(_) => {}
+        DeleteOutcome::Removed(_) | DeleteOutcome::Marked(_) => {}
     }
     Ok(Reply {
         code: StatusCode::CREATED,
@@ -220,9 +220,9 @@ pub(super) async fn evict(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
     })
 }
 
-/// Replaces the finalizers of a namespace's spec.
+/// Replaces the finalizers in a namespace's spec.
 pub(super) async fn finalize(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
+    let options = WriteOptions::parse(&context.parts.uri, context.user_agent(), context.request.verb)?;
     let given = body::decode(context.content_type(), raw)?;
     let finalizers = given["spec"]["finalizers"].clone();
     modify_object(context, &options, |namespace| {

@@ -1,29 +1,29 @@
-//! update (PUT), and the read-modify-write loop that patches share.
+//! update (PUT), and the read-modify-write loop that patches use as well.
 
 use std::{future::Future, sync::Arc};
 
 use serde_json::Value;
 
 use super::{
-    Context, Payload, Reply, body,
+    Context, Payload, Reply, admission, body,
     create::{check_size, check_type, create_object, set_namespace},
     metadata::{check_new_finalizers, finalizers, is_deleting, meta_mut, meta_text},
 };
 use crate::{
-    admission, builtin,
-    patch::{Text, managed},
+    builtin,
+    patch::{FieldsText, managed},
     registry::Resource,
     request::{Verb, WriteOptions},
     status::{ApiError, FieldError},
     store::{Change, CommitError, Expect, ObjectKey, Stored, Write},
 };
 
-/// Attempts of a read-modify-write before the caller is told that the object keeps changing.
+/// Attempts of a read-modify-write before it fails because the object keeps changing.
 const ATTEMPTS: usize = 64;
 
 pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
-    let options = WriteOptions::parse(&context.parts.uri, context.agent(), context.request.verb)?;
-    let (mut object, duplicates) = body::decode_noting_duplicates(context.content_type(), raw)?;
+    let options = WriteOptions::parse(&context.parts.uri, context.user_agent(), context.request.verb)?;
+    let (mut object, duplicates) = body::decode_with_duplicates(context.content_type(), raw)?;
     context.duplicates = duplicates;
     check_type(context, &mut object)?;
     set_namespace(context, &mut object)?;
@@ -38,7 +38,7 @@ pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
     }
     let resource = &context.endpoint.resource;
     let missing = || context.core.store.latest(&resource.storage, &context.key()).is_none();
-    if context.request.subresource.is_empty() && builtin::created_by_update(resource) && missing() {
+    if context.request.subresource.is_empty() && builtin::allows_create_on_update(resource) && missing() {
         meta_mut(&mut object)?.remove("resourceVersion");
         return create_object(context, object, &options).await;
     }
@@ -49,13 +49,13 @@ pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
     .await
 }
 
-/// Reads the object, lets `change` make a new one of it (both in the request's version), and stores the result. Starts
-/// again when somebody else was faster, unless the change itself names a version. `lean`: the change neither reads nor writes
-/// `metadata.managedFields`.
+/// Reads the object, computes a new one from it with `change` (both in the request's version), and stores the result.
+/// Retries after a concurrent write, unless the new object has a resourceVersion. `ignores_managed_fields`: `change`
+/// neither reads nor writes `metadata.managedFields`.
 pub(super) async fn modify<F, R>(
     context: &mut Context<'_>,
     options: &WriteOptions,
-    lean: bool,
+    ignores_managed_fields: bool,
     mut change: F,
 ) -> Result<Reply, ApiError>
 where
@@ -67,33 +67,32 @@ where
     let key = context.key();
     for _ in 0..ATTEMPTS {
         let Some(current) = core.store.latest(&resource.storage, &key) else {
-            return Err(core.settled(context.not_found()).await);
+            return Err(core.error_once_durable(context.not_found()).await);
         };
-        let (old, texts) = core.conversions.editable(&context.endpoint, &current, lean).await?;
+        let (old, texts) = core.conversions.editable(&context.endpoint, &current, ignores_managed_fields).await?;
         let new = match change(old.clone()).await {
             Ok(new) => new,
-            Err(error) => return Err(core.settled(error).await),
+            Err(error) => return Err(core.error_once_durable(error).await),
         };
-        let pinned = check_identity(context, &current, &new);
-        let pinned = match pinned {
-            Ok(pinned) => pinned,
-            Err(error) => return Err(core.settled(error).await),
+        let has_version = match check_identity(context, &current, &new) {
+            Ok(has_version) => has_version,
+            Err(error) => return Err(core.error_once_durable(error).await),
         };
         match attempt(context, options, &current, old, new, texts).await {
             Ok(reply) => return Ok(reply),
-            Err(Attempt::Failed(error)) => return Err(core.settled(error).await),
-            Err(Attempt::Raced) if pinned => {
+            Err(AttemptError::Failed(error)) => return Err(core.error_once_durable(error).await),
+            Err(AttemptError::ConcurrentWrite) if has_version => {
                 return Err(core
-                    .settled(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
+                    .error_once_durable(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
                     .await);
             }
-            Err(Attempt::Raced) => {}
+            Err(AttemptError::ConcurrentWrite) => {}
         }
     }
     Err(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
 }
 
-/// Edits an object in place, past the rules for clients: used by subresources that have rules of their own.
+/// Edits an object without the admission of updates; for subresources that have rules of their own.
 pub(super) async fn modify_object(
     context: &mut Context<'_>,
     options: &WriteOptions,
@@ -104,40 +103,41 @@ pub(super) async fn modify_object(
     let key = context.key();
     for _ in 0..ATTEMPTS {
         let Some(current) = core.store.latest(&resource.storage, &key) else {
-            return Err(core.settled(context.not_found()).await);
+            return Err(core.error_once_durable(context.not_found()).await);
         };
         let old = current.parse();
         let mut new = old.clone();
         if let Err(error) = edit(&mut new) {
-            return Err(core.settled(error).await);
+            return Err(core.error_once_durable(error).await);
         }
-        // The scheduler's word is nobody's field.
+        // A binding is not recorded in `managedFields`.
         if context.request.subresource != "binding" {
             let manager = admission::manager(context, options, "Update");
-            let schema = admission::owners_schema(&context.endpoint);
-            managed::updated(&old, &mut new, &manager, schema.as_deref(), &mut Vec::new());
+            let schema = admission::managed_fields_schema(&context.endpoint);
+            managed::record_update(&old, &mut new, &manager, schema.as_deref(), &mut Vec::new());
         }
         match store_changed(context, options, &current, new, &[]).await {
-            Err(Attempt::Raced) => {}
-            Err(Attempt::Failed(error)) => return Err(error),
+            Err(AttemptError::ConcurrentWrite) => {}
+            Err(AttemptError::Failed(error)) => return Err(error),
             Ok(reply) => return Ok(reply),
         }
     }
     Err(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
 }
 
-enum Attempt {
-    Raced,
+/// Why one attempt of a read-modify-write failed.
+enum AttemptError {
+    ConcurrentWrite,
     Failed(ApiError),
 }
 
-impl From<ApiError> for Attempt {
+impl From<ApiError> for AttemptError {
     fn from(error: ApiError) -> Self {
         Self::Failed(error)
     }
 }
 
-/// Checks name, uid and resourceVersion of the new object; true when it names a version.
+/// Checks name, uid and resourceVersion of the new object; true if it has a resourceVersion.
 fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Result<bool, ApiError> {
     let resource = &context.endpoint.resource;
     let replaces = context.request.verb == Verb::Update;
@@ -154,9 +154,9 @@ fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Resul
     let uid = meta_text(new, "uid");
     if !uid.is_empty() && uid != current.uid() {
         if replaces {
-            return Err(other_uid(resource, &current.key, uid, current.uid()));
+            return Err(uid_conflict(resource, &current.key, uid, current.uid()));
         }
-        // Kubernetes looks twice, and says so.
+        // Kubernetes validates this twice and reports the error twice.
         let error = FieldError::invalid_str("metadata.uid", uid, "field is immutable");
         return Err(invalid(&[error.clone(), error]));
     }
@@ -178,9 +178,9 @@ fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Resul
     Ok(true)
 }
 
-/// 409: an object of that name is there, but not the one that is meant. Names it as the storage of Kubernetes does.
-fn other_uid(resource: &Resource, key: &ObjectKey, given: &str, actual: &str) -> ApiError {
-    let place = match (&*resource.storage, resource.is_custom()) {
+/// 409: the object of that name has another uid. The message is that of Kubernetes' storage layer.
+fn uid_conflict(resource: &Resource, key: &ObjectKey, given: &str, actual: &str) -> ApiError {
+    let prefix = match (&*resource.storage, resource.is_custom()) {
         ("/services", _) => "services/specs".to_owned(),
         ("/nodes", _) => "minions".to_owned(),
         (_, true) => format!("{}/{}", resource.group, resource.plural),
@@ -188,7 +188,7 @@ fn other_uid(resource: &Resource, key: &ObjectKey, given: &str, actual: &str) ->
     };
     let namespace = if key.namespace.is_empty() { String::new() } else { format!("{}/", key.namespace) };
     let why = format!(
-        "StorageError: invalid object, Code: 4, Key: /registry/{place}/{namespace}{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {actual}",
+        "StorageError: invalid object, Code: 4, Key: /registry/{prefix}/{namespace}{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {actual}",
         key.name
     );
     ApiError::conflict(&resource.group, &resource.plural, &key.name, &why)
@@ -200,8 +200,8 @@ async fn attempt(
     current: &Arc<Stored>,
     old: Value,
     mut new: Value,
-    mut texts: Vec<Text>,
-) -> Result<Reply, Attempt> {
+    mut texts: Vec<FieldsText>,
+) -> Result<Reply, AttemptError> {
     let core = context.core.clone();
     let resource = context.endpoint.resource.clone();
     keep_system_metadata(&old, &mut new)?;
@@ -212,23 +212,23 @@ async fn attempt(
     }
     let (new, differs) = admission::update(context, &old, new, options, &mut texts)?;
     if !differs && old == new {
-        core.store.settle().await.map_err(|e| core.storage_error(&e))?;
+        core.store.flush().await.map_err(|e| core.storage_error(&e))?;
         return Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, current).await?)));
     }
     store_changed(context, options, current, new, &texts).await
 }
 
-/// Stores the new state, or removes the object when nothing holds it any longer.
+/// Stores the new state, or removes an object that is being deleted once it has no finalizers and no grace period.
 async fn store_changed(
     context: &Context<'_>,
     options: &WriteOptions,
     current: &Arc<Stored>,
     new: Value,
-    texts: &[Text],
-) -> Result<Reply, Attempt> {
+    texts: &[FieldsText],
+) -> Result<Reply, AttemptError> {
     let core = context.core.clone();
     let resource = context.endpoint.resource.clone();
-    let finished = is_deleting(&new)
+    let remove = is_deleting(&new)
         && finalizers(&new).is_empty()
         && new["spec"]["finalizers"].as_array().is_none_or(|f| f.is_empty() || &*resource.storage != "/namespaces")
         && new["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0;
@@ -238,8 +238,8 @@ async fn store_changed(
         let preview = Arc::new(draft.preview(current.version));
         return Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, &preview).await?)));
     }
-    // The object leaves as it is now, not as it was stored last.
-    let (change, last) = match finished {
+    // The response to a write that removes the object has the object's new state, not the last stored one.
+    let (change, removed) = match remove {
         true => (Change::Delete, Some(Arc::new(draft.preview(current.version)))),
         false => (Change::Put(draft), None),
     };
@@ -252,21 +252,20 @@ async fn store_changed(
     };
     match core.store.commit(write).await {
         Ok(stored) => {
-            if finished {
-                core.removed(&resource, &stored);
+            if remove {
+                core.on_removed(&resource, &stored);
             } else {
-                core.committed(&resource, &stored)?;
+                core.on_stored(&resource, &stored)?;
             }
-            let shown = last.as_ref().unwrap_or(&stored);
+            let shown = removed.as_ref().unwrap_or(&stored);
             Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, shown).await?)))
         }
-        Err(CommitError::Changed(_)) => Err(Attempt::Raced),
-        Err(CommitError::Missing) => Err(Attempt::Raced),
-        Err(error) => Err(core.refusal(error, || context.not_found()).await.into()),
+        Err(CommitError::Changed(_) | CommitError::Missing) => Err(AttemptError::ConcurrentWrite),
+        Err(error) => Err(core.commit_error(error, || context.not_found()).await.into()),
     }
 }
 
-/// Identity and life cycle of an object are not for clients to edit.
+/// Restores the metadata that clients cannot change: identity and life cycle.
 fn keep_system_metadata(old: &Value, new: &mut Value) -> Result<(), ApiError> {
     let meta = meta_mut(new)?;
     meta.remove("selfLink");

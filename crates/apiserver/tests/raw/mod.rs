@@ -1,4 +1,4 @@
-//! A small raw client for tests: requests as text, answers as JSON.
+//! A small raw client for tests: requests as text, responses as JSON.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ pub struct Api {
     pub server: ApiServer,
 }
 
-pub struct Answer {
+pub struct TestResponse {
     pub code: u16,
     pub body: Value,
     pub warnings: Vec<String>,
 }
 
-impl Answer {
+impl TestResponse {
     #[track_caller]
     pub fn ok(self) -> Value {
         assert!((200..300).contains(&self.code), "{}: {}", self.code, self.body);
@@ -41,7 +41,7 @@ impl Api {
         Self { server: ApiServer::open(Config::default()).await.expect("an empty server opens") }
     }
 
-    pub async fn send(&self, method: &str, path: &str, content_type: &str, body: impl Into<Bytes>) -> Answer {
+    pub async fn send(&self, method: &str, path: &str, content_type: &str, body: impl Into<Bytes>) -> TestResponse {
         let mut request = http::Request::builder().method(method).uri(path).header("user-agent", "test/1");
         if !content_type.is_empty() {
             request = request.header("content-type", content_type);
@@ -58,42 +58,42 @@ impl Api {
         let bytes = response.into_body().collect().await.expect("valid by construction").to_bytes();
         let body = serde_json::from_slice(&bytes)
             .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
-        Answer { code, body, warnings }
+        TestResponse { code, body, warnings }
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> TestResponse {
         self.send("GET", path, "", "").await
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+    pub async fn post(&self, path: &str, body: &Value) -> TestResponse {
         self.send("POST", path, "application/json", body.to_string()).await
     }
 
-    pub async fn put(&self, path: &str, body: &Value) -> Answer {
+    pub async fn put(&self, path: &str, body: &Value) -> TestResponse {
         self.send("PUT", path, "application/json", body.to_string()).await
     }
 
-    pub async fn patch(&self, path: &str, kind: &str, body: &Value) -> Answer {
+    pub async fn patch(&self, path: &str, kind: &str, body: &Value) -> TestResponse {
         self.send("PATCH", path, kind, body.to_string()).await
     }
 
-    pub async fn delete(&self, path: &str, options: &Value) -> Answer {
+    pub async fn delete(&self, path: &str, options: &Value) -> TestResponse {
         self.send("DELETE", path, "application/json", options.to_string()).await
     }
 
-    /// Waits until an object is gone.
-    pub async fn gone(&self, path: &str) {
-        self.until(path, |answer| answer.code == 404).await;
+    /// Waits until an object does not exist.
+    pub async fn wait_until_deleted(&self, path: &str) {
+        self.until(path, |response| response.code == 404).await;
     }
 
-    pub async fn until(&self, path: &str, done: impl Fn(&Answer) -> bool) -> Answer {
+    pub async fn until(&self, path: &str, done: impl Fn(&TestResponse) -> bool) -> TestResponse {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            let answer = self.get(path).await;
-            if done(&answer) {
-                return answer;
+            let response = self.get(path).await;
+            if done(&response) {
+                return response;
             }
-            assert!(Instant::now() < deadline, "{path} stays {}: {}", answer.code, answer.body);
+            assert!(Instant::now() < deadline, "{path} stays {}: {}", response.code, response.body);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -106,7 +106,7 @@ pub fn config(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"k": "v"}})
 }
 
-/// A config map owned by others.
+/// A ConfigMap with owner references.
 pub fn owned(name: &str, owners: &[(&Value, bool)]) -> Value {
     let mut object = config(name);
     object["metadata"]["ownerReferences"] = owners

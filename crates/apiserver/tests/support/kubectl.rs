@@ -1,4 +1,4 @@
-//! Runs the real kubectl, and turns whole outputs into snapshots that do not depend on the day.
+//! Runs the real kubectl, and normalizes its output for snapshots.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use super::Cluster;
 
-/// Prints why and returns true when there is no kubectl; then the caller returns.
+/// True if kubectl is not installed; prints that the test is skipped.
 pub fn missing() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     let found = *FOUND.get_or_init(|| {
@@ -21,7 +21,7 @@ pub fn missing() -> bool {
     !found
 }
 
-/// Everything a command left behind.
+/// Exit code and output of a command.
 pub struct Output {
     pub code: i32,
     pub stdout: String,
@@ -29,7 +29,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Exit code, output and errors in one text, for a snapshot of the whole.
+    /// Exit code, stdout and stderr in one text, for a snapshot.
     pub fn transcript(&self) -> String {
         let mut text = format!("exit {}\n", self.code);
         for (name, part) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
@@ -61,7 +61,7 @@ impl Cluster {
     }
 
     pub fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Output {
-        // A command that hangs fails its test instead of stopping all of them.
+        // With a timeout, so that a command that hangs fails only its own test.
         let limited = [&["90", "kubectl"], arguments].concat();
         let mut child = self
             .in_environment("timeout", &limited)
@@ -72,7 +72,7 @@ impl Cluster {
             .expect("kubectl starts");
         let mut stdin = child.stdin.take().expect("a pipe");
         let input = input.to_owned();
-        // Written beside reading, so that neither side waits for the other.
+        // Written in a thread, so that writing stdin and reading stdout cannot block each other.
         let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
         let output = child.wait_with_output().expect("kubectl ends");
         writer.join().expect("the writer ends");
@@ -87,7 +87,7 @@ impl Cluster {
         self.kubectl_with_input(arguments, "")
     }
 
-    /// Runs a command that must succeed; its output.
+    /// Runs a command that must succeed; returns its stdout.
     #[track_caller]
     pub fn kubectl_ok(&self, arguments: &[&str]) -> String {
         let output = self.kubectl(arguments);
@@ -102,7 +102,7 @@ impl Cluster {
     }
 }
 
-/// Replaces what changes from run to run.
+/// Replaces what differs between runs.
 pub fn filters() -> insta::Settings {
     let mut settings = insta::Settings::clone_current();
     settings.set_prepend_module_to_snapshot(false);
@@ -110,7 +110,7 @@ pub fn filters() -> insta::Settings {
     settings.add_filter(r"https://127\.0\.0\.1:\d+", "https://[server]");
     settings.add_filter(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "[uid]");
     settings.add_filter(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "[time]");
-    // The padding after an age depends on how many digits it has.
+    // The padding after an age depends on its number of digits.
     settings.add_filter(r"(?m)\b\d+s +", "[age]  ");
     settings.add_filter(r"(?m)\b\d+s$", "[age]");
     settings.add_filter(r"(?m)^(\s*resourceVersion:\s+).*$", "$1[version]");

@@ -1,4 +1,4 @@
-//! What the tests with real clients share: a running server over TLS, and commands run against it.
+//! Fixtures of the tests with real clients: a running server over TLS, and commands that are run against it.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its own part")]
 
@@ -12,7 +12,7 @@ use agent_sandbox_api::conversion;
 use agent_sandbox_apiserver::{ApiServer, Config, Converter, Listener, ListenerConfig};
 use serde_json::{Value, json};
 
-/// Our four kinds change version in this process.
+/// Converts the product's four kinds between versions.
 struct OurConverter;
 
 impl Converter for OurConverter {
@@ -25,12 +25,12 @@ impl Converter for OurConverter {
     }
 }
 
-/// A server with everything: TLS, a node for tests, a kubeconfig in a folder of its own.
+/// A server with a TLS listener, a test node and a kubeconfig in a temporary folder.
 pub struct Cluster {
     pub server: ApiServer,
     pub listener: Listener,
     pub folder: tempfile::TempDir,
-    /// Held so that the server's tasks live; blocking tests drive commands beside it.
+    /// The runtime of the server's tasks, for blocking tests.
     _runtime: Option<tokio::runtime::Runtime>,
 }
 
@@ -49,7 +49,7 @@ impl Cluster {
         Self { server, listener, folder, _runtime: None }
     }
 
-    /// For tests that are made of commands rather than of futures.
+    /// For blocking tests, which run commands.
     pub fn start_blocking() -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
@@ -68,13 +68,13 @@ impl Cluster {
     }
 }
 
-/// A Pod as a controller would write it, already running.
+/// A Pod whose containers use the image `host`.
 pub fn running_pod(name: &str, containers: &[&str]) -> Value {
     let containers: Vec<Value> = containers.iter().map(|name| json!({"name": name, "image": "host"})).collect();
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": {"app": name}}, "spec": {"containers": containers}})
 }
 
-/// The folder of the workspace.
+/// The root folder of the workspace.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().and_then(Path::parent).expect("the crate lies two folders deep")
 }

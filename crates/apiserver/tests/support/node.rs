@@ -1,9 +1,9 @@
-//! A node for tests: commands run on this machine, ports are loopback ports, logs are a fixed script.
+//! A test node: commands run on this machine, ports are loopback ports, logs are fixed lines.
 
 use std::process::Stdio;
 use std::time::Duration;
 
-use agent_sandbox_apiserver::node::{
+use agent_sandbox_streams::backend::{
     Duplex, ExecRequest, ExitStatus, LogOptions, NodeBackend, NodeError, PodRef, ProcessSession, StreamSet,
     TerminalSize,
 };
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 pub struct TestNode;
 
-/// Each line of the script, a second apart.
+/// The lines of the log, a second apart.
 const LINES: [&str; 4] = ["first", "second", "third", "fourth"];
 const START: &str = "2024-01-01T00:00:00Z";
 
@@ -109,7 +109,7 @@ impl NodeBackend for TestNode {
     }
 }
 
-/// A make-believe terminal: it prints each size it is given and ends with status 7 at the end of its input.
+/// A simulated terminal: prints each size and each line, and exits with status 7 at the end of its input.
 fn terminal() -> ProcessSession {
     let (screen, shown): (DuplexStream, DuplexStream) = tokio::io::duplex(1024);
     let (keyboard, typed) = tokio::io::duplex(1024);

@@ -1,19 +1,19 @@
 //! Arguments of commands about the engine on this machine.
 
 use super::{
-    HostingArgs, OutputArgs,
+    NodeConfigArgs, OutputArgs,
     values::{duration, quantity},
 };
 use clap::{Args, ValueEnum};
 use std::{net::SocketAddr, time::Duration};
 
-/// What a sandbox may reach.
+/// Network access of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Network {
     /// Nothing
     #[default]
     None,
-    /// Public addresses, never this machine or its private networks
+    /// Public addresses, but not this machine or its private networks
     Public,
 }
 
@@ -31,13 +31,13 @@ pub(crate) struct RunArgs {
     /// CPU limit, for example 0.5 or 2
     #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
     pub(crate) cpus: Option<String>,
-    /// What the command may reach
+    /// Network access of the command
     #[arg(long, value_enum, default_value_t)]
     pub(crate) network: Network,
-    /// Environment variable, NAME=VALUE, or NAME to pass this shell's value on
+    /// Environment variable, NAME=VALUE, or NAME to pass this shell's value
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
-    /// Show a folder of this machine in the sandbox: SOURCE:TARGET[:ro]
+    /// Mount a folder of this machine in the sandbox: SOURCE:TARGET[:ro]
     #[arg(long, value_name = "SOURCE:TARGET[:ro]")]
     pub(crate) volume: Vec<String>,
     /// Folder to start in
@@ -46,10 +46,10 @@ pub(crate) struct RunArgs {
     /// Stop after this time, for example 30s or 5m
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
-    /// Pass standard input on
+    /// Pass standard input to the command
     #[arg(long, short)]
     pub(crate) interactive: bool,
-    /// Give the command a terminal
+    /// Allocate a terminal for the command
     #[arg(long, short)]
     pub(crate) tty: bool,
     /// The command and its arguments
@@ -57,13 +57,13 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<String>,
 }
 
-/// Who may use the router's listener.
+/// Authentication of clients at the router's listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RouterAuth {
     /// The API's token or a scoped token
     #[default]
     Token,
-    /// Anybody who reaches it
+    /// No authentication: every process that can connect
     None,
 }
 
@@ -72,24 +72,24 @@ pub(crate) struct UpArgs {
     /// Return when ready and keep running in the background
     #[arg(long, short)]
     pub(crate) detach: bool,
-    /// Where the Kubernetes API listens
+    /// Address that the Kubernetes API listens on
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6443", env = "AGENT_SANDBOX_API_LISTEN")]
     pub(crate) api_listen: SocketAddr,
-    /// Where the router listens; the next free port is taken when it is in use
+    /// Address that the router listens on; a port in use is replaced by the next free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", env = "AGENT_SANDBOX_ROUTER_LISTEN")]
     pub(crate) router_listen: SocketAddr,
-    /// Who may use the router
+    /// Authentication of the router's clients
     #[arg(long, value_enum, default_value_t)]
     pub(crate) router_auth: RouterAuth,
-    /// Where metrics are served; nowhere by default
+    /// Address to serve metrics on; off by default
     #[arg(long, value_name = "HOST:PORT", env = "AGENT_SANDBOX_METRICS_LISTEN")]
     pub(crate) metrics_listen: Option<SocketAddr>,
     /// Number of sandboxes that the ready-made pool keeps warm
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) warm: u32,
     #[command(flatten)]
-    pub(crate) hosting: HostingArgs,
-    /// Set by `--detach` for the process that it leaves behind
+    pub(crate) node: NodeConfigArgs,
+    /// Set by `--detach` for the process that it starts in the background
     #[arg(long, hide = true)]
     pub(crate) in_background: bool,
 }
@@ -109,10 +109,10 @@ pub(crate) struct StatusArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
-    /// Time between two looks; processor use is what was used between them
+    /// Time between samples; CPU usage is measured between them
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1s")]
     pub(crate) interval: Duration,
-    /// Print once and end, also on a terminal; programs and files always get one table
+    /// Print one table and exit, also on a terminal
     #[arg(long)]
     pub(crate) once: bool,
     #[command(flatten)]
@@ -121,7 +121,7 @@ pub(crate) struct TopArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Remove what nodes that are gone left on this machine
+    /// Remove what engines that no longer run left on this machine
     #[arg(long)]
     pub(crate) fix: bool,
     #[command(flatten)]
@@ -133,7 +133,7 @@ pub(crate) struct KubeconfigArgs {
     /// Add the local engine to ~/.kube/config instead of printing
     #[arg(long)]
     pub(crate) merge: bool,
-    /// Print the path of the file instead of what is in it
+    /// Print the path of the file instead of its content
     #[arg(long, conflicts_with = "merge")]
     pub(crate) path: bool,
 }

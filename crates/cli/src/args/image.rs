@@ -12,23 +12,23 @@ pub(crate) struct ImageArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Fetch an image from a registry
+    /// Pull an image from a registry
     Pull(ImagePullArgs),
-    /// Bring in an image from a file: an OCI layout (folder or archive) or a Docker archive
+    /// Import an image from a file: an OCI layout (folder or archive) or a Docker archive
     Import(ImageImportArgs),
-    /// List the images that are here
+    /// List the images on this machine
     #[command(visible_alias = "ls")]
     List(ImageListArgs),
     /// Remove images that no sandbox needs
     #[command(visible_alias = "rm")]
     Remove(ImageRemoveArgs),
-    /// Show or change which images stand for others
+    /// Show or change image aliases: local images that are used instead of others
     Alias(ImageAliasArgs),
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ImagePullArgs {
-    /// Image to fetch, for example docker.io/library/python:3.13
+    /// Image to pull, for example docker.io/library/python:3.13
     pub(crate) image: String,
     /// User name for the registry; without it the logins of docker and podman are used
     #[arg(long, value_name = "NAME", requires = "password_stdin")]
@@ -67,16 +67,16 @@ pub(crate) struct ImageRemoveArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct ImageAliasArgs {
-    /// Last part of an image's name, or its whole name; `*` stands for anything
+    /// Last part of an image's name, or its whole name; `*` matches anything
     #[arg(requires = "image")]
     pub(crate) pattern: Option<String>,
     /// The local image to use instead, `host` for this machine's own programs
     #[arg(requires = "pattern")]
     pub(crate) image: Option<String>,
-    /// Take a line out of the table
+    /// Remove the alias with this pattern
     #[arg(long, value_name = "PATTERN", conflicts_with_all = ["pattern", "clear"])]
     pub(crate) remove: Option<String>,
-    /// Empty the table
+    /// Remove all aliases
     #[arg(long, conflicts_with = "pattern")]
     pub(crate) clear: bool,
     #[command(flatten)]

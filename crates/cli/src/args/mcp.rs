@@ -17,7 +17,7 @@ pub(crate) struct McpArgs {
     /// Serve HTTP clients without a token; only behind a gateway that authenticates
     #[arg(long, requires = "listen", conflicts_with = "token_file")]
     pub(crate) no_token: bool,
-    /// Id of the session, so that a restarted client finds its sandboxes again; a new one when not given
+    /// Id of the session, so that a restarted client finds its sandboxes again; a new one by default
     #[arg(long, value_name = "ID", conflicts_with = "listen")]
     pub(crate) session: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Arguments of commands that run one part of the system, and of small helpers.
+//! Arguments of `token`, `version`, `completion` and `reference`.
 
 use super::OutputArgs;
 use agent_sandbox_router::TokenMintArgs;
@@ -24,7 +24,7 @@ pub(crate) struct ReferenceArgs {
     /// Folder to write into
     #[arg(long, value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// Only the page, no manual pages and completions
+    /// Write only the page, no manual pages and completions
     #[arg(long)]
     pub(crate) page_only: bool,
 }
@@ -37,6 +37,6 @@ pub(crate) struct TokenArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token that opens one sandbox
+    /// Create a token for one sandbox
     Mint(TokenMintArgs),
 }

@@ -1,5 +1,5 @@
-//! Commands that nobody has, with the one that was meant. The parser suggests by common letters in order, which finds nothing for
-//! two letters that changed places in a short word.
+//! Suggestions for mistyped commands and names. Clap suggests by common letters in order, which finds nothing for two
+//! swapped letters in a short word; the edit distance here does.
 
 use super::Cli;
 use clap::{
@@ -8,19 +8,19 @@ use clap::{
 };
 use std::ffi::OsString;
 
-/// One typo is always forgiven, and one more for so many letters.
+/// A name may differ in one letter, and in one more for each of this many letters.
 const LETTERS_PER_TYPO: usize = 5;
 
-/// Parses, or ends the program with what is wrong.
+/// Parses the command line. Ends the process with a message when it is wrong.
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Cli {
     Cli::try_parse_from(words).unwrap_or_else(|error| with_suggestion(error).exit())
 }
 
-/// Of what is known, what is nearest, if anything is near; several where they are equally so.
+/// The known names that are nearest to `name`, within the tolerance; several when they are equally near.
 pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let forgiven = 1 + name.chars().count() / LETTERS_PER_TYPO;
+    let tolerance = 1 + name.chars().count() / LETTERS_PER_TYPO;
     let measured = known.into_iter().map(|candidate| (strsim::damerau_levenshtein(name, candidate), candidate));
-    let near: Vec<_> = measured.filter(|(distance, _)| *distance <= forgiven).collect();
+    let near: Vec<_> = measured.filter(|(distance, _)| *distance <= tolerance).collect();
     let least = near.iter().map(|(distance, _)| *distance).min();
     near.into_iter().filter(|(distance, _)| Some(*distance) == least).map(|(_, candidate)| candidate).collect()
 }
@@ -33,7 +33,7 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
     let whole = Cli::command();
     let known = whole.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
     let near: Vec<String> = nearest(&word, known).into_iter().map(str::to_owned).collect();
-    // Further away the parser's own guess is as good as any.
+    // Without a near name, clap's own suggestion stays.
     if !near.is_empty() {
         error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(near));
     }

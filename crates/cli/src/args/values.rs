@@ -1,4 +1,4 @@
-//! Values that users type, checked while the command line is read: a mistake is reported before anything is contacted.
+//! Parsers for values of arguments: a mistake is reported before any command starts.
 
 use std::{
     net::IpAddr,
@@ -53,7 +53,7 @@ pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `NAME=VALUE` with something on both sides.
+/// `NAME=VALUE`, both not empty.
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -63,26 +63,26 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
 
 /// A network such as `10.88.0.0/16`.
 pub(crate) fn cidr(text: &str) -> Result<String, String> {
-    let wrong = || "write an address and a length, for example 10.88.0.0/16".to_owned();
-    let (address, length) = text.split_once('/').ok_or_else(wrong)?;
-    let address: IpAddr = address.parse().map_err(|_| wrong())?;
-    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let invalid = || "write an address and a length, for example 10.88.0.0/16".to_owned();
+    let (address, length) = text.split_once('/').ok_or_else(invalid)?;
+    let address: IpAddr = address.parse().map_err(|_| invalid())?;
+    let max_length = if address.is_ipv4() { 32 } else { 128 };
     match length.parse::<u8>() {
-        Ok(length) if length <= longest => Ok(text.to_owned()),
-        _ => Err(wrong()),
+        Ok(length) if length <= max_length => Ok(text.to_owned()),
+        _ => Err(invalid()),
     }
 }
 
-/// An absolute path of a folder that is there.
+/// An absolute path of a folder that exists.
 pub(crate) fn folder(text: &str) -> Result<PathBuf, String> {
     let path = Path::new(text);
     match path.is_absolute() && path.is_dir() {
         true => Ok(path.to_owned()),
-        false => Err("name a folder that exists, from the root on".to_owned()),
+        false => Err("name a folder that exists, by its absolute path".to_owned()),
     }
 }
 
-/// `FIRST:BLOCKS` of user ids: a range that neither holds the host's own users nor runs out of numbers.
+/// `FIRST:BLOCKS` of user ids: a range outside the host's own users (below 65,536) and within 32 bits.
 pub(crate) fn id_range(text: &str) -> Result<(u32, u32), String> {
     let range = text.split_once(':').and_then(|(first, blocks)| Some((first.parse().ok()?, blocks.parse().ok()?)));
     let (first, blocks): (u32, u32) = range.ok_or("write two numbers, for example 1879048192:4095")?;

@@ -4,8 +4,8 @@ mod short;
 
 use crate::{
     args::{ApplyArgs, GlobalArgs},
+    cluster::ClusterClient,
     output,
-    target::Target,
 };
 use anyhow::{Context as _, Result, bail};
 use kube::{
@@ -17,11 +17,11 @@ use kube::{
 use serde_json::Value;
 use std::{io::Read, path::Path};
 
-/// Who we are in managedFields.
+/// Name of this program in managedFields.
 const MANAGER: &str = "agent-sandbox";
 
 pub(crate) async fn apply(global: &GlobalArgs, args: ApplyArgs) -> Result<()> {
-    // Mistakes in the files are reported before any cluster is looked for.
+    // Mistakes in the files are reported before a cluster is chosen.
     let mut documents = Vec::new();
     for file in &args.filename {
         let text = read(file)?;
@@ -29,23 +29,23 @@ pub(crate) async fn apply(global: &GlobalArgs, args: ApplyArgs) -> Result<()> {
         documents.extend(parse(&text).with_context(|| format!("{shown} is not valid YAML"))?);
     }
     if documents.is_empty() {
-        bail!("there is nothing to apply in what was given");
+        bail!("the files hold no manifest to apply");
     }
     let mut wanted = Vec::new();
     for document in documents {
-        let full = short::write_out(document)?;
-        if full.was_short {
-            output::print(&format!("# understood as:\n{}", serde_saphyr::to_string(&full.object)?))?;
+        let expanded = short::expand(document)?;
+        if expanded.was_short {
+            output::print(&format!("# understood as:\n{}", serde_saphyr::to_string(&expanded.object)?))?;
         }
-        wanted.push(full.object);
+        wanted.push(expanded.object);
     }
-    let target = Target::find(global).await?;
+    let cluster = ClusterClient::open(global).await?;
     if !args.dry_run {
-        target.announce_change();
+        cluster.announce_change();
     }
-    let discovery = Discovery::new(target.client.clone()).run().await.context("cannot ask the API what it serves")?;
+    let discovery = Discovery::new(cluster.client.clone()).run().await.context("cannot ask the API what it serves")?;
     for object in wanted {
-        apply_one(&target, &discovery, object, args.dry_run).await?;
+        apply_one(&cluster, &discovery, object, args.dry_run).await?;
     }
     Ok(())
 }
@@ -64,7 +64,7 @@ fn parse(text: &str) -> Result<Vec<Value>> {
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
 
-async fn apply_one(target: &Target, discovery: &Discovery, object: Value, dry_run: bool) -> Result<()> {
+async fn apply_one(cluster: &ClusterClient, discovery: &Discovery, object: Value, dry_run: bool) -> Result<()> {
     let types: TypeMeta = serde_json::from_value(object.clone()).context("a manifest needs apiVersion and kind")?;
     let kind =
         GroupVersionKind::try_from(&types).with_context(|| format!("`{}` is not an apiVersion", types.api_version))?;
@@ -77,7 +77,7 @@ async fn apply_one(target: &Target, discovery: &Discovery, object: Value, dry_ru
         bail!("a {} has no metadata.name", types.kind);
     }
     let api =
-        api_for(&target.client, &resource, &capabilities, object.namespace().as_deref().unwrap_or(&target.namespace));
+        api_for(&cluster.client, &resource, &capabilities, object.namespace().as_deref().unwrap_or(&cluster.namespace));
     let mut params = PatchParams::apply(MANAGER);
     params.dry_run = dry_run;
     let before = api.get_opt(&name).await?.and_then(|found| found.resource_version());

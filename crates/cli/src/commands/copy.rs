@@ -2,10 +2,10 @@
 
 mod pack;
 
-use super::{objects::found, progress::Progress};
+use super::{objects::find_sandbox, progress::Progress};
 use crate::{
     args::{CpArgs, GlobalArgs},
-    target::Target,
+    cluster::ClusterClient,
 };
 use agent_sandbox_client::{self as sdk, Files, RemoteKind};
 use anyhow::{Context as _, Result, bail};
@@ -17,62 +17,64 @@ use tokio_util::io::ReaderStream;
 /// Bytes read from a local file at a time.
 const CHUNK: usize = 256 * 1024;
 
-/// One end of a copy.
+/// Source or destination of a copy.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+enum Location {
     Local(PathBuf),
     Remote { sandbox: String, path: String },
 }
 
-/// `NAME:PATH` is in a sandbox; anything with a slash before the colon, or without a colon, is local.
-fn parse(text: &str) -> Result<End> {
+/// Parses `NAME:PATH` as a path in a sandbox. Text with a slash before the colon, or without a colon, is a local path.
+fn parse(text: &str) -> Result<Location> {
     match text.split_once(':') {
         Some((name, path)) if !name.contains('/') && !name.is_empty() && name != "." => {
             let path = if path.is_empty() { "." } else { path };
-            Ok(End::Remote { sandbox: name.to_owned(), path: path.to_owned() })
+            Ok(Location::Remote { sandbox: name.to_owned(), path: path.to_owned() })
         }
-        _ if text.is_empty() => bail!("an end of the copy is empty"),
-        _ => Ok(End::Local(PathBuf::from(text))),
+        _ if text.is_empty() => bail!("source and destination must not be empty"),
+        _ => Ok(Location::Local(PathBuf::from(text))),
     }
 }
 
 pub(crate) async fn copy(global: &GlobalArgs, args: CpArgs) -> Result<()> {
     match (parse(&args.source)?, parse(&args.destination)?) {
-        (End::Local(source), End::Remote { sandbox, path }) => {
+        (Location::Local(source), Location::Remote { sandbox, path }) => {
             let kind = std::fs::metadata(&source).with_context(|| format!("cannot read {}", source.display()))?;
-            let target = Target::find(global).await?;
-            target.announce_change();
-            let pod = running(&target, &sandbox).await?;
-            let files = Files::new(&target.client, &pod);
+            let cluster = ClusterClient::open(global).await?;
+            cluster.announce_change();
+            let pod = running(&cluster, &sandbox).await?;
+            let files = Files::new(&cluster.client, &pod);
             if kind.is_dir() {
                 send_folder(&files, &source, &path).await
             } else {
                 send_file(&files, &source, &path).await
             }
         }
-        (End::Remote { sandbox, path }, End::Local(destination)) => {
-            let target = Target::find(global).await?;
-            let pod = running(&target, &sandbox).await?;
-            let files = Files::new(&target.client, &pod);
+        (Location::Remote { sandbox, path }, Location::Local(destination)) => {
+            let cluster = ClusterClient::open(global).await?;
+            let pod = running(&cluster, &sandbox).await?;
+            let files = Files::new(&cluster.client, &pod);
             match files.kind(&path).await? {
                 RemoteKind::Missing => bail!("`{path}` does not exist in `{sandbox}`"),
                 RemoteKind::Directory => receive_folder(&files, &path, &destination).await,
                 RemoteKind::File => receive_file(&files, &path, &destination).await,
             }
         }
-        (End::Local(_), End::Local(_)) => bail!("one end must be in a sandbox: write it as NAME:PATH"),
-        (End::Remote { .. }, End::Remote { .. }) => {
+        (Location::Local(_), Location::Local(_)) => {
+            bail!("source or destination must be in a sandbox: write it as NAME:PATH")
+        }
+        (Location::Remote { .. }, Location::Remote { .. }) => {
             bail!("copying from sandbox to sandbox is not supported; copy to this machine first")
         }
     }
 }
 
-async fn running(target: &Target, name: &str) -> Result<k8s_openapi::api::core::v1::Pod> {
-    let found = found(target, name).await?;
-    Ok(sdk::running_pod(&target.client, &found.sandbox).await?)
+async fn running(cluster: &ClusterClient, name: &str) -> Result<k8s_openapi::api::core::v1::Pod> {
+    let found = find_sandbox(cluster, name).await?;
+    Ok(sdk::running_pod(&cluster.client, &found.sandbox).await?)
 }
 
-/// Into a folder that exists the copy keeps its name; otherwise the destination is its new name.
+/// Path of the copy in the sandbox: inside `path` if that is a folder, else `path` itself.
 async fn remote_name(files: &Files<'_>, source: &Path, path: &str) -> Result<String> {
     let name = source.canonicalize()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let into_folder = path.ends_with('/') || files.kind(path).await? == RemoteKind::Directory;
@@ -101,6 +103,7 @@ async fn send_folder(files: &Files<'_>, source: &Path, path: &str) -> Result<()>
     Ok(())
 }
 
+/// Local path of the copy: inside `destination` if that is a folder, else `destination` itself.
 fn local_name(path: &str, destination: &Path) -> PathBuf {
     match Path::new(path).file_name() {
         Some(name) if destination.is_dir() => destination.join(name),
@@ -112,7 +115,7 @@ async fn receive_file(files: &Files<'_>, path: &str, destination: &Path) -> Resu
     let destination = local_name(path, destination);
     let folder = destination.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let shown = destination.display().to_string();
-    // Beside its destination, so that the last step is a rename: a broken transfer leaves the old file.
+    // In the destination's folder, so that the last step is a rename: a transfer that fails leaves the old file.
     let partial = tempfile::NamedTempFile::new_in(folder).with_context(|| format!("cannot write {shown}"))?;
     let mut file = tokio::fs::File::from_std(partial.reopen()?);
     let progress = Progress::start(path.to_owned(), None);
@@ -143,12 +146,12 @@ mod tests {
 
     #[test]
     fn a_name_before_a_colon_is_a_sandbox() {
-        let remote = |sandbox: &str, path: &str| End::Remote { sandbox: sandbox.into(), path: path.into() };
+        let remote = |sandbox: &str, path: &str| Location::Remote { sandbox: sandbox.into(), path: path.into() };
         assert_eq!(parse("box:/home/user/a").unwrap(), remote("box", "/home/user/a"));
         assert_eq!(parse("box:").unwrap(), remote("box", "."));
-        assert_eq!(parse("./a:b").unwrap(), End::Local("./a:b".into()));
-        assert_eq!(parse("/a:b").unwrap(), End::Local("/a:b".into()));
-        assert_eq!(parse("a").unwrap(), End::Local("a".into()));
+        assert_eq!(parse("./a:b").unwrap(), Location::Local("./a:b".into()));
+        assert_eq!(parse("/a:b").unwrap(), Location::Local("/a:b".into()));
+        assert_eq!(parse("a").unwrap(), Location::Local("a".into()));
         assert!(parse("").is_err());
     }
 }

@@ -1,12 +1,12 @@
-//! `doctor`: what this machine offers for isolation, and how to get what it lacks.
+//! `doctor`: checks which isolation this machine supports, and prints how to fix what is missing.
 
 use crate::{
     args::{DoctorArgs, GlobalArgs},
-    data::DataDir,
-    host, output,
+    output,
 };
+use agent_sandbox_engine::{DataDir, host_check};
 use agent_sandbox_node::{
-    kernel::{KernelConfig, KernelRuntime, Stray, remove_stray, strays},
+    kernel::{KernelConfig, KernelRuntime, Leftover, leftovers as find_leftovers, remove_leftover},
     runtime::{PodRuntime as _, WeaknessKind},
 };
 use anyhow::{Context as _, Result};
@@ -18,14 +18,14 @@ use std::{
     process::ExitCode,
 };
 
-/// Below this, new sandboxes may be refused for want of disk.
+/// Free bytes below which new sandboxes may be refused for lack of disk space.
 const LOW_DISK: u64 = 2 << 30;
 const MEBIBYTE: u64 = 1 << 20;
 
-/// How a check went.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-enum Verdict {
+enum Status {
     Good,
     /// Sandboxes run, with something missing.
     Weaker,
@@ -33,22 +33,23 @@ enum Verdict {
     Broken,
 }
 
-/// One thing that was looked at.
+/// One thing that was checked.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Check {
-    verdict: Verdict,
+    #[serde(rename = "verdict")]
+    status: Status,
     what: String,
-    /// What to do about it; empty when there is nothing to do.
+    /// How to fix it; empty when there is nothing to do.
     fix: String,
 }
 
 impl Check {
-    fn new(verdict: Verdict, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { verdict, what: what.into(), fix: fix.into() }
+    fn new(status: Status, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { status, what: what.into(), fix: fix.into() }
     }
 
     fn good(what: impl Into<String>) -> Self {
-        Self::new(Verdict::Good, what, "")
+        Self::new(Status::Good, what, "")
     }
 }
 
@@ -56,35 +57,35 @@ pub(crate) async fn doctor(global: &GlobalArgs, args: &DoctorArgs) -> Result<Exi
     let data = DataDir::locate(global.data_dir.as_deref())?;
     let mut checks = vec![user_namespaces()];
     checks.extend(isolation().await?);
-    checks.extend(remains(args.fix));
-    checks.push(programs("kubectl", "install kubectl to use the engine with it"));
+    checks.extend(leftovers(args.fix));
+    checks.push(program("kubectl", "install kubectl to use the engine with it"));
     checks.push(oci_runtimes());
     checks.push(disk(data.path()));
     checks.extend([("API", 6443), ("router", 8080)].map(|(what, number)| port(what, number, data.running().is_some())));
     output::emit(args.output.output, &checks, || names(&checks), || page(&checks))?;
-    let broken = checks.iter().any(|check| check.verdict == Verdict::Broken);
+    let broken = checks.iter().any(|check| check.status == Status::Broken);
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn user_namespaces() -> Check {
-    match host::suspected() {
-        Some(blocked) => Check::new(Verdict::Broken, blocked.cause, blocked.fix),
-        None if rustix::process::geteuid().is_root() => Check::good("runs as root: every wall is available"),
+    match host_check::diagnose() {
+        Some(problem) => Check::new(Status::Broken, problem.cause, problem.fix),
+        None if rustix::process::geteuid().is_root() => Check::good("runs as root: all isolation is available"),
         None => Check::good("user namespaces work without root"),
     }
 }
 
-/// Opens the runtime as the engine does, in a folder of its own, and asks what it lacks.
+/// Opens the runtime as the engine does, in a temporary folder, and lists its weaknesses.
 async fn isolation() -> Result<Vec<Check>> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let mut config = KernelConfig::new(folder.path().join("kernel"));
-    // No Pod is ever made here.
+    // No Pod is started here.
     (config.ready_pods, config.prepare_host) = (0, false);
     let runtime = match KernelRuntime::open(config).await {
         Ok(runtime) => runtime,
         Err(error) => {
             return Ok(vec![Check::new(
-                Verdict::Broken,
+                Status::Broken,
                 format!("processes cannot be isolated: {error}"),
                 "run as root, or see the first line",
             )]);
@@ -93,60 +94,60 @@ async fn isolation() -> Result<Vec<Check>> {
     let weaknesses = runtime.weaknesses();
     runtime.close();
     if weaknesses.is_empty() {
-        return Ok(vec![Check::good("namespaces, limits, network and Landlock are all there")]);
+        return Ok(vec![Check::good("namespaces, limits and network are all there")]);
     }
     let weaker =
-        weaknesses.into_iter().map(|weakness| Check::new(Verdict::Weaker, weakness.message, remedy(weakness.kind)));
+        weaknesses.into_iter().map(|weakness| Check::new(Status::Weaker, weakness.message, fix_for(weakness.kind)));
     Ok(weaker.collect())
 }
 
-/// What dead nodes left on the machine and the runtime, which has just been opened, did not clear away by itself.
-fn remains(fix: bool) -> Vec<Check> {
-    let left = strays();
+/// Leftovers of engines that no longer run, except those that the runtime removed itself when `isolation` opened it.
+fn leftovers(fix: bool) -> Vec<Check> {
+    let left = find_leftovers();
     if left.is_empty() {
         return vec![Check::good("nothing is left of engines that are gone")];
     }
-    let judge = |stray: &Stray| match stray {
-        Stray::Pods { data_dir } => {
-            // The node's folder is two levels down in the engine's.
+    let check = |stray: &Leftover| match stray {
+        Leftover::Pods { data_dir } => {
+            // The runtime's folder is node/kernel in the engine's folder.
             let engine = data_dir.ancestors().nth(2).filter(|folder| folder.join("node/kernel") == *data_dir);
             let folder = engine.unwrap_or(data_dir).display();
             Check::new(
-                Verdict::Weaker,
+                Status::Weaker,
                 format!("sandboxes of an engine that died still run; its folder is {folder}"),
                 format!(
                     "agent-sandbox --data-dir {folder} up takes them over again, agent-sandbox --data-dir {folder} down stops them"
                 ),
             )
         }
-        other if fix => match remove_stray(other) {
+        other if fix => match remove_leftover(other) {
             Ok(()) => Check::good(format!("removed {}", describe(other))),
             Err(error) => Check::new(
-                Verdict::Weaker,
+                Status::Weaker,
                 format!("{} cannot be removed: {error}", describe(other)),
                 "see what uses it, or restart the machine",
             ),
         },
         other => {
             let what = format!("{} was left by an engine that is gone", describe(other));
-            Check::new(Verdict::Weaker, what, "agent-sandbox doctor --fix removes it")
+            Check::new(Status::Weaker, what, "agent-sandbox doctor --fix removes it")
         }
     };
-    left.iter().map(judge).collect()
+    left.iter().map(check).collect()
 }
 
-fn describe(stray: &Stray) -> String {
+fn describe(stray: &Leftover) -> String {
     match stray {
-        Stray::Pods { data_dir } => format!("sandboxes of {}", data_dir.display()),
-        Stray::Table { name, data_dir: Some(folder) } => {
+        Leftover::Pods { data_dir } => format!("sandboxes of {}", data_dir.display()),
+        Leftover::Table { name, data_dir: Some(folder) } => {
             format!("nftables table inet {name} (of {})", folder.display())
         }
-        Stray::Table { name, data_dir: None } => format!("nftables table inet {name}"),
-        Stray::Group { folder } => format!("control group {}", folder.display()),
+        Leftover::Table { name, data_dir: None } => format!("nftables table inet {name}"),
+        Leftover::Group { folder } => format!("control group {}", folder.display()),
     }
 }
 
-fn remedy(kind: WeaknessKind) -> &'static str {
+fn fix_for(kind: WeaknessKind) -> &'static str {
     match kind {
         WeaknessKind::SharedUid => {
             "install newuidmap (package uidmap) and give your user ranges in /etc/subuid and /etc/subgid, or run as root"
@@ -160,15 +161,15 @@ fn remedy(kind: WeaknessKind) -> &'static str {
     }
 }
 
-fn programs(name: &str, fix: &str) -> Check {
+fn program(name: &str, fix: &str) -> Check {
     let path = std::env::var_os("PATH").unwrap_or_default();
     match std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file()) {
         Some(found) => Check::good(format!("{name} is {}", found.display())),
-        None => Check::new(Verdict::Weaker, format!("{name} is not installed"), fix),
+        None => Check::new(Status::Weaker, format!("{name} is not installed"), fix),
     }
 }
 
-/// Other isolation, by runtime class; none is needed.
+/// OCI runtimes that are installed. None is needed.
 fn oci_runtimes() -> Check {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let here = |program: &str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
@@ -185,7 +186,7 @@ fn disk(folder: &Path) -> Check {
     let free = rustix::fs::statvfs(&existing).map_or(0, |disk| disk.f_bavail * disk.f_frsize);
     let what = format!("{} MiB are free for {}", free / MEBIBYTE, folder.display());
     if free < LOW_DISK {
-        return Check::new(Verdict::Weaker, what, "make room, or choose another folder with --data-dir");
+        return Check::new(Status::Weaker, what, "make room, or choose another folder with --data-dir");
     }
     Check::good(what)
 }
@@ -197,7 +198,7 @@ fn port(what: &str, number: u16, engine_runs: bool) -> Check {
         Err(_) => {
             let flag = what.to_lowercase();
             Check::new(
-                Verdict::Weaker,
+                Status::Weaker,
                 format!("port {number} is in use"),
                 format!("up --{flag}-listen 127.0.0.1:0 takes a free one"),
             )
@@ -206,9 +207,9 @@ fn port(what: &str, number: u16, engine_runs: bool) -> Check {
 }
 
 fn names(checks: &[Check]) -> String {
-    let worst = checks.iter().map(|check| check.verdict);
-    let broken = worst.clone().any(|verdict| verdict == Verdict::Broken);
-    let weaker = worst.clone().any(|verdict| verdict == Verdict::Weaker);
+    let states = checks.iter().map(|check| check.status);
+    let broken = states.clone().any(|status| status == Status::Broken);
+    let weaker = states.clone().any(|status| status == Status::Weaker);
     let word = if broken {
         "broken"
     } else if weaker {
@@ -222,12 +223,12 @@ fn names(checks: &[Check]) -> String {
 fn page(checks: &[Check]) -> String {
     let mut text = String::new();
     for check in checks {
-        let sign = match check.verdict {
-            Verdict::Good => "ok    ",
-            Verdict::Weaker => "weaker",
-            Verdict::Broken => "BROKEN",
+        let label = match check.status {
+            Status::Good => "ok    ",
+            Status::Weaker => "weaker",
+            Status::Broken => "BROKEN",
         };
-        let _ = writeln!(text, "{sign}  {}", check.what);
+        let _ = writeln!(text, "{label}  {}", check.what);
         if !check.fix.is_empty() {
             let _ = writeln!(text, "        fix: {}", check.fix);
         }
@@ -240,9 +241,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_problem_comes_with_a_remedy() {
+    fn every_problem_is_printed_with_its_fix() {
         let checks =
-            [Check::good("a"), Check::new(Verdict::Weaker, "b", "do c"), Check::new(Verdict::Broken, "d", "do e")];
+            [Check::good("a"), Check::new(Status::Weaker, "b", "do c"), Check::new(Status::Broken, "d", "do e")];
         assert_eq!(page(&checks), "ok      a\nweaker  b\n        fix: do c\nBROKEN  d\n        fix: do e\n");
         assert_eq!(names(&checks), "broken\n");
         assert_eq!(names(&checks[..2]), "weaker\n");
@@ -250,10 +251,10 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_said_and_worked_around() {
+    fn a_port_in_use_is_reported_with_a_way_around_it() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let number = taken.local_addr().unwrap().port();
         assert_eq!(port("router", number, false).fix, "up --router-listen 127.0.0.1:0 takes a free one");
-        assert_eq!(port("router", number, true).verdict, Verdict::Good);
+        assert_eq!(port("router", number, true).status, Status::Good);
     }
 }

@@ -1,12 +1,12 @@
 //! `exec` and `shell`: a command in a sandbox, with this terminal's streams and the command's exit code.
 
 use super::{
-    objects::found,
+    objects::find_sandbox,
     streams::{Pumps, check_terminal, exit_code, follow_size},
 };
 use crate::{
     args::{ExecArgs, ShellArgs},
-    target::Target,
+    cluster::ClusterClient,
     terminal::RawMode,
 };
 use agent_sandbox_client::{self as sdk, ExecOptions};
@@ -15,25 +15,25 @@ use futures::SinkExt;
 use kube::api::TerminalSize;
 use std::{io::IsTerminal, process::ExitCode};
 
-pub(crate) async fn exec(target: &Target, args: ExecArgs) -> Result<ExitCode> {
+pub(crate) async fn exec(cluster: &ClusterClient, args: ExecArgs) -> Result<ExitCode> {
     check_terminal(args.tty)?;
     let options = ExecOptions { container: args.container, stdin: args.interactive || args.tty, tty: args.tty };
-    run_in(target, &args.name, &args.command, options).await
+    run_in(cluster, &args.name, &args.command, options).await
 }
 
-pub(crate) async fn shell(target: &Target, args: ShellArgs) -> Result<ExitCode> {
+pub(crate) async fn shell(cluster: &ClusterClient, args: ShellArgs) -> Result<ExitCode> {
     let tty = std::io::stdin().is_terminal();
     let options = ExecOptions { container: args.container, stdin: true, tty };
-    // bash where there is one, else whatever /bin/sh is.
+    // bash where it is installed, else sh.
     let script = "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi";
     let command = ["/bin/sh", "-c", script].map(str::to_owned);
-    run_in(target, &args.name, &command, options).await
+    run_in(cluster, &args.name, &command, options).await
 }
 
-async fn run_in(target: &Target, name: &str, command: &[String], options: ExecOptions) -> Result<ExitCode> {
-    let found = found(target, name).await?;
-    let pod = sdk::running_pod(&target.client, &found.sandbox).await?;
-    let mut running = sdk::exec(&target.client, &pod, command, &options).await?;
+async fn run_in(cluster: &ClusterClient, name: &str, command: &[String], options: ExecOptions) -> Result<ExitCode> {
+    let found = find_sandbox(cluster, name).await?;
+    let pod = sdk::running_pod(&cluster.client, &found.sandbox).await?;
+    let mut running = sdk::exec(&cluster.client, &pod, command, &options).await?;
     let process = running.process();
     let raw = if options.tty { RawMode::enter() } else { None };
     if options.tty

@@ -1,14 +1,15 @@
-//! `image`: what is in the local image store, and how it gets there. A running engine owns the store and is asked; without one the
-//! store is opened by this process.
+//! `image`: the local image store. A running engine owns the store and carries out the requests; without one this
+//! process opens the store itself.
 
 mod login;
 
 use super::progress::Progress;
 use crate::{
     args::{GlobalArgs, ImageAliasArgs, ImageArgs, ImageCommand, ImageImportArgs, ImagePullArgs, OutputFormat},
-    data::DataDir,
-    engine::{EngineReply, EngineRequest, Hosting, Parts, ask_engine, perform},
     output::{self, Table},
+};
+use agent_sandbox_engine::{
+    DataDir, EngineReply, EngineRequest, NodeConfig, RequestContext, handle_request, send_request,
 };
 use agent_sandbox_node::{
     kernel::ImageAlias,
@@ -25,7 +26,7 @@ use tokio::sync::watch;
 pub(crate) use login::find as find_login;
 
 const MEBIBYTE: f64 = 1_048_576.0;
-/// A digest's first letters, enough to tell images apart.
+/// Number of characters of a digest that tables show.
 const SHORT_DIGEST: usize = 19;
 
 pub(crate) async fn image(global: &GlobalArgs, args: ImageArgs) -> Result<()> {
@@ -34,14 +35,18 @@ pub(crate) async fn image(global: &GlobalArgs, args: ImageArgs) -> Result<()> {
         ImageCommand::Pull(args) => pull(&data, args).await,
         ImageCommand::Import(args) => import(&data, args).await,
         ImageCommand::List(args) => {
-            let EngineReply::Images(images) = ask(&data, EngineRequest::List, None).await? else { return unexpected() };
+            let EngineReply::Images(images) = request(&data, EngineRequest::List, None).await? else {
+                return unexpected_reply();
+            };
             let names = || images.iter().map(|image| format!("{}\n", image.name)).collect();
             output::emit(args.output.output, &images, names, || table(&images))
         }
         ImageCommand::Remove(args) => {
             for reference in args.images {
-                let request = EngineRequest::Remove { reference: reference.clone() };
-                let EngineReply::Removed { freed } = ask(&data, request, None).await? else { return unexpected() };
+                let remove = EngineRequest::Remove { reference: reference.clone() };
+                let EngineReply::Removed { freed } = request(&data, remove, None).await? else {
+                    return unexpected_reply();
+                };
                 output::print(&format!("image {reference} removed, {:.1} MiB freed\n", freed as f64 / MEBIBYTE))?;
             }
             Ok(())
@@ -55,11 +60,11 @@ async fn pull(data: &DataDir, args: ImagePullArgs) -> Result<()> {
         bail!("the image `host` is this machine itself; there is nothing to fetch");
     }
     let credentials = match args.username {
-        Some(username) => Some(login::typed(&args.image, username)?),
+        Some(username) => Some(login::from_stdin(&args.image, username)?),
         None => login::find(&args.image)?,
     };
-    let request = EngineRequest::Pull { reference: args.image.clone(), credentials };
-    report(args.output.output, ask(data, request, Some(&args.image)).await?)
+    let pull = EngineRequest::Pull { reference: args.image.clone(), credentials };
+    report(args.output.output, request(data, pull, Some(&args.image)).await?)
 }
 
 async fn import(data: &DataDir, args: ImageImportArgs) -> Result<()> {
@@ -71,8 +76,8 @@ async fn import(data: &DataDir, args: ImageImportArgs) -> Result<()> {
         &args.path
     };
     let path = path.canonicalize().with_context(|| format!("cannot read {}", args.path.display()))?;
-    let reply = ask(data, EngineRequest::Import { path, name: args.name }, None).await?;
-    if let EngineReply::Here { names, .. } = &reply
+    let reply = request(data, EngineRequest::Import { path, name: args.name }, None).await?;
+    if let EngineReply::Present { names, .. } = &reply
         && names.is_empty()
     {
         bail!("the archive gives its image no name; choose one with --name");
@@ -80,20 +85,20 @@ async fn import(data: &DataDir, args: ImageImportArgs) -> Result<()> {
     report(args.output.output, reply)
 }
 
-/// Standard input as a file: archives are read more than once.
+/// Copies standard input to a file: archives are read more than once.
 fn spool() -> Result<tempfile::NamedTempFile> {
-    let mut file = tempfile::NamedTempFile::new().context("cannot keep what comes from standard input")?;
+    let mut file = tempfile::NamedTempFile::new().context("cannot create a temporary file for standard input")?;
     io::copy(&mut io::stdin().lock(), &mut file).context("cannot read standard input")?;
     file.flush()?;
     Ok(file)
 }
 
 async fn alias(data: &DataDir, args: ImageAliasArgs) -> Result<()> {
-    let request = match (args.pattern, args.image, args.remove, args.clear) {
+    let change = match (args.pattern, args.image, args.remove, args.clear) {
         (Some(pattern), Some(image), _, _) => EngineRequest::SetAlias { pattern, image },
         (_, _, Some(pattern), _) => {
-            let EngineReply::Aliases(lines) = ask(data, EngineRequest::Aliases, None).await? else {
-                return unexpected();
+            let EngineReply::Aliases(lines) = request(data, EngineRequest::Aliases, None).await? else {
+                return unexpected_reply();
             };
             if !lines.iter().any(|line| line.pattern == pattern) {
                 bail!("no alias has the pattern `{pattern}`; `agent-sandbox image alias` shows the table");
@@ -103,22 +108,23 @@ async fn alias(data: &DataDir, args: ImageAliasArgs) -> Result<()> {
         (_, _, _, true) => EngineRequest::ClearAliases,
         _ => EngineRequest::Aliases,
     };
-    let EngineReply::Aliases(lines) = ask(data, request, None).await? else { return unexpected() };
+    let EngineReply::Aliases(lines) = request(data, change, None).await? else { return unexpected_reply() };
     let names = || lines.iter().map(|line| format!("{}\n", line.pattern)).collect();
     output::emit(args.output.output, &lines, names, || alias_table(&lines))
 }
 
-/// Asks the running engine, or opens its store when none runs. `shown` is what a terminal is told is coming.
-async fn ask(data: &DataDir, request: EngineRequest, shown: Option<&str>) -> Result<EngineReply> {
-    let line = shown.map(|what| Progress::start(what.to_owned(), None));
+/// Sends a request to the running engine, or carries it out when none runs. A terminal shows progress under the name in
+/// `transfer`.
+async fn request(data: &DataDir, request: EngineRequest, transfer: Option<&str>) -> Result<EngineReply> {
+    let line = transfer.map(|what| Progress::start(what.to_owned(), None));
     let show = |progress: PullProgress| {
         if let Some(line) = &line {
             line.set(progress.done, progress.total);
         }
     };
     let reply = match data.running() {
-        Some(_) => ask_engine(&data.control(), &request, show).await,
-        None => by_ourselves(data, request, show).await,
+        Some(_) => send_request(&data.control(), &request, show).await.map_err(Into::into),
+        None => handle_without_engine(data, request, show).await,
     };
     if let Some(line) = line {
         line.finish();
@@ -126,15 +132,19 @@ async fn ask(data: &DataDir, request: EngineRequest, shown: Option<&str>) -> Res
     reply
 }
 
-async fn by_ourselves(data: &DataDir, request: EngineRequest, show: impl Fn(PullProgress)) -> Result<EngineReply> {
+async fn handle_without_engine(
+    data: &DataDir,
+    request: EngineRequest,
+    show: impl Fn(PullProgress),
+) -> Result<EngineReply> {
     data.create().with_context(|| format!("cannot make the data folder {}", data.path().display()))?;
-    let hosting = Hosting { images: Some(data.images()), ..Hosting::default() };
-    let (runtime, _) = hosting.open(&data.node()).await?;
-    // Sandboxes of an engine that was killed are still there, and need their images.
+    let config = NodeConfig { images: Some(data.images()), ..NodeConfig::default() };
+    let (runtime, _) = config.open(&data.node()).await?;
+    // Finds the sandboxes of an engine that was killed: the images that they use must stay.
     runtime.list().await.context("cannot find out which sandboxes run")?;
     let (progress, mut seen) = watch::channel(PullProgress::default());
-    let parts = Parts { runtime: runtime.clone(), metrics: Arc::new(String::new) };
-    let work = perform(&parts, request, progress);
+    let context = RequestContext { runtime: runtime.clone(), metrics: Arc::new(String::new) };
+    let work = handle_request(&context, request, progress);
     tokio::pin!(work);
     let outcome = loop {
         tokio::select! {
@@ -147,7 +157,7 @@ async fn by_ourselves(data: &DataDir, request: EngineRequest, show: impl Fn(Pull
 }
 
 fn report(format: OutputFormat, reply: EngineReply) -> Result<()> {
-    let EngineReply::Here { names, digest } = reply else { return unexpected() };
+    let EngineReply::Present { names, digest } = reply else { return unexpected_reply() };
     let value = serde_json::json!({"names": names, "digest": digest});
     let lines = || names.iter().map(|name| format!("{name}\n")).collect();
     let text = || {
@@ -157,8 +167,8 @@ fn report(format: OutputFormat, reply: EngineReply) -> Result<()> {
     output::emit(format, &value, lines, text)
 }
 
-fn unexpected() -> Result<()> {
-    bail!("the running engine gave another answer than was asked for; are both of the same version?")
+fn unexpected_reply() -> Result<()> {
+    bail!("the running engine sent an unexpected reply; are both of the same version?")
 }
 
 fn table(images: &[ImageSummary]) -> String {
@@ -176,7 +186,7 @@ fn table(images: &[ImageSummary]) -> String {
 
 fn alias_table(lines: &[ImageAlias]) -> String {
     if lines.is_empty() {
-        return "no image stands for another\n".to_owned();
+        return "no image aliases\n".to_owned();
     }
     let mut table = Table::new(&["PATTERN", "IMAGE"]);
     for line in lines {

@@ -2,9 +2,9 @@
 
 use crate::{
     args::{GlobalArgs, KubeconfigArgs},
-    data::{DataDir, write_private},
     output,
 };
+use agent_sandbox_engine::{DataDir, write_private};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use std::{fs, path::Path};
@@ -45,7 +45,7 @@ fn read_or_empty(path: &Path) -> Result<Value> {
     }
 }
 
-/// Puts our cluster, user and context beside the user's own; the current context is left alone unless there is none.
+/// Adds the engine's cluster, user and context to the user's own. The current context stays unless there is none.
 fn merge(theirs: &Value, ours: &Value) -> Result<Value> {
     let mut merged = theirs.clone();
     let Some(root) = merged.as_object_mut() else { bail!("~/.kube/config is not a kubeconfig") };

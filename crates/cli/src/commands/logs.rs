@@ -1,20 +1,20 @@
-//! `logs`: what a sandbox's container printed.
+//! `logs`: the output of a sandbox's container.
 
-use super::objects::found;
-use crate::{args::LogsArgs, output, target::Target};
+use super::objects::find_sandbox;
+use crate::{args::LogsArgs, cluster::ClusterClient, output};
 use agent_sandbox_client as sdk;
 use anyhow::{Result, bail};
 use futures::{AsyncReadExt, io::AsyncRead};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::LogParams};
 
-pub(crate) async fn logs(target: &Target, args: LogsArgs) -> Result<()> {
+pub(crate) async fn logs(cluster: &ClusterClient, args: LogsArgs) -> Result<()> {
     if args.tail.is_some_and(|lines| lines < 0) {
         bail!("--tail wants a number of lines, 0 or more");
     }
-    let found = found(target, &args.name).await?;
-    let pod = sdk::running_pod(&target.client, &found.sandbox).await?;
-    let pods: Api<Pod> = Api::namespaced(target.client.clone(), &target.namespace);
+    let found = find_sandbox(cluster, &args.name).await?;
+    let pod = sdk::running_pod(&cluster.client, &found.sandbox).await?;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let params = LogParams {
         container: args.container,
         follow: args.follow,

@@ -2,10 +2,10 @@
 
 use crate::{
     args::{GlobalArgs, McpArgs},
-    data::DataDir,
-    target::{Target, TargetError},
+    cluster::{ClusterClient, ClusterError},
 };
 use agent_sandbox_client::{Cluster, SandboxClient};
+use agent_sandbox_engine::DataDir;
 use agent_sandbox_mcp::{BearerToken, HttpOptions, Sandboxes, Settings, serve_http, serve_stdio};
 use anyhow::{Context as _, Result};
 use std::path::Path;
@@ -47,12 +47,12 @@ fn bearer_hint(path: &Path) -> String {
     format!("clients send the bearer token in {}", path.display())
 }
 
-/// The cluster of every command; inside a cluster, the cluster's own.
+/// A client for the chosen cluster or, inside a cluster without a choice, for that cluster.
 async fn client(global: &GlobalArgs) -> Result<kube::Client> {
-    match Target::find(global).await {
-        Ok(target) => Ok(target.client),
-        Err(TargetError::Nothing) => {
-            let config = kube::Config::incluster().map_err(|_| TargetError::Nothing)?;
+    match ClusterClient::open(global).await {
+        Ok(cluster) => Ok(cluster.client),
+        Err(ClusterError::Nothing) => {
+            let config = kube::Config::incluster().map_err(|_| ClusterError::Nothing)?;
             kube::Client::try_from(config).context("cannot build a client for this cluster")
         }
         Err(error) => Err(error.into()),

@@ -1,4 +1,4 @@
-//! Names that users type and nobody has: with a suggestion where one is near.
+//! Errors about names that do not exist, with a suggestion where a similar name does.
 
 use crate::args::nearest;
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};

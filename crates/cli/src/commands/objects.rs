@@ -2,11 +2,11 @@
 
 pub(crate) mod show;
 
-use super::{names::with_suggestion, why::explained};
+use super::{names::with_suggestion, pod_warnings::with_latest_warning};
 use crate::{
     args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, ListArgs, NamesArgs},
+    cluster::ClusterClient,
     output,
-    target::Target,
 };
 use agent_sandbox_api::{
     keys,
@@ -22,7 +22,7 @@ use kube::{
 };
 use std::{sync::Arc, time::Duration};
 
-pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
+pub(crate) async fn create(cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
     let container = ContainerOptions {
         image: args.image,
         command: args.command,
@@ -32,20 +32,20 @@ pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
         runtime_class: args.isolation,
         ..ContainerOptions::default()
     };
-    target.announce_change();
-    let api: Api<Sandbox> = Api::namespaced(target.client.clone(), &target.namespace);
+    cluster.announce_change();
+    let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let mut wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));
-    ask_for_daemon(&mut wanted.spec.pod_template);
+    request_sandboxd(&mut wanted.spec.pod_template);
     let mut sandbox = match api.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
-            return Err(ClientError::AlreadyExists { namespace: target.namespace.clone(), name: args.name }.into());
+            return Err(ClientError::AlreadyExists { namespace: cluster.namespace.clone(), name: args.name }.into());
         }
         other => other?,
     };
     if !args.wait.wait.is_zero() {
-        sandbox = match sdk::sandbox_ready(&target.client, &target.namespace, &args.name, args.wait.wait).await {
+        sandbox = match sdk::sandbox_ready(&cluster.client, &cluster.namespace, &args.name, args.wait.wait).await {
             Ok(sandbox) => sandbox,
-            Err(error) => return Err(explained(&target.client, &target.namespace, &args.name, error).await),
+            Err(error) => return Err(with_latest_warning(&cluster.client, &cluster.namespace, &args.name, error).await),
         };
     }
     let next = format!(
@@ -56,31 +56,31 @@ pub(crate) async fn create(target: &Target, args: CreateArgs) -> Result<()> {
     output::emit(args.output.output, &sandbox, || format!("sandbox/{}\n", args.name), || next)
 }
 
-pub(crate) async fn claim(target: &Target, args: ClaimArgs) -> Result<()> {
-    target.announce_change();
-    let api: Api<SandboxClaim> = Api::namespaced(target.client.clone(), &target.namespace);
+pub(crate) async fn claim(cluster: &ClusterClient, args: ClaimArgs) -> Result<()> {
+    cluster.announce_change();
+    let api: Api<SandboxClaim> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let options =
         ClaimOptions { name: args.name, pool: args.pool, env: args.env, expires_at: args.expires_in.map(from_now) };
     let mut claim = match api.create(&PostParams::default(), &sdk::claim(&options)).await {
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
             let name = options.name.unwrap_or_default();
-            return Err(ClientError::AlreadyExists { namespace: target.namespace.clone(), name }.into());
+            return Err(ClientError::AlreadyExists { namespace: cluster.namespace.clone(), name }.into());
         }
         other => other?,
     };
     let name = claim.name_any();
     if !args.wait.wait.is_zero() {
-        claim = sdk::claim_ready(&target.client, &target.namespace, &name, args.wait.wait).await?;
+        claim = sdk::claim_ready(&cluster.client, &cluster.namespace, &name, args.wait.wait).await?;
     }
     let bound = claim.bound_sandbox().unwrap_or("none yet").to_owned();
     let next = format!("claim {name} has sandbox {bound}\n  run in it:  agent-sandbox exec {name} -- COMMAND\n");
     output::emit(args.output.output, &claim, || format!("sandboxclaim/{name}\n"), || next)
 }
 
-pub(crate) async fn list(target: &Target, args: ListArgs) -> Result<()> {
+pub(crate) async fn list(cluster: &ClusterClient, args: ListArgs) -> Result<()> {
     let api: Api<Sandbox> = match args.all_namespaces {
-        true => Api::all(target.client.clone()),
-        false => Api::namespaced(target.client.clone(), &target.namespace),
+        true => Api::all(cluster.client.clone()),
+        false => Api::namespaced(cluster.client.clone(), &cluster.namespace),
     };
     let mut params = ListParams::default();
     if let Some(selector) = &args.selector {
@@ -95,8 +95,8 @@ pub(crate) async fn list(target: &Target, args: ListArgs) -> Result<()> {
     )
 }
 
-pub(crate) async fn get(target: &Target, args: GetArgs) -> Result<()> {
-    let found = found(target, &args.name).await?;
+pub(crate) async fn get(cluster: &ClusterClient, args: GetArgs) -> Result<()> {
+    let found = find_sandbox(cluster, &args.name).await?;
     let sandbox = found.sandbox;
     output::emit(
         args.output.output,
@@ -106,68 +106,68 @@ pub(crate) async fn get(target: &Target, args: GetArgs) -> Result<()> {
     )
 }
 
-pub(crate) async fn suspend(target: &Target, args: NamesArgs) -> Result<()> {
-    target.announce_change();
+pub(crate) async fn suspend(cluster: &ClusterClient, args: NamesArgs) -> Result<()> {
+    cluster.announce_change();
     for name in &args.names {
-        let sandbox = match sdk::suspend(&target.client, &target.namespace, name).await {
+        let sandbox = match sdk::suspend(&cluster.client, &cluster.namespace, name).await {
             Ok(sandbox) => sandbox.name_any(),
-            Err(error) => return Err(with_suggestion(&target.client, &target.namespace, error).await),
+            Err(error) => return Err(with_suggestion(&cluster.client, &cluster.namespace, error).await),
         };
         if !args.wait.wait.is_zero() {
-            sdk::sandbox_suspended(&target.client, &target.namespace, &sandbox, args.wait.wait).await?;
+            sdk::sandbox_suspended(&cluster.client, &cluster.namespace, &sandbox, args.wait.wait).await?;
         }
         output::print(&format!("sandbox {sandbox} suspended; its files are kept\n"))?;
     }
     Ok(())
 }
 
-pub(crate) async fn resume(target: &Target, args: NamesArgs) -> Result<()> {
-    target.announce_change();
+pub(crate) async fn resume(cluster: &ClusterClient, args: NamesArgs) -> Result<()> {
+    cluster.announce_change();
     for name in &args.names {
-        let sandbox = match sdk::resume(&target.client, &target.namespace, name).await {
+        let sandbox = match sdk::resume(&cluster.client, &cluster.namespace, name).await {
             Ok(sandbox) => sandbox.name_any(),
-            Err(error) => return Err(with_suggestion(&target.client, &target.namespace, error).await),
+            Err(error) => return Err(with_suggestion(&cluster.client, &cluster.namespace, error).await),
         };
         if !args.wait.wait.is_zero()
-            && let Err(error) = sdk::sandbox_ready(&target.client, &target.namespace, &sandbox, args.wait.wait).await
+            && let Err(error) = sdk::sandbox_ready(&cluster.client, &cluster.namespace, &sandbox, args.wait.wait).await
         {
-            return Err(explained(&target.client, &target.namespace, &sandbox, error).await);
+            return Err(with_latest_warning(&cluster.client, &cluster.namespace, &sandbox, error).await);
         }
         output::print(&format!("sandbox {sandbox} resumed\n"))?;
     }
     Ok(())
 }
 
-pub(crate) async fn delete(target: &Target, args: DeleteArgs) -> Result<()> {
-    target.announce_change();
-    let names = if args.all { everything_of_the_user(target).await? } else { args.names };
+pub(crate) async fn delete(cluster: &ClusterClient, args: DeleteArgs) -> Result<()> {
+    cluster.announce_change();
+    let names = if args.all { deletable_names(cluster).await? } else { args.names };
     if names.is_empty() {
         output::print("nothing to delete\n")?;
     }
     for name in &names {
-        let deleted = match sdk::delete(&target.client, &target.namespace, name).await {
+        let deleted = match sdk::delete(&cluster.client, &cluster.namespace, name).await {
             Ok(deleted) => deleted,
-            Err(error) => return Err(with_suggestion(&target.client, &target.namespace, error).await),
+            Err(error) => return Err(with_suggestion(&cluster.client, &cluster.namespace, error).await),
         };
         let limit = args.wait.wait;
-        let word = match &deleted {
+        let kind = match &deleted {
             Deleted::Claim { uid } => {
-                let api: Api<SandboxClaim> = Api::namespaced(target.client.clone(), &target.namespace);
-                wait_gone(api, name, uid.as_deref(), limit).await?;
+                let api: Api<SandboxClaim> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+                wait_deleted(api, name, uid.as_deref(), limit).await?;
                 "claim"
             }
             Deleted::Sandbox { uid } => {
-                let api: Api<Sandbox> = Api::namespaced(target.client.clone(), &target.namespace);
-                wait_gone(api, name, uid.as_deref(), limit).await?;
+                let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+                wait_deleted(api, name, uid.as_deref(), limit).await?;
                 "sandbox"
             }
         };
-        output::print(&format!("{word} {name} deleted\n"))?;
+        output::print(&format!("{kind} {name} deleted\n"))?;
     }
     Ok(())
 }
 
-async fn wait_gone<K>(api: Api<K>, name: &str, uid: Option<&str>, limit: Duration) -> Result<()>
+async fn wait_deleted<K>(api: Api<K>, name: &str, uid: Option<&str>, limit: Duration) -> Result<()>
 where
     K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
@@ -177,28 +177,28 @@ where
     Ok(sdk::gone(api, name, uid, limit).await?)
 }
 
-/// Images seldom carry our daemon; nodes of ours bring it in when asked to.
-pub(crate) fn ask_for_daemon(template: &mut PodTemplate) {
+/// Sets the annotation that makes our node put sandboxd into the sandbox: most images do not contain it.
+pub(crate) fn request_sandboxd(template: &mut PodTemplate) {
     let annotations = Arc::make_mut(template.metadata.get_or_insert_default()).annotations.get_or_insert_default();
     annotations.insert(keys::annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned());
 }
 
-/// Claims, and Sandboxes that nothing else controls.
-async fn everything_of_the_user(target: &Target) -> Result<Vec<String>> {
+/// Names of all claims, and of Sandboxes without a controlling owner.
+async fn deletable_names(cluster: &ClusterClient) -> Result<Vec<String>> {
     let everything = ListParams::default();
-    let claims: Api<SandboxClaim> = Api::namespaced(target.client.clone(), &target.namespace);
-    let sandboxes: Api<Sandbox> = Api::namespaced(target.client.clone(), &target.namespace);
+    let claims: Api<SandboxClaim> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let sandboxes: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let mut names: Vec<String> = claims.list(&everything).await?.iter().map(|claim| claim.name_any()).collect();
-    let free = |sandbox: &&Sandbox| !sandbox.owner_references().iter().any(|owner| owner.controller == Some(true));
-    names.extend(sandboxes.list(&everything).await?.iter().filter(free).map(|sandbox| sandbox.name_any()));
+    let unowned = |sandbox: &&Sandbox| !sandbox.owner_references().iter().any(|owner| owner.controller == Some(true));
+    names.extend(sandboxes.list(&everything).await?.iter().filter(unowned).map(|sandbox| sandbox.name_any()));
     Ok(names)
 }
 
-/// Finds a Sandbox by the name a user typed, with a suggestion when there is none.
-pub(crate) async fn found(target: &Target, name: &str) -> Result<sdk::Found> {
-    match sdk::find(&target.client, &target.namespace, name).await {
+/// Finds a Sandbox by its own or its claim's name. The error suggests a similar name.
+pub(crate) async fn find_sandbox(cluster: &ClusterClient, name: &str) -> Result<sdk::Found> {
+    match sdk::find(&cluster.client, &cluster.namespace, name).await {
         Ok(found) => Ok(found),
-        Err(error) => Err(with_suggestion(&target.client, &target.namespace, error).await),
+        Err(error) => Err(with_suggestion(&cluster.client, &cluster.namespace, error).await),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::{
     args::{ListArgs, PoolArgs, PoolCommand},
+    cluster::ClusterClient,
     output::{self, Table, age},
-    target::Target,
 };
 use agent_sandbox_api::v1beta1::SandboxWarmPool;
 use agent_sandbox_client as sdk;
@@ -15,10 +15,10 @@ use kube::{
 };
 use serde_json::json;
 
-pub(crate) async fn pool(target: &Target, args: PoolArgs) -> Result<()> {
-    let api: Api<SandboxWarmPool> = Api::namespaced(target.client.clone(), &target.namespace);
+pub(crate) async fn pool(cluster: &ClusterClient, args: PoolArgs) -> Result<()> {
+    let api: Api<SandboxWarmPool> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     if !matches!(args.command, PoolCommand::List(_)) {
-        target.announce_change();
+        cluster.announce_change();
     }
     match args.command {
         PoolCommand::Create { name, template, replicas } => {
@@ -34,14 +34,14 @@ pub(crate) async fn pool(target: &Target, args: PoolArgs) -> Result<()> {
             api.delete(&name, &DeleteParams::background()).await?;
             output::print(&format!("pool {name} deleted\n"))
         }
-        PoolCommand::List(args) => list(target, args).await,
+        PoolCommand::List(args) => list(cluster, args).await,
     }
 }
 
-async fn list(target: &Target, args: ListArgs) -> Result<()> {
+async fn list(cluster: &ClusterClient, args: ListArgs) -> Result<()> {
     let api: Api<SandboxWarmPool> = match args.all_namespaces {
-        true => Api::all(target.client.clone()),
-        false => Api::namespaced(target.client.clone(), &target.namespace),
+        true => Api::all(cluster.client.clone()),
+        false => Api::namespaced(cluster.client.clone(), &cluster.namespace),
     };
     let pools = api.list(&ListParams { label_selector: args.selector, ..ListParams::default() }).await?;
     output::emit(

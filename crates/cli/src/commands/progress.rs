@@ -11,9 +11,9 @@ use std::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-/// Short transfers say nothing at all.
-const PATIENCE: Duration = Duration::from_millis(500);
-const REFRESH: Duration = Duration::from_millis(100);
+/// Delay before the line appears. Shorter transfers show nothing.
+const INITIAL_DELAY: Duration = Duration::from_millis(500);
+const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) struct Progress {
     moved: Arc<AtomicU64>,
@@ -32,7 +32,7 @@ impl Progress {
         Self { moved, total, shown }
     }
 
-    /// Counts what passes.
+    /// Counts the bytes that pass.
     pub(crate) fn counter(&self) -> impl FnMut(&Bytes) + Send + Sync + use<> {
         let moved = self.moved.clone();
         move |chunk| {
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// Says how far a transfer is that somebody else makes.
+    /// Sets the progress of a transfer that this process does not carry itself.
     pub(crate) fn set(&self, done: u64, total: u64) {
         self.moved.store(done, Ordering::Relaxed);
         self.total.store(total, Ordering::Relaxed);
@@ -56,12 +56,12 @@ impl Progress {
 
 async fn show(what: String, total: Arc<AtomicU64>, moved: Arc<AtomicU64>) {
     let started = Instant::now();
-    tokio::time::sleep(PATIENCE).await;
+    tokio::time::sleep(INITIAL_DELAY).await;
     loop {
         let total = Some(total.load(Ordering::Relaxed));
         let line = line(&what, moved.load(Ordering::Relaxed), total, started.elapsed());
         let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
-        tokio::time::sleep(REFRESH).await;
+        tokio::time::sleep(REFRESH_INTERVAL).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! `reference`: the command line as a page, manual pages and completions, all from what the parser itself knows.
+//! `reference`: writes the command line's reference page, manual pages and completions, all generated from the parser.
 
 use crate::args::{Cli, ReferenceArgs};
 use anyhow::{Context as _, Result};
@@ -37,11 +37,11 @@ fn manual(command: &Command, folder: &Path) -> Result<()> {
     let mut text = Vec::new();
     clap_mangen::Man::new(command.clone().name(name.clone())).render(&mut text)?;
     write(folder, &format!("{name}.1"), &text)?;
-    shown(command).try_for_each(|inner| manual(inner, folder))
+    visible(command).try_for_each(|inner| manual(inner, folder))
 }
 
-/// Commands that people are told about.
-fn shown(command: &Command) -> impl Iterator<Item = &Command> {
+/// Commands that are not hidden.
+fn visible(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|inner| !inner.is_hide_set() && inner.get_name() != "help")
 }
 
@@ -51,7 +51,7 @@ fn page(command: &Command) -> String {
     );
     flags(&mut text, command.get_arguments().filter(|argument| argument.is_global_set()));
     text.push_str("\n`agent-sandbox controller` takes upstream's flags, in Go's spelling; `agent-sandbox controller --help` lists them.\n");
-    for inner in shown(command) {
+    for inner in visible(command) {
         section(&mut text, inner, 2);
     }
     text
@@ -70,7 +70,7 @@ fn section(text: &mut String, command: &Command, depth: usize) {
         text.push('\n');
         flags(text, command.get_arguments().filter(own));
     }
-    for inner in shown(command) {
+    for inner in visible(command) {
         section(text, inner, depth + 1);
     }
 }

@@ -1,21 +1,21 @@
-//! `run`: one command in a sandbox of its own, on an engine of its own that is gone afterwards.
+//! `run`: one command in a new sandbox, on an ephemeral engine that is removed afterwards.
 
 mod volumes;
 
 use super::{
     image::find_login,
+    pod_warnings::{start_failure, with_host_problem},
     progress::Progress,
     streams::{Pumps, check_terminal, exit_code, follow_size},
-    why::refused,
 };
 use crate::{
     args::{GlobalArgs, Network, RunArgs},
-    data::{self, DataDir},
-    engine::{Doors, Engine, EngineConfig, Hosting, Persistence},
-    host,
     terminal::{self, RawMode},
 };
 use agent_sandbox_client::{self as sdk, ContainerOptions};
+use agent_sandbox_engine::{
+    DataDir, Engine, EngineConfig, ListenConfig, NodeConfig, Persistence, host_check, host_image_cache,
+};
 use agent_sandbox_node::runtime::{
     ExecRequest, ExecSession, ImageService as _, PodRuntime as _, PullPolicy, PullProgress, RegistryCredentials,
     TerminalSize, WeaknessKind,
@@ -30,42 +30,43 @@ use tokio::{
     sync::watch,
 };
 
+/// Name of the Pod.
 const NAME: &str = "run";
-/// This machine's own programs as an image.
-const HOST: &str = "host";
-/// Where `timeout` commands everywhere say "it took too long".
+/// The image that contains this machine's own programs.
+const HOST_IMAGE: &str = "host";
+/// Exit code after `--timeout`, the same as that of `timeout`.
 const TIMED_OUT: u8 = 124;
-/// What shells answer for a command that Ctrl-C ended.
+/// Exit code of shells for a command that Ctrl-C ended: 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
-/// An image may have to be pulled first; starting itself takes milliseconds.
-const STARTED: Duration = Duration::from_secs(600);
-/// Private and special ranges that `--network public` keeps closed.
+/// Timeout for the sandbox's start. Starting takes milliseconds, but the image may have to be pulled first.
+const START_TIMEOUT: Duration = Duration::from_secs(600);
+/// Private and special address ranges that `--network public` does not open.
 const NOT_PUBLIC: &[&str] =
     &["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8"];
 
 pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
     check_terminal(args.tty)?;
     let env = environment(&args.env)?;
-    if let Some(blocked) = host::blocked() {
-        return Err(blocked.into());
+    if let Some(problem) = host_check::check_settings() {
+        return Err(problem.into());
     }
     let volumes = args.volume.iter().map(|text| volumes::parse(text)).collect::<Result<Vec<_>>>()?;
     let folder = tempfile::Builder::new().prefix("agent-sandbox-run-").tempdir();
     let folder = folder.context("cannot make a temporary folder for the sandbox")?;
     let config = EngineConfig {
-        persistence: Persistence::Throwaway(folder.path().to_owned()),
-        doors: Doors::default(),
-        hosting: Hosting {
+        persistence: Persistence::Ephemeral(folder.path().to_owned()),
+        listen: ListenConfig::default(),
+        node: NodeConfig {
             host_paths: volumes.iter().map(|(source, _, _)| source.into()).collect(),
             images: image_folder(global, &args.image)?,
-            throwaway: true,
-            ..Hosting::default()
+            ephemeral: true,
+            ..NodeConfig::default()
         },
     };
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
-    let engine = Engine::start(config).await.map_err(host::blame)?;
+    let engine = Engine::start(config).await.map_err(with_host_problem)?;
     warn_of_weaknesses(&engine, &args);
     let container = ContainerOptions {
         image: args.image.clone(),
@@ -79,7 +80,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> 
     };
     let limit = args.timeout.unwrap_or(Duration::MAX);
     let outcome = tokio::select! {
-        outcome = tokio::time::timeout(limit, in_sandbox(&engine, &args, container)) => match outcome {
+        outcome = tokio::time::timeout(limit, run_in_sandbox(&engine, &args, container)) => match outcome {
             Ok(outcome) => outcome,
             Err(_) => {
                 eprintln!("error: the command was stopped: it took longer than --timeout");
@@ -88,16 +89,16 @@ pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> 
         },
         _ = interrupt.recv() => Ok(ExitCode::from(INTERRUPTED)),
         _ = terminate.recv() => Ok(ExitCode::from(INTERRUPTED)),
-        // A closed terminal must not leave the sandbox behind: nobody could find it again.
+        // A closed terminal must not leave the sandbox behind: no command could find it again.
         _ = hangup.recv() => Ok(ExitCode::from(INTERRUPTED)),
     };
     engine.remove().await?;
     outcome
 }
 
-async fn in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOptions) -> Result<ExitCode> {
+async fn run_in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOptions) -> Result<ExitCode> {
     let client = engine.client();
-    fetch(engine, &args.image).await?;
+    pull(engine, &args.image).await?;
     if args.network == Network::Public {
         let policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), "default");
         policies.create(&PostParams::default(), &public_policy()?).await.context("cannot open the network")?;
@@ -106,9 +107,9 @@ async fn in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOptions
     let pod = sdk::pod(NAME, &container).context("cannot describe the sandbox")?;
     pods.create(&PostParams::default(), &pod).await.context("cannot create the sandbox")?;
     let pod = tokio::select! {
-        started = sdk::pod_started(&client, "default", NAME, STARTED) => started?,
-        reason = refused(&client, "default", NAME) => {
-            return Err(host::blame(anyhow!("the sandbox cannot start: {reason}")));
+        started = sdk::pod_started(&client, "default", NAME, START_TIMEOUT) => started?,
+        reason = start_failure(&client, "default", NAME) => {
+            return Err(with_host_problem(anyhow!("the sandbox cannot start: {reason}")));
         }
     };
     let size = terminal::size().filter(|_| args.tty).map(|(columns, rows)| TerminalSize { rows, columns });
@@ -124,15 +125,15 @@ async fn in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOptions
     };
     let session = engine.exec(&pod, request).await?;
     let raw = if args.tty { RawMode::enter() } else { None };
-    let code = attend(session).await;
+    let code = connect_streams(session).await;
     drop(raw);
     code
 }
 
 /// Connects this process's streams with the session's until the command ends.
-async fn attend(session: ExecSession) -> Result<ExitCode> {
+async fn connect_streams(session: ExecSession) -> Result<ExitCode> {
     if let Some(resize) = session.resize {
-        // The command may end meanwhile; then there is nothing left to resize.
+        // Fails when the command ends meanwhile; then there is nothing to resize.
         tokio::spawn(follow_size(async move |columns, rows| Ok(resize(TerminalSize { rows, columns })?)));
     }
     let pumps = Pumps::start(session.stdin, session.stdout, session.stderr);
@@ -141,20 +142,21 @@ async fn attend(session: ExecSession) -> Result<ExitCode> {
     Ok(exit_code(exit.code))
 }
 
-/// Images are shared with the engine of the same user, so that what was pulled or imported once is there. This machine's own programs
-/// need no store: what stands around them is kept in a cache, where there is one, and made anew in the sandbox's own folder elsewhere.
+/// Folder of the image store: shared with the engine of the same user, so that `run` finds images that were pulled or
+/// imported. The image `host` needs no store: it is cached, or made anew in the sandbox's own folder where there is no
+/// cache.
 fn image_folder(global: &GlobalArgs, image: &str) -> Result<Option<PathBuf>> {
-    if image == HOST {
-        return Ok(data::cache());
+    if image == HOST_IMAGE {
+        return Ok(host_image_cache());
     }
     let data = DataDir::locate(global.data_dir.as_deref())?;
     data.create().with_context(|| format!("cannot make the data folder {}", data.path().display()))?;
     Ok(Some(data.images()))
 }
 
-/// Pulls the image, with progress on a terminal, before a Pod asks for it.
-async fn fetch(engine: &Engine, image: &str) -> Result<()> {
-    if image == HOST {
+/// Pulls the image before the Pod is created, to show progress on a terminal.
+async fn pull(engine: &Engine, image: &str) -> Result<()> {
+    if image == HOST_IMAGE {
         return Ok(());
     }
     let credentials: Vec<_> = find_login(image)?.into_iter().map(RegistryCredentials::from).collect();
@@ -176,15 +178,15 @@ async fn fetch(engine: &Engine, image: &str) -> Result<()> {
     outcome.map(drop).with_context(|| format!("cannot use the image {image}"))
 }
 
-/// Says what was asked for and cannot be had here.
+/// Warns about limits or network access that was requested and is not available on this machine.
 fn warn_of_weaknesses(engine: &Engine, args: &RunArgs) {
     for weakness in engine.kernel().weaknesses() {
-        let concerned = match weakness.kind {
+        let relevant = match weakness.kind {
             WeaknessKind::LimitNotEnforced => args.memory.is_some() || args.cpus.is_some(),
             WeaknessKind::NoEgress => args.network == Network::Public,
             _ => false,
         };
-        if concerned {
+        if relevant {
             eprintln!("warning: {}", weakness.message);
         }
     }

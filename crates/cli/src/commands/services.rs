@@ -1,6 +1,6 @@
-//! `controller`, `router` and `token`: one part of the system as a process of its own.
+//! `controller` and `router`: one part of the system as a process of its own; and `token`, for the router.
 
-use crate::{args::TokenArgs, args::TokenCommand, memory, output};
+use crate::{allocator, args::TokenArgs, args::TokenCommand, output};
 use agent_sandbox_controller::{flags::Flags, run_process, version_text};
 use agent_sandbox_router::{RouterArgs, mint_token, run_router};
 use anyhow::{Context as _, Result};
@@ -8,17 +8,17 @@ use std::{io::IsTerminal, process::ExitCode};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// What a shell expects for wrong arguments, as clap itself does.
-const USAGE: u8 = 2;
+/// Exit code for wrong arguments, the same as clap's.
+const USAGE_ERROR: u8 = 2;
 
-/// Runs the controller with upstream's flags; the first word stands for the program's name.
+/// Runs the controller with upstream's flags. The first argument takes the place of the program's name.
 pub(crate) fn controller(arguments: Vec<String>) -> ExitCode {
     let flags = match Flags::parse_from_go(arguments) {
         Ok(flags) => flags,
         Err(error) => {
-            // Help and mistakes alike: clap knows which stream and which code each deserves.
+            // Also for `--help`: clap prints to the right stream and returns the right exit code for each.
             let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE_ERROR));
         }
     };
     if flags.version {
@@ -27,7 +27,7 @@ pub(crate) fn controller(arguments: Vec<String>) -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         };
     }
-    memory::be_thrifty();
+    allocator::disable_purge_delay();
     start_cluster_logging(flags.log_level().unwrap_or("info"));
     match run_controller(flags) {
         Ok(()) => ExitCode::SUCCESS,
@@ -44,7 +44,7 @@ fn run_controller(flags: Flags) -> Result<()> {
     runtime.block_on(async { Ok(run_process(flags, cancelled_by_signals()?).await?) })
 }
 
-/// JSON where a collector reads it, text where a person does.
+/// Logs text to a terminal, JSON elsewhere.
 fn start_cluster_logging(level: &str) {
     let filter =
         tracing_subscriber::EnvFilter::new(format!("warn,agent_sandbox={level},agent_sandbox_controller={level}"));
@@ -57,7 +57,7 @@ pub(crate) async fn router(args: RouterArgs) -> Result<ExitCode> {
         Ok(config) => config,
         Err(error) => {
             eprintln!("error: {error}");
-            return Ok(ExitCode::from(USAGE));
+            return Ok(ExitCode::from(USAGE_ERROR));
         }
     };
     run_router(config, cancelled_by_signals()?).await?;

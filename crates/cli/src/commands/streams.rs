@@ -1,4 +1,4 @@
-//! This process's standard streams and terminal, connected with a command's somewhere else.
+//! Connects this process's standard streams and terminal with those of a command in a sandbox.
 
 use crate::terminal;
 use anyhow::{Context as _, Result};
@@ -9,14 +9,14 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Output that is still on its way when the command's end is known gets this long to arrive.
-const LAST_OUTPUT: Duration = Duration::from_secs(5);
+/// Timeout for output that is still under way when the command has ended.
+const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The command's output on its way to ours.
+/// Tasks that copy the command's output to this process's own.
 pub(crate) struct Pumps(Vec<JoinHandle<std::io::Result<()>>>);
 
 impl Pumps {
-    /// Starts moving bytes in both directions, for the streams that there are.
+    /// Starts to copy in both directions, for the streams that exist.
     pub(crate) fn start(
         stdin: Option<impl AsyncWrite + Unpin + Send + 'static>,
         stdout: Option<impl AsyncRead + Unpin + Send + 'static>,
@@ -30,15 +30,15 @@ impl Pumps {
         Self(stdout.into_iter().chain(stderr).collect())
     }
 
-    /// Waits for what the command printed last.
+    /// Waits for the command's last output.
     pub(crate) async fn finish(self) {
         for output in self.0 {
-            let _ = tokio::time::timeout(LAST_OUTPUT, output).await;
+            let _ = tokio::time::timeout(LAST_OUTPUT_TIMEOUT, output).await;
         }
     }
 }
 
-/// Copies until the end, flushing whenever there is nothing more to read at once.
+/// Copies until the end of the stream. Flushes whenever no more bytes can be read without waiting.
 async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> std::io::Result<()> {
     let mut buffer = vec![0; 32 * 1024];
     loop {
@@ -51,7 +51,7 @@ async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
     }
 }
 
-/// Tells `apply` the terminal's columns and rows, now and after each change, until it wants no more.
+/// Calls `apply` with the terminal's columns and rows, now and after each change, until it returns an error.
 pub(crate) async fn follow_size(mut apply: impl AsyncFnMut(u16, u16) -> Result<()>) -> Result<()> {
     let mut changes = signal(SignalKind::window_change()).context("cannot watch the terminal's size")?;
     loop {
@@ -64,7 +64,7 @@ pub(crate) async fn follow_size(mut apply: impl AsyncFnMut(u16, u16) -> Result<(
     }
 }
 
-/// Refuses a terminal for the command where there is none here.
+/// Returns an error when a terminal is requested and standard input is none.
 pub(crate) fn check_terminal(wanted: bool) -> Result<()> {
     anyhow::ensure!(
         !wanted || std::io::stdin().is_terminal(),
@@ -73,7 +73,7 @@ pub(crate) fn check_terminal(wanted: bool) -> Result<()> {
     Ok(())
 }
 
-/// An exit code as a process can have it.
+/// The exit code of this process for a command's exit code: its low 8 bits.
 pub(crate) fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX))
 }

@@ -1,10 +1,10 @@
-//! `template`: what sandboxes are made from.
+//! `template`: templates of sandboxes.
 
-use super::objects::ask_for_daemon;
+use super::objects::request_sandboxd;
 use crate::{
     args::{ListArgs, TemplateArgs, TemplateCommand},
+    cluster::ClusterClient,
     output::{self, Table, age},
-    target::Target,
 };
 use agent_sandbox_api::v1beta1::SandboxTemplate;
 use agent_sandbox_client::{self as sdk, ContainerOptions};
@@ -15,32 +15,32 @@ use kube::{
     api::{DeleteParams, ListParams, PostParams},
 };
 
-pub(crate) async fn template(target: &Target, args: TemplateArgs) -> Result<()> {
-    let api: Api<SandboxTemplate> = Api::namespaced(target.client.clone(), &target.namespace);
+pub(crate) async fn template(cluster: &ClusterClient, args: TemplateArgs) -> Result<()> {
+    let api: Api<SandboxTemplate> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     match args.command {
         TemplateCommand::Create { name, image } => {
-            target.announce_change();
+            cluster.announce_change();
             let container = ContainerOptions { image, ..ContainerOptions::default() };
             let mut template = sdk::template(&name, &container);
-            ask_for_daemon(&mut template.spec.pod_template);
+            request_sandboxd(&mut template.spec.pod_template);
             api.create(&PostParams::default(), &template).await?;
             output::print(&format!(
                 "template {name} created\n  keep some warm:  agent-sandbox pool create {name} --template {name}\n"
             ))
         }
         TemplateCommand::Delete { name } => {
-            target.announce_change();
+            cluster.announce_change();
             api.delete(&name, &DeleteParams::background()).await?;
             output::print(&format!("template {name} deleted\n"))
         }
-        TemplateCommand::List(args) => list(target, args).await,
+        TemplateCommand::List(args) => list(cluster, args).await,
     }
 }
 
-async fn list(target: &Target, args: ListArgs) -> Result<()> {
+async fn list(cluster: &ClusterClient, args: ListArgs) -> Result<()> {
     let api: Api<SandboxTemplate> = match args.all_namespaces {
-        true => Api::all(target.client.clone()),
-        false => Api::namespaced(target.client.clone(), &target.namespace),
+        true => Api::all(cluster.client.clone()),
+        false => Api::namespaced(cluster.client.clone(), &cluster.namespace),
     };
     let templates = api.list(&ListParams { label_selector: args.selector, ..ListParams::default() }).await?;
     output::emit(

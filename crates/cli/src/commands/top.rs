@@ -1,16 +1,16 @@
-//! `top`: what the local engine's sandboxes use, again and again on a terminal, under a line on pools and one on claims.
+//! `top`: resource usage of the local engine's sandboxes, refreshed on a terminal, below a line about pools and one
+//! about claims.
 
 mod claims;
 
 use super::objects::show;
 use crate::{
     args::{GlobalArgs, OutputFormat, TopArgs},
-    data::DataDir,
-    engine::{EngineReply, EngineRequest, ask_engine},
+    cluster::ClusterClient,
     output::{self, Table},
-    target::Target,
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxWarmPool};
+use agent_sandbox_engine::{DataDir, EngineReply, EngineRequest, send_request};
 use agent_sandbox_node::kernel::PodUsage;
 use anyhow::{Result, bail};
 use claims::{Claims, History};
@@ -24,19 +24,19 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Shorter looks would measure themselves.
-const SHORTEST: Duration = Duration::from_millis(100);
-/// Cursor to the corner, and everything behind it away.
+/// Minimum interval between samples. With a shorter one, `top` would mostly measure its own requests.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Moves the cursor to the top left corner and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// One sandbox and what it uses.
+/// Resource usage of one sandbox.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Line {
+struct Row {
     namespace: String,
     name: String,
     state: String,
-    /// Thousandths of a processor between the two looks; absent where nothing runs or counts.
+    /// Thousandths of a processor between the two samples; absent where no process runs or no cgroup counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_millis: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,11 +44,11 @@ struct Line {
     processes: u64,
 }
 
-/// Everything seen at one moment.
-struct Look {
+/// The state of the engine at one moment.
+struct Sample {
     at: Instant,
     sandboxes: Vec<Sandbox>,
-    /// Which Sandbox a Pod is of, by namespace and name.
+    /// Names of Sandboxes by namespace and name of their Pod.
     owners: HashMap<(String, String), String>,
     usage: Vec<PodUsage>,
     pools: Vec<SandboxWarmPool>,
@@ -64,40 +64,39 @@ pub(crate) async fn top(global: &GlobalArgs, args: &TopArgs) -> Result<()> {
     }
     let mut local = global.clone();
     (local.kubeconfig, local.context) = (Some(data.kubeconfig().display().to_string()), None);
-    let target = Target::find(&local).await?;
-    let interval = args.interval.max(SHORTEST);
+    let cluster = ClusterClient::open(&local).await?;
+    let interval = args.interval.max(MIN_INTERVAL);
     let live = !args.once && args.output.output == OutputFormat::Table && std::io::stdout().is_terminal();
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut before = look(&data, &target).await?;
+    let mut before = take_sample(&data, &cluster).await?;
     let mut history = History::default();
     loop {
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
             _ = interrupt.recv() => return Ok(()),
         }
-        let now = look(&data, &target).await?;
-        let mut lines = compare(&before, &now);
+        let now = take_sample(&data, &cluster).await?;
+        let mut rows = usage_between(&before, &now);
         if !live {
-            return output::emit(args.output.output, &lines, || names(&lines), || table(&lines));
+            return output::emit(args.output.output, &rows, || names(&rows), || table(&rows));
         }
-        // The busiest first; the order of names stays among equals.
-        lines.sort_by_key(|line| std::cmp::Reverse(line.cpu_millis));
-        history.note(before.claims, now.claims);
-        output::print(&format!("{CLEAR}{}\n{history}\n\n{}", pools(&now), table(&lines)))?;
+        // The busiest first. The sort is stable: rows with equal usage stay ordered by name.
+        rows.sort_by_key(|row| std::cmp::Reverse(row.cpu_millis));
+        history.record(before.claims, now.claims);
+        output::print(&format!("{CLEAR}{}\n{history}\n\n{}", pools(&now), table(&rows)))?;
         before = now;
     }
 }
 
-async fn look(data: &DataDir, target: &Target) -> Result<Look> {
-    let everything = ListParams::default();
-    let sandboxes = Api::<Sandbox>::all(target.client.clone());
-    let pods = Api::<Pod>::all(target.client.clone());
-    let pools = Api::<SandboxWarmPool>::all(target.client.clone());
-    let (sandboxes, pods, pools) =
-        tokio::try_join!(sandboxes.list(&everything), pods.list(&everything), pools.list(&everything))?;
+async fn take_sample(data: &DataDir, cluster: &ClusterClient) -> Result<Sample> {
+    let all = ListParams::default();
+    let sandboxes = Api::<Sandbox>::all(cluster.client.clone());
+    let pods = Api::<Pod>::all(cluster.client.clone());
+    let pools = Api::<SandboxWarmPool>::all(cluster.client.clone());
+    let (sandboxes, pods, pools) = tokio::try_join!(sandboxes.list(&all), pods.list(&all), pools.list(&all))?;
     let control = data.control();
-    let usage = ask_engine(&control, &EngineRequest::Usage, |_| {}).await?;
-    let metrics = ask_engine(&control, &EngineRequest::Metrics, |_| {}).await?;
+    let usage = send_request(&control, &EngineRequest::Usage, |_| {}).await?;
+    let metrics = send_request(&control, &EngineRequest::Metrics, |_| {}).await?;
     let (EngineReply::Usage(usage), EngineReply::Metrics(metrics)) = (usage, metrics) else {
         bail!("the running engine is of another version; restart it with `agent-sandbox down` and `up`");
     };
@@ -107,26 +106,26 @@ async fn look(data: &DataDir, target: &Target) -> Result<Look> {
     };
     let owners = pods.items.iter().filter_map(owner).collect();
     let claims = Claims::read(&metrics);
-    Ok(Look { at: Instant::now(), sandboxes: sandboxes.items, owners, usage, pools: pools.items, claims })
+    Ok(Sample { at: Instant::now(), sandboxes: sandboxes.items, owners, usage, pools: pools.items, claims })
 }
 
-/// What each Sandbox used between two looks, by name.
-fn compare(before: &Look, now: &Look) -> Vec<Line> {
+/// Resource usage of each Sandbox between two samples, ordered by name.
+fn usage_between(before: &Sample, now: &Sample) -> Vec<Row> {
     let elapsed = now.at.saturating_duration_since(before.at).as_micros().max(1);
-    let find = |look: &Look, sandbox: &Sandbox| {
+    let find = |sample: &Sample, sandbox: &Sandbox| {
         let owned = |usage: &&PodUsage| {
-            let owner = look.owners.get(&(usage.namespace.clone(), usage.name.clone()));
+            let owner = sample.owners.get(&(usage.namespace.clone(), usage.name.clone()));
             usage.namespace == sandbox.namespace() && owner.is_some_and(|owner| *owner == sandbox.name_any())
         };
-        look.usage.iter().find(owned).cloned()
+        sample.usage.iter().find(owned).cloned()
     };
-    let line = |sandbox: &Sandbox| {
+    let row = |sandbox: &Sandbox| {
         let (earlier, used) = (find(before, sandbox), find(now, sandbox));
         let total = used.as_ref().and_then(|used| used.cpu_micros);
-        // A Pod that was not there before has used all of it since.
+        // A Pod that did not exist at the first sample has used all of its time since.
         let start = earlier.and_then(|used| used.cpu_micros).unwrap_or_default();
         let cpu = total.map(|total| u128::from(total.saturating_sub(start)) * 1_000 / elapsed);
-        Line {
+        Row {
             namespace: sandbox.namespace().to_owned(),
             name: sandbox.name_any(),
             state: show::state(sandbox),
@@ -135,14 +134,14 @@ fn compare(before: &Look, now: &Look) -> Vec<Line> {
             processes: used.map_or(0, |used| used.processes),
         }
     };
-    let mut lines: Vec<Line> = now.sandboxes.iter().map(line).collect();
-    lines.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
-    lines
+    let mut rows: Vec<Row> = now.sandboxes.iter().map(row).collect();
+    rows.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+    rows
 }
 
-/// One line: how many sandboxes, and how full each pool is.
-fn pools(now: &Look) -> String {
-    let full = |pool: &SandboxWarmPool| {
+/// One line: the number of sandboxes, and ready and wanted sandboxes of each pool.
+fn pools(now: &Sample) -> String {
+    let fill = |pool: &SandboxWarmPool| {
         let ready = pool.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or_default();
         format!("{} {ready}/{}", pool.name_any(), pool.replicas())
     };
@@ -152,28 +151,28 @@ fn pools(now: &Look) -> String {
     };
     match &now.pools[..] {
         [] => format!("{sandboxes}, no pools"),
-        pools => format!("{sandboxes}; ready in pools: {}", pools.iter().map(full).collect::<Vec<_>>().join(", ")),
+        pools => format!("{sandboxes}; ready in pools: {}", pools.iter().map(fill).collect::<Vec<_>>().join(", ")),
     }
 }
 
-fn names(lines: &[Line]) -> String {
-    lines.iter().map(|line| format!("{}/{}\n", line.namespace, line.name)).collect()
+fn names(rows: &[Row]) -> String {
+    rows.iter().map(|row| format!("{}/{}\n", row.namespace, row.name)).collect()
 }
 
-fn table(lines: &[Line]) -> String {
-    if lines.is_empty() {
+fn table(rows: &[Row]) -> String {
+    if rows.is_empty() {
         return "no sandboxes; make one with `agent-sandbox create NAME`\n".to_owned();
     }
     let mut table = Table::new(&["NAMESPACE", "NAME", "STATE", "CPU", "MEMORY", "PROCESSES"]);
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    for line in lines {
+    for row in rows {
         table.row(vec![
-            line.namespace.clone(),
-            line.name.clone(),
-            line.state.clone(),
-            or_dash(line.cpu_millis.map(|millis| format!("{}.{}%", millis / 10, millis % 10))),
-            or_dash(line.memory_bytes.map(|bytes| format!("{}Mi", bytes.div_ceil(1 << 20)))),
-            line.processes.to_string(),
+            row.namespace.clone(),
+            row.name.clone(),
+            row.state.clone(),
+            or_dash(row.cpu_millis.map(|millis| format!("{}.{}%", millis / 10, millis % 10))),
+            or_dash(row.memory_bytes.map(|bytes| format!("{}Mi", bytes.div_ceil(1 << 20)))),
+            row.processes.to_string(),
         ]);
     }
     table.render()
@@ -198,16 +197,16 @@ mod tests {
         }
     }
 
-    fn seen(at: Instant, usage: Vec<PodUsage>) -> Look {
+    fn sample(at: Instant, usage: Vec<PodUsage>) -> Sample {
         let owners = [("pod-a", "a"), ("pod-b", "b")];
         let owners = owners.map(|(pod, owner)| (("default".to_owned(), pod.to_owned()), owner.to_owned())).into();
         let sandboxes = vec![sandbox("a"), sandbox("b"), sandbox("asleep")];
-        Look { at, sandboxes, owners, usage, pools: Vec::new(), claims: Claims::default() }
+        Sample { at, sandboxes, owners, usage, pools: Vec::new(), claims: Claims::default() }
     }
 
     #[test]
-    fn pools_are_shown_by_how_full_they_are() {
-        let mut now = seen(Instant::now(), Vec::new());
+    fn pools_are_shown_with_ready_and_wanted_sandboxes() {
+        let mut now = sample(Instant::now(), Vec::new());
         assert_eq!(pools(&now), "3 sandboxes, no pools");
         let pool = |name: &str, replicas: u32, ready: Option<u32>| {
             serde_json::from_value(json!({"metadata": {"name": name, "namespace": "default"},
@@ -220,12 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn processor_use_is_what_was_used_between_two_looks() {
+    fn cpu_usage_is_measured_between_two_samples() {
         let start = Instant::now();
-        let before = seen(start, vec![used("pod-a", 1_000_000)]);
+        let before = sample(start, vec![used("pod-a", 1_000_000)]);
         let later = start + Duration::from_secs(2);
-        let now = seen(later, vec![used("pod-a", 1_100_000), used("pod-b", 3_000_000), used("somebody-else", 9)]);
-        insta::assert_snapshot!(table(&compare(&before, &now)), @r"
+        let now = sample(later, vec![used("pod-a", 1_100_000), used("pod-b", 3_000_000), used("other-pod", 9)]);
+        insta::assert_snapshot!(table(&usage_between(&before, &now)), @r"
         NAMESPACE   NAME     STATE     CPU      MEMORY   PROCESSES
         default     a        Pending   5.0%     5Mi      3
         default     asleep   Pending   -        -        0

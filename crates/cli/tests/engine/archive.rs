@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::json;
 
-/// One layer with a shell, and what describes it.
+/// One layer with a shell, and the image configuration.
 pub(crate) struct Image {
     layer: Vec<u8>,
     config: Vec<u8>,
@@ -29,7 +29,7 @@ impl Image {
         Self { layer, config: serde_json::to_vec(&config).unwrap() }
     }
 
-    /// Writes what `docker save` would.
+    /// Writes the image in the format of `docker save`.
     pub(crate) fn save(&self, path: &Path, name: &str) {
         let manifest = json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).to_string();
         let mut archive = tar::Builder::new(fs::File::create(path).unwrap());

@@ -1,4 +1,4 @@
-//! An engine in a folder of its own, and what a test does with it.
+//! A test engine in a temporary folder, and helpers to run commands with it.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_agent-sandbox");
 
-/// Whether sandboxes can be carried; says so where not.
+/// Whether a static sandboxd was built; prints that the test is skipped when it was not.
 pub(crate) fn can_run() -> bool {
     if Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/embed/sandboxd")).exists() {
         return true;
@@ -23,7 +23,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Repeats until it is true; a test that waits longer than this has failed.
+/// Waits up to 30 s until the condition is true.
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {
@@ -38,7 +38,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// `None`, with a message, where no sandbox can be carried.
+    /// `None`, with a message, where no static sandboxd was built.
     pub(crate) fn start() -> Option<Self> {
         Self::start_with(&[])
     }
@@ -81,8 +81,8 @@ impl Engine {
 
     pub(crate) fn ok(&self, words: &[&str]) -> String {
         let output = self.run(words);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{words:?}: {said}{}", self.log());
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words:?}: {stderr}{}", self.log());
         String::from_utf8(output.stdout).unwrap()
     }
 
@@ -98,7 +98,7 @@ impl Engine {
         fs::read_to_string(self.data().join("up.log")).unwrap_or_default()
     }
 
-    /// What the engine says about itself.
+    /// Content of the engine's state file.
     pub(crate) fn state(&self) -> serde_json::Value {
         serde_json::from_slice(&fs::read(self.data().join("up.json")).unwrap()).unwrap()
     }

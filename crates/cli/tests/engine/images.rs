@@ -1,4 +1,4 @@
-//! `image`: with a running engine and without, and what `run` makes of it.
+//! `image`: with a running engine and without, and `run` with those images.
 
 use crate::{
     archive::Image,

@@ -1,4 +1,4 @@
-//! Create, run, copy, suspend, resume, claim, crash, stop.
+//! The life of sandboxes and engines: create, run, copy, suspend, resume, claim, crash, stop.
 
 use crate::fixture::{Engine, eventually};
 use std::fs;
@@ -45,7 +45,7 @@ fn a_crashed_engine_finds_its_sandboxes_running() {
     let (first_box, first_claim) = (boot("box"), boot("mine"));
     rustix::process::kill_process(rustix::process::Pid::from_raw(engine.pid()).unwrap(), rustix::process::Signal::KILL)
         .unwrap();
-    // While it dies, the engine may still be found and then not answer.
+    // While the killed process ends, commands may still find it and get no response.
     eventually("a killed engine stops", || engine.run(&["status", "-o", "name"]).stdout == b"stopped\n");
     engine.up();
     assert_eq!(engine.ok(&["exec", "box", "--", "cat", "/home/user/f"]), "kept\n");
@@ -108,7 +108,7 @@ fn a_kubeconfig_of_the_local_engine_counts_as_local() {
     assert_eq!(path, format!("{}\n", engine.data().join("kubeconfig").display()));
     let output = engine.command(&["create", "box"]).env("KUBECONFIG", path.trim()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "nobody has to be told which cluster it is");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "no cluster is announced");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn flags_of_up_reach_the_engine_in_the_background() {
     assert_eq!(engine.ok(&["status", "-o", "json"]).matches("\"wanted\": 1").count(), 1);
 }
 
-/// A whole answer, head and body.
+/// A whole HTTP response, headers and body.
 fn get(address: &str, path: &str) -> String {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect(address).unwrap();

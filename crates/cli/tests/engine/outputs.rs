@@ -1,9 +1,9 @@
-//! What commands print while an engine runs, word for word: tables, JSON, names, next steps and errors.
+//! Snapshots of what commands print while an engine runs: tables, JSON, names, next steps and errors.
 
 use crate::fixture::{Engine, eventually};
 use serde_json::Value;
 
-/// Runs a command and gives what a person would see, what varies taken out of JSON.
+/// Runs a command and returns everything that it prints. Fields that vary are removed from JSON and YAML.
 fn shown(engine: &Engine, words: &[&str]) -> String {
     let output = engine.run(words);
     let mut out = String::from_utf8(output.stdout).unwrap();
@@ -21,7 +21,7 @@ fn shown(engine: &Engine, words: &[&str]) -> String {
     format!("$ agent-sandbox {}\n{out}{err}{code}", words.join(" "))
 }
 
-/// Takes out what is the API's bookkeeping.
+/// Removes metadata that varies from run to run.
 fn prune(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -49,7 +49,7 @@ fn check(engine: &Engine, name: &str, commands: &[&[&str]]) {
         (r"\b(extra|warm)-[a-z0-9]{5}\b", "${1}-XXXXX"),
         (r"version \d+\.\d+\.\d+", "version VERSION"),
         (r#""version": "[^"]+""#, r#""version": "VERSION""#),
-        // How wide a column is depends on addresses and ages.
+        // The width of a column depends on addresses and ages.
         (r"(\S)   +", "${1}   "),
         (r"   \d+s\b", "   AGE"),
         (r"   \d+\.\d%   \d+Mi   \d+\b", "   CPU   MEMORY   PROCESSES"),
@@ -67,7 +67,7 @@ fn regex_escape(text: &str) -> String {
 }
 
 #[test]
-fn every_output_is_as_it_was() {
+fn outputs_match_their_snapshots() {
     let Some(engine) = Engine::start() else { return };
     eventually("the ready-made pool is warm", || engine.ok(&["pool", "list"]).contains("2"));
     eventually("it says so", || engine.ok(&["status"]).contains("2 of 2 warm"));

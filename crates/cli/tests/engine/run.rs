@@ -1,4 +1,4 @@
-//! `run`: exit codes, streams, terminals, limits, networks, and nothing left behind.
+//! `run`: exit codes, streams, terminals, limits, networks, and clean-up.
 
 use crate::fixture::{PROGRAM, can_run, eventually, is_root};
 use std::{
@@ -56,7 +56,7 @@ fn standard_input_reaches_the_command() {
 }
 
 #[test]
-fn a_terminal_is_a_terminal_inside_too() {
+fn the_command_gets_a_terminal_of_the_same_size() {
     if !can_run() {
         return;
     }
@@ -69,7 +69,7 @@ fn a_terminal_is_a_terminal_inside_too() {
     let mut script = Command::new("script");
     let script = script.args(["-qec", &whole, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = script.spawn().unwrap();
-    // Held open: at its end `script` would type an end-of-file character into the terminal.
+    // Held open: when it is closed, `script` types an end-of-file character into the terminal.
     let _typing = child.stdin.take();
     let output = child.wait_with_output().unwrap();
     let said = text(&output.stdout).replace('\r', "");
@@ -95,13 +95,13 @@ fn volumes_and_the_folder_to_start_in() {
         "-c",
         "cat in.txt; touch x 2>/dev/null || echo closed",
     ]);
-    // A private folder of root's stays closed to the user inside.
+    // A private folder of root cannot be read by the user inside.
     assert!(["from outside\nclosed\n", "closed\n"].contains(&text(&output.stdout).as_str()), "{output:?}");
     assert!(!folder.path().join("x").exists());
 }
 
 #[test]
-fn an_isolation_that_is_not_here_is_named_with_the_program_to_install() {
+fn an_error_about_a_missing_oci_runtime_names_the_program_to_install() {
     if !can_run() {
         return;
     }
@@ -115,7 +115,7 @@ fn an_isolation_that_is_not_here_is_named_with_the_program_to_install() {
 }
 
 #[test]
-fn a_closed_network_has_no_way_out() {
+fn a_closed_network_allows_no_connections() {
     if !can_run() {
         return;
     }
@@ -148,7 +148,7 @@ fn interrupting_cleans_up() {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    // The command itself, and the line that starts it.
+    // Two processes: the command, and the shell that starts it.
     eventually("the command runs", || processes(&mark) >= 2);
     let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();

@@ -1,4 +1,4 @@
-//! Where a request goes and what it says about that: addresses, which grow old, and the router's headers.
+//! Addressing of requests: addresses of the sandbox, which may become stale, and the router's headers.
 
 use super::Transport;
 use crate::{Address, ClientError, GatewayOptions, TraceContext, call::Body, gateway};
@@ -8,11 +8,11 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use kube::{Api, Client};
 use std::{net::IpAddr, sync::PoisonError, time::Duration};
 
-/// What was learnt from the API and may grow old.
+/// Addresses from the API, which may become stale.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct AddressCache {
     pod_ip: Option<String>,
-    /// Looking again is pointless: the API does not let us.
+    /// The API denied reading the Sandbox, so it is not looked up again.
     pod_ip_denied: bool,
     base: Option<String>,
 }
@@ -20,29 +20,29 @@ pub(super) struct Known {
 pub(super) enum Route {
     /// A router: `base` plus headers.
     Router { base: String },
-    /// The router where there is one, else the daemon itself: it does not mind the headers.
+    /// The router if there is one, otherwise the daemon itself, which ignores the router's headers.
     Tunnel,
-    /// A router behind a Gateway, whose address is waited for.
+    /// A router behind a Gateway.
     Gateway { client: Client, options: GatewayOptions },
     /// The daemon itself.
     Daemon { address: Option<Address> },
 }
 
 impl Transport {
-    /// Forgets addresses that may have changed.
-    pub(super) fn forget(&self) {
-        let mut known = self.known();
-        known.pod_ip = None;
-        known.base = None;
+    /// Clears addresses that may have changed.
+    pub(super) fn clear_addresses(&self) {
+        let mut addresses = self.addresses();
+        addresses.pod_ip = None;
+        addresses.base = None;
     }
 
-    /// An address that the API has just named.
-    pub(super) fn remember(&self, pod_ip: Option<String>) {
-        self.known().pod_ip = pod_ip;
+    /// Caches a Pod IP from the API.
+    pub(super) fn set_pod_ip(&self, pod_ip: Option<String>) {
+        self.addresses().pod_ip = pod_ip;
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.inner.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn addresses(&self) -> std::sync::MutexGuard<'_, AddressCache> {
+        self.inner.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one request")]
@@ -65,7 +65,7 @@ impl Transport {
         }
         let mut pod_ip = None;
         if !matches!(self.inner.route, Route::Daemon { .. }) {
-            let value = |text: &str| HeaderValue::from_str(text).map_err(|_| not_a_name(text));
+            let value = |text: &str| HeaderValue::from_str(text).map_err(|_| invalid_name(text));
             headers.insert(names::SANDBOX_ID, value(&self.inner.name)?);
             headers.insert(names::SANDBOX_NAMESPACE, value(&self.inner.namespace)?);
             headers.insert(names::SANDBOX_PORT, HeaderValue::from(port));
@@ -90,53 +90,53 @@ impl Transport {
         Ok((request, pod_ip))
     }
 
-    /// Scheme and authority of the next request.
+    /// Base URL of the next request.
     async fn base(&self, port: u16) -> Result<String, ClientError> {
         match &self.inner.route {
             Route::Router { base } => Ok(base.clone()),
             Route::Gateway { client, options } => {
-                if let Some(base) = self.known().base.clone() {
+                if let Some(base) = self.addresses().base.clone() {
                     return Ok(base);
                 }
                 let host = bracketed(&gateway::address(client, options).await?);
                 let base = format!("http://{host}");
-                self.known().base = Some(base.clone());
+                self.addresses().base = Some(base.clone());
                 Ok(base)
             }
             Route::Tunnel | Route::Daemon { address: None } => Ok(format!("http://localhost:{port}")),
             Route::Daemon { address: Some(address) } => {
-                if let Some(base) = self.known().base.clone() {
+                if let Some(base) = self.addresses().base.clone() {
                     return Ok(format!("{base}:{port}"));
                 }
-                let (host, keep) = self.host(*address).await?;
+                let (host, cacheable) = self.host(*address).await?;
                 let base = format!("http://{}", bracketed(&host));
-                if keep {
-                    self.known().base = Some(base.clone());
+                if cacheable {
+                    self.addresses().base = Some(base.clone());
                 }
                 Ok(format!("{base}:{port}"))
             }
         }
     }
 
-    /// The sandbox's host inside the cluster, and whether to remember it.
+    /// The sandbox's host inside the cluster, and whether it may be cached.
     async fn host(&self, address: Address) -> Result<(String, bool), ClientError> {
         let (name, namespace) = (&self.inner.name, &self.inner.namespace);
         let dns = format!("{name}.{namespace}.svc.cluster.local");
         match address {
             Address::Dns => Ok((dns, true)),
-            Address::PodIpThenDns => Ok(match self.look().await {
+            Address::PodIpThenDns => Ok(match self.get_sandbox().await {
                 Ok(Some(sandbox)) => select_pod_ip(sandbox.pod_ips()).map_or((dns, false), |address| (address, true)),
                 _ => (dns, false),
             }),
             Address::PodIp => {
-                let sandbox = self.look().await?;
+                let sandbox = self.get_sandbox().await?;
                 let address = sandbox.and_then(|sandbox| select_pod_ip(sandbox.pod_ips()));
-                let last = "its status names no address".to_owned();
+                let last = "its status has no Pod IP".to_owned();
                 let missing = || ClientError::NotRunning { name: name.clone(), last };
                 Ok((address.ok_or_else(missing)?, true))
             }
             Address::Service => {
-                let sandbox = self.look().await?;
+                let sandbox = self.get_sandbox().await?;
                 let status = sandbox.and_then(|sandbox| sandbox.status);
                 let service = status.and_then(|status| status.service_fqdn).filter(|name| !name.is_empty());
                 Ok((service.ok_or_else(|| ClientError::NoService { name: name.clone() })?, true))
@@ -144,40 +144,40 @@ impl Transport {
         }
     }
 
-    async fn look(&self) -> Result<Option<Sandbox>, ClientError> {
+    async fn get_sandbox(&self) -> Result<Option<Sandbox>, ClientError> {
         let Some(client) = &self.inner.kube else { return Ok(None) };
         let api: Api<Sandbox> = Api::namespaced(client.clone(), &self.inner.namespace);
         let found = api.get_opt(&self.inner.name).await;
         found.map_err(ClientError::api(format!("look up `{}`", self.inner.name)))
     }
 
-    /// What goes into `X-Sandbox-Pod-IP`; a hint, so that nothing fails without it.
+    /// Value of `X-Sandbox-Pod-IP`. It is only a hint, so errors are ignored.
     pub(super) async fn pod_ip(&self) -> Option<String> {
-        if !self.inner.send_pod_ip || self.known().pod_ip_denied {
+        if !self.inner.send_pod_ip || self.addresses().pod_ip_denied {
             return None;
         }
-        if let Some(address) = self.known().pod_ip.clone() {
+        if let Some(address) = self.addresses().pod_ip.clone() {
             return Some(address);
         }
-        match self.look().await {
+        match self.get_sandbox().await {
             Ok(found) => {
                 let address = found.and_then(|sandbox| select_pod_ip(sandbox.pod_ips()));
-                self.known().pod_ip = address.clone();
+                self.addresses().pod_ip = address.clone();
                 address
             }
             Err(error) => {
-                self.known().pod_ip_denied = matches!(error.status(), Some(401 | 403));
+                self.addresses().pod_ip_denied = matches!(error.status(), Some(401 | 403));
                 None
             }
         }
     }
 }
 
-fn not_a_name(text: &str) -> ClientError {
+fn invalid_name(text: &str) -> ClientError {
     ClientError::Invalid(format!("{text:?} cannot be the name of a sandbox"))
 }
 
-/// Seconds as the shortest decimal.
+/// Formats a duration in seconds as the shortest decimal.
 fn seconds(duration: Duration) -> String {
     let seconds = (duration.as_secs_f64().max(0.001) * 1000.0).round() / 1000.0;
     seconds.to_string()
@@ -187,7 +187,7 @@ fn bracketed(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
-/// The address to prefer: IPv4, in its shortest form; what is no address is skipped.
+/// The preferred address: IPv4 before IPv6, in canonical form. Invalid addresses are skipped.
 pub fn select_pod_ip(addresses: &[String]) -> Option<String> {
     let parsed =
         || addresses.iter().filter_map(|text| text.parse::<IpAddr>().ok()).map(|address| address.to_canonical());

@@ -1,4 +1,4 @@
-//! One `agent-sandbox up` for a test, in a folder of its own; or an engine that runs already, which KUBECONFIG names.
+//! Starts an `agent-sandbox up` for a test in a temporary folder, or uses a running engine selected by KUBECONFIG.
 
 use agent_sandbox_client::{Cluster, ClusterOptions, Connection, SandboxClient};
 use std::{
@@ -13,12 +13,12 @@ pub(crate) enum Engine {
         folder: tempfile::TempDir,
         process: Child,
     },
-    /// `tests/python/second_engine.py` started it.
-    Given(Connection),
+    /// A running engine, started by `tests/python/second_engine.py`.
+    Running(Connection),
 }
 
-/// How sandboxes of an engine that runs already are reached.
-const GIVEN: &str = "AGENT_SANDBOX_TEST_CONNECTION";
+/// Environment variable with the connection type for a running engine.
+const CONNECTION_VARIABLE: &str = "AGENT_SANDBOX_TEST_CONNECTION";
 
 /// The project's root.
 pub(crate) fn root() -> PathBuf {
@@ -29,11 +29,11 @@ fn program() -> PathBuf {
     std::env::var_os("AGENT_SANDBOX_BIN").map_or_else(|| root().join("target/debug/agent-sandbox"), PathBuf::from)
 }
 
-/// None, with a word about it, where no engine was built; in CI that is a failure.
+/// Returns `None` and prints a message if no engine was built; in CI that is a failure.
 pub(crate) async fn start() -> Option<Engine> {
-    if let Ok(way) = std::env::var(GIVEN) {
-        assert_eq!(way, "pod", "{GIVEN} names a way that this test does not know");
-        return Some(Engine::Given(Connection::PodTunnel));
+    if let Ok(connection) = std::env::var(CONNECTION_VARIABLE) {
+        assert_eq!(connection, "pod", "{CONNECTION_VARIABLE} is not a connection type that this test supports");
+        return Some(Engine::Running(Connection::PodTunnel));
     }
     let program = program();
     if !program.exists() {
@@ -65,18 +65,18 @@ impl Engine {
     pub(crate) async fn client(&self) -> SandboxClient {
         let (data_dir, connection) = match self {
             Self::Own { folder, .. } => (Some(folder.path().to_path_buf()), Connection::default()),
-            Self::Given(connection) => (None, connection.clone()),
+            Self::Running(connection) => (None, connection.clone()),
         };
         let options = ClusterOptions { data_dir, ..ClusterOptions::default() };
         SandboxClient::new(Cluster::find(&options).await.expect("a cluster"), connection)
     }
 
-    /// Ends it and gives everything back.
+    /// Stops the engine and purges its data.
     pub(crate) async fn stop(self) {
         let Self::Own { folder, mut process } = self else { return };
         let pid = process.id().expect("it runs").to_string();
-        let told = Command::new("kill").args(["-INT", &pid]).status().await.expect("kill");
-        assert!(told.success());
+        let signalled = Command::new("kill").args(["-INT", &pid]).status().await.expect("kill");
+        assert!(signalled.success());
         process.wait().await.expect("its end");
         let mut purge = Command::new(program());
         purge.arg("--data-dir").arg(folder.path()).args(["down", "--purge"]).stdout(Stdio::null());

@@ -1,4 +1,4 @@
-//! Performs the steps of a scenario and compares what came back.
+//! Performs the steps of a scenario and compares the results.
 
 use agent_sandbox_client::{
     ClaimRequest, ClientError, Command, CommandEvent, Payload, Process, SandboxClient, SandboxHandle, Source,
@@ -16,7 +16,7 @@ pub(crate) struct Scenario {
     pub(crate) steps: Vec<Step>,
 }
 
-/// One line of the file; what an operation does not use is absent.
+/// One step of a scenario. Fields that an operation does not use are absent.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Step {
@@ -65,19 +65,19 @@ impl Runner {
         Self { client, sandbox, processes: BTreeMap::new() }
     }
 
-    /// Performs a step; the words of what is not as it should be.
-    pub(crate) async fn play(&mut self, step: &Step) -> Result<(), String> {
-        let came = self.perform(step).await;
+    /// Performs a step. The error describes the difference from the expected result.
+    pub(crate) async fn run_step(&mut self, step: &Step) -> Result<(), String> {
+        let result = self.perform(step).await;
         if let Some(kind) = &step.error {
-            return match came {
-                Err(error) if kind_of(&error) == kind => Ok(()),
+            return match result {
+                Err(error) if error_kind(&error) == kind => Ok(()),
                 other => Err(format!("{other:?} instead of {kind}")),
             };
         }
-        let came = came.map_err(|error| error.full())?;
+        let result = result.map_err(|error| error.full())?;
         for (name, wanted) in &step.expect {
-            if came[name] != *wanted {
-                return Err(format!("{name} is {}", came[name]));
+            if result[name] != *wanted {
+                return Err(format!("{name} is {}", result[name]));
             }
         }
         Ok(())
@@ -135,16 +135,16 @@ impl Runner {
         let process = || process.clone().expect("a process that was kept");
         match step.operation.as_str() {
             "run" => {
-                let output = self.sandbox.run(&wanted(step)).await?;
+                let output = self.sandbox.run(&command_of(step)).await?;
                 return Ok(json!({
                     "stdout": output.stdout_text(), "stderr": output.stderr_text(), "exit_code": output.exit_code,
                     "signal": output.signal, "timed_out": output.timed_out,
                     "stdout_base64": STANDARD.encode(&output.stdout),
                 }));
             }
-            "stream" => return gather(self.sandbox.stream(&wanted(step)).await?).await,
+            "stream" => return collect_output(self.sandbox.stream(&command_of(step)).await?).await,
             "start" => {
-                let started = self.sandbox.start(&wanted(step)).await?;
+                let started = self.sandbox.start(&command_of(step)).await?;
                 self.processes.insert(step.keep.clone(), started);
             }
             "input" => process().write(step.text.clone()).await?,
@@ -153,8 +153,8 @@ impl Runner {
                 let info = process().wait().await?;
                 return Ok(json!({"exit_code": info.exit_code, "signal": info.signal}));
             }
-            "output" => return gather(process().events(0)).await,
-            "reattach" => return gather(self.sandbox.process(process().id()).await?.events(0)).await,
+            "output" => return collect_output(process().events(0)).await,
+            "reattach" => return collect_output(self.sandbox.process(process().id()).await?.events(0)).await,
             "signal" => process().signal(&step.signal).await?,
             "kill" => process().kill().await?,
             other => return Err(ClientError::Invalid(format!("the runner does not know {other:?}"))),
@@ -199,7 +199,7 @@ impl Runner {
     }
 }
 
-fn wanted(step: &Step) -> Command {
+fn command_of(step: &Step) -> Command {
     let mut command = match &step.command {
         Some(text) => Command::shell(text),
         None => Command::argv(step.argv.clone()),
@@ -225,7 +225,7 @@ fn wanted(step: &Step) -> Command {
     command
 }
 
-async fn gather(events: impl Stream<Item = Result<CommandEvent, ClientError>>) -> Result<Value, ClientError> {
+async fn collect_output(events: impl Stream<Item = Result<CommandEvent, ClientError>>) -> Result<Value, ClientError> {
     let mut events = pin!(events);
     let (mut stdout, mut stderr, mut code) = (Vec::new(), Vec::new(), None);
     while let Some(event) = events.next().await {
@@ -240,7 +240,7 @@ async fn gather(events: impl Stream<Item = Result<CommandEvent, ClientError>>) -
     Ok(json!({"stdout": text(stdout), "stderr": text(stderr), "exit_code": code}))
 }
 
-fn kind_of(error: &ClientError) -> &'static str {
+fn error_kind(error: &ClientError) -> &'static str {
     match error {
         ClientError::NotFound { .. } | ClientError::Refused { code: Some(ErrorCode::NotFound), .. } => "not_found",
         ClientError::NoSource { .. } => "no_source",

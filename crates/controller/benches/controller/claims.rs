@@ -23,11 +23,11 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api, disk::Disk, make_pool, milliseconds, newest_version, open, percentile, replay, resize, say, until_ready,
-    verdict,
+    api, disk::Disk, make_pool, met_or_missed, milliseconds, newest_version, open, percentile, replay, resize, say,
+    until_ready,
 };
 
-/// How many claims are under way in the sustained part.
+/// Number of concurrent claims in the sustained part.
 const IN_FLIGHT: usize = 20;
 
 /// Tells when claims become Ready, from one watch.
@@ -99,7 +99,7 @@ pub(crate) async fn measure(disk: &Disk) {
             let target = disk.write * 3 + Duration::from_millis(1);
             say(
                 "  target: three durable writes and 1 ms",
-                format!("{:.2} ms ({})", milliseconds(target), verdict(half <= target)),
+                format!("{:.2} ms ({})", milliseconds(target), met_or_missed(half <= target)),
             );
         }
     }
@@ -115,14 +115,14 @@ pub(crate) async fn measure(disk: &Disk) {
         let reached = sustained.claims_per_second / possible;
         say(
             &format!("  of what {writes_per_second:.0} {whose}/s allow"),
-            format!("{:.0} % of {possible:.0} (target 60 %: {})", reached * 100.0, verdict(reached >= 0.6)),
+            format!("{:.0} % of {possible:.0} (target 60 %: {})", reached * 100.0, met_or_missed(reached >= 0.6)),
         );
     }
 }
 
 struct Sustained {
     claims_per_second: f64,
-    /// Everybody's.
+    /// Writes of all clients.
     writes_per_claim: f64,
 }
 
@@ -176,7 +176,7 @@ async fn sustain(client: &Client, arrivals: &Arrivals, writes: &Recorder) -> Sus
     Sustained { claims_per_second: rate, writes_per_claim: per_claim }
 }
 
-/// Such as `PATCH sandboxes/status`, with the answer's code when it was a refusal.
+/// Such as `PATCH sandboxes/status`, with the response's code when it was a refusal.
 fn kind_of_write(write: &Sent, carried_out: bool) -> String {
     let kind = write.path.split('/').find(|part| part.ends_with('s') && !["", "apis", "namespaces"].contains(part));
     let status = if write.path.ends_with("/status") { "/status" } else { "" };

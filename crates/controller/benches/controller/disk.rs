@@ -1,4 +1,4 @@
-//! What the API's disk does by itself: one durable write after another, and as many side by side as it commits.
+//! The speed of the API's disk: one durable write after another, and as many concurrent ones as it commits.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Measures the controller on the embedded API with a durable store and a simulated kubelet. Everything is a ratio against the same
-//! run's own disk: how long one durable write takes, and how many the API commits per second.
+//! Measures the controller on the embedded API with a durable store and a simulated kubelet. Everything is a ratio
+//! against the same run's own disk: how long one durable write takes, and how many the API commits per second.
 //!
 //! `claims` or `size` as an argument runs that part alone. `AGENT_SANDBOX_BENCH_SANDBOXES` sets the number of Sandboxes for the memory
 //! part (10000), `AGENT_SANDBOX_BENCH_PROGRAM` the program whose `controller` command is measured there.
@@ -20,7 +20,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// As in the program.
+/// The allocator of the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -54,28 +54,28 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[(sorted.len() - 1) * percent / 100]
 }
 
-fn verdict(met: bool) -> &'static str {
+fn met_or_missed(met: bool) -> &'static str {
     if met { "met" } else { "missed" }
 }
 
-struct Bench {
+struct Fixture {
     cluster: Cluster,
     kubelet: Option<Kubelet>,
     _folder: tempfile::TempDir,
 }
 
-impl Bench {
+impl Fixture {
     fn start_kubelet(&mut self) {
         self.kubelet = Some(Kubelet::start(self.cluster.client(), KubeletConfig::default()));
     }
 }
 
-/// An API with a durable store, and nobody else.
-async fn open() -> Bench {
+/// An API with a durable store and no other client.
+async fn open() -> Fixture {
     let folder = tempfile::tempdir().expect("a folder");
     let config = ApiConfig { data_dir: Some(folder.path().join("data")), ..ApiConfig::default() };
     let cluster = Cluster::open(config).await.expect("a cluster");
-    Bench { cluster, kubelet: None, _folder: folder }
+    Fixture { cluster, kubelet: None, _folder: folder }
 }
 
 fn api<K>(client: &Client) -> Api<K>
@@ -121,7 +121,7 @@ async fn until_ready(client: &Client, replicas: usize) {
     }
 }
 
-/// The newest version the API has handed out: one per write, whoever made it.
+/// The newest resource version of the API: one per write of any client.
 async fn newest_version(client: &Client) -> f64 {
     let one = ListParams::default().limit(1);
     let list = api::<SandboxWarmPool>(client).list(&one).await.expect("lists");

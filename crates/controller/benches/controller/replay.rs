@@ -1,6 +1,6 @@
-//! The yardstick: the writes of a warm claim, of its end and of the refill, sent blindly by as many clients, with no controller that
-//! looks, decides or keeps anything. Binding, starting and ending Pods is the simulated kubelet's part here too, and the garbage
-//! collector removes what a deleted claim leaves.
+//! The reference: the writes of a warm claim, of its deletion and of the refill, sent without any decision by the same
+//! number of clients, with no controller that watches, decides or caches. The simulated kubelet binds, starts and ends
+//! Pods here too, and the garbage collector removes what a deleted claim leaves.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use crate::{NAMESPACE, newest_version, open, pod_spec, say};
 
-/// How many lives of a sandbox are led side by side.
+/// Number of sandbox life cycles that run concurrently.
 const IN_FLIGHT: usize = 64;
 const LENGTH: Duration = Duration::from_secs(6);
 
 const CORE: &str = "/apis/agents.x-k8s.io/v1beta1";
 const EXTENSIONS: &str = "/apis/extensions.agents.x-k8s.io/v1beta1";
 
-/// Everybody's writes per second.
+/// Writes per second of all clients.
 pub(crate) async fn writes_per_second() -> f64 {
     let mut bench = open().await;
     bench.start_kubelet();

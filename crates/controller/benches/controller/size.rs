@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_sandbox_apiserver::serve::ListenerConfig;
+use agent_sandbox_apiserver::ListenerConfig;
 
-use crate::{make_pool, open, resize, say, until_ready, verdict};
+use crate::{make_pool, met_or_missed, open, resize, say, until_ready};
 
 /// The program whose `controller` command is measured.
 const PROGRAM: &str = "AGENT_SANDBOX_BENCH_PROGRAM";
@@ -34,7 +34,7 @@ pub(crate) async fn measure() {
         let start = Instant::now();
         resize(&client, sandboxes).await;
         say(&format!("{sandboxes} Sandboxes Ready after"), format!("{:.1} s", start.elapsed().as_secs_f64()));
-        // Free memory is given back a while after a burst.
+        // Free memory is released a while after a burst.
         tokio::time::sleep(Duration::from_secs(8)).await;
         let memory = Memory::of(pid);
         say(
@@ -42,7 +42,7 @@ pub(crate) async fn measure() {
             format!(
                 "{:.1} MB resident (target {limit} MB: {}): {:.1} its own, {:.1} code; at most {:.1} so far",
                 memory.resident,
-                verdict(memory.resident <= limit),
+                met_or_missed(memory.resident <= limit),
                 memory.own,
                 memory.code,
                 memory.most,
@@ -65,7 +65,7 @@ pub(crate) async fn measure() {
     );
 }
 
-/// Everything on that a chart turns on, but the webhook: the embedded API converts by itself.
+/// Everything that the chart turns on, except the webhook: the embedded API converts by itself.
 fn start(program: &std::path::Path, kubeconfig: &std::path::Path) -> Running {
     let child = Command::new(program)
         .arg("controller")
@@ -91,11 +91,11 @@ impl Drop for Running {
 /// Megabytes, as the kernel counts them.
 struct Memory {
     resident: f64,
-    /// Memory that belongs to nobody else: heap and stacks.
+    /// Private memory: heap and stacks.
     own: f64,
     /// Mapped parts of the program's file.
     code: f64,
-    /// The most that was ever resident.
+    /// Peak resident memory.
     most: f64,
 }
 

@@ -1,17 +1,19 @@
 //! Adoption of a warm Sandbox, as a pure state machine: three writes, two of them dependent.
 //!
-//! **A** makes the Sandbox the claim's (the lock: uid and version), **B** records the assignment on the claim, in parallel; when both have
-//! landed, **C** publishes name, addresses and Ready in one status write. [`Adoption::step`] takes one answer and says what to ask next;
-//! whoever drives it only sends and reports. Rules it keeps:
+//! **A** makes the claim the owner of the Sandbox (the lock: uid and version), **B** records the assignment on the
+//! claim, in parallel; when both have succeeded, **C** publishes name, addresses and Ready in one status write.
+//! [`Adoption::step`] takes one result and returns the next effects; the driver only executes them and reports the
+//! results. Rules:
 //!
-//! * Nothing is decided before both answers are definite. An unanswered write is repeated word for word; what it may have done stays
-//!   reserved.
-//! * A refused A is looked at live: ours already, still to be had, or lost. A lost Sandbox is replaced by the next candidate.
-//! * A refused B is looked at live: the claim may be gone (then C is never sent), or be assigned elsewhere by another leader (then ours is
-//!   given up, and deleted if it was taken).
+//! * Nothing is decided before the outcome of both writes is known. A write without a response is repeated unchanged;
+//!   the candidate that it may have adopted stays reserved.
+//! * After a rejected A the Sandbox is read live: already adopted, still available, or lost. A lost Sandbox is replaced
+//!   by the next candidate.
+//! * After a rejected B the claim is read live: it may be gone (then C is never sent), or be assigned to another
+//!   Sandbox by another leader (then this candidate is released, and deleted if it was adopted).
 
+mod assigning;
 mod publishing;
-mod taking;
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,107 +24,107 @@ use agent_sandbox_api::{
 };
 
 use super::{
+    claim_annotations::{Assignment, ClaimAnnotations},
     metadata,
-    stamps::{Assignment, Stamps},
 };
 use crate::{
-    object::{Cached, Key, Kind, Object, Sandbox},
-    ports::ApiError,
-    request::Request,
+    api_client::{ApiError, Request},
+    cache::{Cached, Key, Kind, Object, Sandbox},
 };
 
-/// Candidates that may be lost to others before the claim says so.
-const MOST_LOST: usize = 5;
-/// Conflicts on one object before the pass gives way.
-const MOST_CONFLICTS: usize = 5;
-/// Repetitions of an unanswered request; with the pauses between them about five seconds, besides the requests' own timeouts.
-const MOST_UNANSWERED: u32 = 9;
-/// First pause before a repetition; doubles.
+/// Maximum number of candidates lost to other claims before the claim reports it.
+const MAX_LOST_CANDIDATES: usize = 5;
+/// Maximum number of conflicts on one object before the pass ends.
+const MAX_CONFLICTS: usize = 5;
+/// Maximum number of repetitions of a request without a response; with the pauses between them about five seconds,
+/// besides the requests' own timeouts.
+const MAX_UNANSWERED: u32 = 9;
+/// First pause before a repetition; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// A reserved candidate, with the template it was made from, if that can be read.
+/// A reserved candidate, with the template it was created from, if that can be read.
 #[derive(Clone, Debug)]
-pub struct Offer {
+pub struct ReservedSandbox {
     pub sandbox: Arc<Sandbox>,
     pub template: Option<Arc<SandboxTemplate>>,
 }
 
-/// Which of the writes a request or an answer belongs to.
+/// The write that a request or a response belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Leg {
+pub enum AdoptionWrite {
     /// A
     Sandbox,
     /// B
     Claim,
     /// C
     Status,
-    /// The deletion of a Sandbox that was taken in vain.
-    Extra,
+    /// The deletion of a Sandbox that was adopted although the claim was assigned to another one.
+    DeleteAdopted,
 }
 
-/// What to do next.
+/// What the driver does next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Reserve another candidate.
     Reserve,
-    /// Give a reservation back.
+    /// Release a reservation.
     Release { key: Key, uid: String },
     /// Send a write, after a pause.
-    Send { leg: Leg, request: Request, pause: Duration },
+    Send { write: AdoptionWrite, request: Request, pause: Duration },
     /// Read an object live, after a pause.
-    Read { leg: Leg, kind: Kind, key: Key, pause: Duration },
+    Read { write: AdoptionWrite, kind: Kind, key: Key, pause: Duration },
 }
 
-/// What came of an effect.
+/// The result of an effect.
 #[derive(Clone, Debug)]
-pub enum Outcome {
-    Reserved(Option<Offer>),
-    Sent(Leg, Result<Option<Object>, ApiError>),
-    Read(Leg, Result<Option<Object>, ApiError>),
+pub enum EffectResult {
+    Reserved(Option<ReservedSandbox>),
+    Sent(AdoptionWrite, Result<Option<Object>, ApiError>),
+    Read(AdoptionWrite, Result<Option<Object>, ApiError>),
 }
 
-/// How an adoption ended.
+/// The end of an adoption.
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
-    /// The claim is served, and says so.
+    /// The claim has its Sandbox, and its status says so.
     Bound { sandbox: Arc<Sandbox>, claim: Arc<SandboxClaim>, pool: String },
-    /// The claim no longer exists, or is about not to.
+    /// The claim no longer exists, or is being deleted.
     ClaimGone,
-    /// Another leader assigned the claim elsewhere.
+    /// Another leader assigned another Sandbox to the claim.
     Elsewhere,
     /// Candidates, or the one candidate, were lost to concurrent writes.
     Conflict(String),
-    /// A write was never answered. The reservation stays.
+    /// A write got no response. The reservation stays.
     Unanswered { sandbox: Arc<Sandbox>, message: String },
-    /// The API refused.
+    /// The API rejected a write.
     Refused(ApiError),
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Waiting for a candidate, after having lost others.
-    Choosing,
-    /// A and B are under way.
-    Taking {
-        a: SandboxLeg,
-        b: ClaimLeg,
+    /// A candidate is being reserved, after others were lost.
+    Reserving,
+    /// A and B are in flight.
+    Assigning {
+        a: SandboxWrite,
+        b: ClaimWrite,
     },
-    /// C is under way.
+    /// C is in flight.
     Publishing {
         sandbox: Arc<Sandbox>,
         claim: Arc<SandboxClaim>,
         tries: Tries,
         request: Option<Request>,
     },
-    /// A Sandbox that was taken in vain is being deleted.
-    Undoing {
+    /// An adopted Sandbox is being deleted because the claim was assigned to another one.
+    DeletingAdopted {
         request: Request,
         tries: Tries,
     },
     Ended(End),
 }
 
-/// How often an object's write met with a conflict, and with silence.
+/// Number of conflicts, and of missing responses, of an object's write.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tries {
     conflicts: usize,
@@ -130,22 +132,22 @@ struct Tries {
 }
 
 impl Tries {
-    /// The pause before the next repetition; none when it is time to give up.
-    fn again(&mut self) -> Option<Duration> {
+    /// Counts a missing response; returns the pause before the next repetition, or `None` when there were too many.
+    fn next_pause(&mut self) -> Option<Duration> {
         let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(self.unanswered));
         self.unanswered += 1;
-        (self.unanswered <= MOST_UNANSWERED).then_some(pause)
+        (self.unanswered <= MAX_UNANSWERED).then_some(pause)
     }
 
-    /// Counts a conflict; false when there were too many.
-    fn conflict(&mut self) -> bool {
+    /// Counts a conflict; returns `false` when there were too many.
+    fn count_conflict(&mut self) -> bool {
         self.conflicts += 1;
-        self.conflicts <= MOST_CONFLICTS
+        self.conflicts <= MAX_CONFLICTS
     }
 }
 
 #[derive(Clone, Debug)]
-enum SandboxLeg {
+enum SandboxWrite {
     Sending { request: Request, tries: Tries },
     Won(Arc<Sandbox>),
     Lost,
@@ -153,7 +155,7 @@ enum SandboxLeg {
 }
 
 #[derive(Clone, Debug)]
-enum ClaimLeg {
+enum ClaimWrite {
     Sending { request: Request, tries: Tries },
     Committed(Arc<SandboxClaim>),
     Gone,
@@ -161,39 +163,44 @@ enum ClaimLeg {
     Failed(End),
 }
 
-/// One claim's adoption.
+/// The adoption of a Sandbox by one claim.
 #[derive(Clone, Debug)]
 pub struct Adoption {
-    /// The newest state of the claim that is known here.
+    /// The newest known state of the claim.
     claim: Arc<SandboxClaim>,
     /// The assignment that was recorded when the adoption began, and is to be replaced.
     outdated: Option<String>,
-    stamps: Stamps,
-    /// What `claim-first-ready-at` will say if the candidate is Ready.
-    ready_stamp: String,
-    offer: Option<Offer>,
+    annotations: ClaimAnnotations,
+    /// Value of `claim-first-ready-at` if the candidate is Ready.
+    ready_time: String,
+    reserved: Option<ReservedSandbox>,
     lost: usize,
     now: jiff::Timestamp,
     state: State,
 }
 
 impl Adoption {
-    /// Begins with a reserved candidate. `stamps` are the annotations the claim lacks, apart from the assignment.
-    pub fn begin(claim: Arc<SandboxClaim>, offer: Offer, stamps: Stamps, now: jiff::Timestamp) -> (Self, Vec<Effect>) {
+    /// Begins with a reserved candidate. `annotations` are those that the claim lacks, apart from the assignment.
+    pub fn begin(
+        claim: Arc<SandboxClaim>,
+        reserved: ReservedSandbox,
+        annotations: ClaimAnnotations,
+        now: jiff::Timestamp,
+    ) -> (Self, Vec<Effect>) {
         let adoption = Self {
-            outdated: recorded(&claim).map(str::to_owned),
+            outdated: recorded_sandbox(&claim).map(str::to_owned),
             claim,
-            stamps,
-            ready_stamp: super::stamps::precise(now),
-            offer: None,
+            annotations,
+            ready_time: super::claim_annotations::format_nanoseconds(now),
+            reserved: None,
             lost: 0,
             now,
-            state: State::Choosing,
+            state: State::Reserving,
         };
-        adoption.take(offer)
+        adoption.send_assignment(reserved)
     }
 
-    /// How it ended, once it has.
+    /// The end, once it is reached.
     pub fn end(&self) -> Option<&End> {
         match &self.state {
             State::Ended(end) => Some(end),
@@ -201,35 +208,40 @@ impl Adoption {
         }
     }
 
-    /// Takes one answer in and says what to do next. An answer that nobody waits for changes nothing.
-    pub fn step(mut self, outcome: Outcome) -> (Self, Vec<Effect>) {
-        match (std::mem::replace(&mut self.state, State::Choosing), outcome) {
-            (State::Choosing, Outcome::Reserved(Some(offer))) => self.take(offer),
-            (State::Choosing, Outcome::Reserved(None)) => self.finish(End::Conflict("no candidate is left".to_owned())),
-            (State::Taking { a, b }, Outcome::Sent(Leg::Sandbox, answer)) => {
-                let (a, effects) = self.sandbox_answered(a, answer);
+    /// Takes one result and returns the next effects. A result that the current state does not wait for changes
+    /// nothing.
+    pub fn step(mut self, outcome: EffectResult) -> (Self, Vec<Effect>) {
+        match (std::mem::replace(&mut self.state, State::Reserving), outcome) {
+            (State::Reserving, EffectResult::Reserved(Some(reserved))) => self.send_assignment(reserved),
+            (State::Reserving, EffectResult::Reserved(None)) => {
+                self.finish(End::Conflict("no candidate is left".to_owned()))
+            }
+            (State::Assigning { a, b }, EffectResult::Sent(AdoptionWrite::Sandbox, response)) => {
+                let (a, effects) = self.on_sandbox_response(a, response);
                 self.decide(a, b, effects)
             }
-            (State::Taking { a, b }, Outcome::Read(Leg::Sandbox, answer)) => {
-                let (a, effects) = self.sandbox_seen(a, answer);
+            (State::Assigning { a, b }, EffectResult::Read(AdoptionWrite::Sandbox, response)) => {
+                let (a, effects) = self.on_sandbox_read(a, response);
                 self.decide(a, b, effects)
             }
-            (State::Taking { a, b }, Outcome::Sent(Leg::Claim, answer)) => {
-                let (b, effects) = self.claim_answered(b, answer);
+            (State::Assigning { a, b }, EffectResult::Sent(AdoptionWrite::Claim, response)) => {
+                let (b, effects) = self.on_claim_response(b, response);
                 self.decide(a, b, effects)
             }
-            (State::Taking { a, b }, Outcome::Read(Leg::Claim, answer)) => {
-                let (b, effects) = self.claim_seen(b, answer);
+            (State::Assigning { a, b }, EffectResult::Read(AdoptionWrite::Claim, response)) => {
+                let (b, effects) = self.on_claim_read(b, response);
                 self.decide(a, b, effects)
             }
-            (State::Publishing { sandbox, claim, tries, request }, Outcome::Sent(Leg::Status, answer)) => {
-                self.status_answered(sandbox, claim, tries, request, answer)
-            }
-            (State::Publishing { sandbox, claim, tries, request }, Outcome::Read(Leg::Status, answer)) => {
-                self.claim_seen_while_publishing(sandbox, claim, tries, request, answer)
-            }
-            (State::Undoing { request, tries }, Outcome::Sent(Leg::Extra, answer)) => {
-                self.undone(request, tries, answer)
+            (
+                State::Publishing { sandbox, claim, tries, request },
+                EffectResult::Sent(AdoptionWrite::Status, response),
+            ) => self.on_status_response(sandbox, claim, tries, request, response),
+            (
+                State::Publishing { sandbox, claim, tries, request },
+                EffectResult::Read(AdoptionWrite::Status, response),
+            ) => self.on_claim_read_while_publishing(sandbox, claim, tries, request, response),
+            (State::DeletingAdopted { request, tries }, EffectResult::Sent(AdoptionWrite::DeleteAdopted, response)) => {
+                self.on_delete_response(request, tries, response)
             }
             (state, _) => {
                 self.state = state;
@@ -239,88 +251,90 @@ impl Adoption {
     }
 
     fn trace(&self) -> Option<&str> {
-        self.stamps.trace_context.as_deref()
+        self.annotations.trace_context.as_deref()
     }
 
     /// Sends A and B for a candidate.
-    fn take(mut self, offer: Offer) -> (Self, Vec<Effect>) {
-        let a = metadata::adopt(&offer.sandbox, &self.claim, offer.template.as_deref(), self.trace());
-        let b = self.assignment(&offer.sandbox);
-        self.offer = Some(offer);
-        let mut effects = vec![send(Leg::Sandbox, &a)];
+    fn send_assignment(mut self, reserved: ReservedSandbox) -> (Self, Vec<Effect>) {
+        let a = metadata::adopt(&reserved.sandbox, &self.claim, reserved.template.as_deref(), self.trace());
+        let b = self.assignment(&reserved.sandbox);
+        self.reserved = Some(reserved);
+        let mut effects = vec![send(AdoptionWrite::Sandbox, &a)];
         let b = match b {
             Some(request) => {
-                effects.push(send(Leg::Claim, &request));
-                ClaimLeg::Sending { request, tries: Tries::default() }
+                effects.push(send(AdoptionWrite::Claim, &request));
+                ClaimWrite::Sending { request, tries: Tries::default() }
             }
-            None => ClaimLeg::Committed(self.claim.clone()),
+            None => ClaimWrite::Committed(self.claim.clone()),
         };
-        self.state = State::Taking { a: SandboxLeg::Sending { request: a, tries: Tries::default() }, b };
+        self.state = State::Assigning { a: SandboxWrite::Sending { request: a, tries: Tries::default() }, b };
         (self, effects)
     }
 
-    /// B for a candidate; none when the claim says all of it already.
+    /// B for a candidate; `None` when the claim is annotated already.
     fn assignment(&self, sandbox: &Sandbox) -> Option<Request> {
         let ready = crate::claim::sandbox_is_ready(sandbox);
-        let stamps = Stamps {
+        let annotations = ClaimAnnotations {
             assignment: Assignment::Set(sandbox.name().to_owned()),
-            first_ready: ready.then(|| self.ready_stamp.clone()),
-            ..self.stamps.clone()
+            first_ready: ready.then(|| self.ready_time.clone()),
+            ..self.annotations.clone()
         };
-        stamps
+        annotations
             .change(&self.claim)
             .map(|metadata| Request::patch_exact(&*self.claim, serde_json::json!({ "metadata": metadata })))
     }
 
-    fn candidate(&self) -> &Offer {
-        self.offer.as_ref().expect("A and B are sent only for a candidate")
+    fn candidate(&self) -> &ReservedSandbox {
+        self.reserved.as_ref().expect("A and B are sent only for a candidate")
     }
 
-    /// Goes on when both answers are in.
-    fn decide(mut self, a: SandboxLeg, b: ClaimLeg, mut effects: Vec<Effect>) -> (Self, Vec<Effect>) {
+    /// Continues when the outcomes of A and B are known.
+    fn decide(mut self, a: SandboxWrite, b: ClaimWrite, mut effects: Vec<Effect>) -> (Self, Vec<Effect>) {
         let (a, b) = match (a, b) {
-            (a @ SandboxLeg::Sending { .. }, b) | (a, b @ ClaimLeg::Sending { .. }) => {
-                self.state = State::Taking { a, b };
+            (a @ SandboxWrite::Sending { .. }, b) | (a, b @ ClaimWrite::Sending { .. }) => {
+                self.state = State::Assigning { a, b };
                 return (self, effects);
             }
-            settled => settled,
+            known => known,
         };
-        let offer = self.candidate();
-        let release = Effect::Release { key: Cached::key(&*offer.sandbox), uid: offer.sandbox.uid().to_owned() };
+        let reserved = self.candidate();
+        let release = Effect::Release { key: Cached::key(&*reserved.sandbox), uid: reserved.sandbox.uid().to_owned() };
         match (a, b) {
-            (SandboxLeg::Won(sandbox), ClaimLeg::Committed(claim)) => self.publish(sandbox, claim, Tries::default()),
-            (SandboxLeg::Won(_), ClaimLeg::Gone) => self.finish(End::ClaimGone),
-            (SandboxLeg::Won(sandbox), ClaimLeg::Elsewhere) => self.undo(&sandbox),
-            (SandboxLeg::Failed(end), _) if matches!(end, End::Unanswered { .. }) => self.finish(end),
-            (SandboxLeg::Failed(end), ClaimLeg::Committed(_)) => {
+            (SandboxWrite::Won(sandbox), ClaimWrite::Committed(claim)) => {
+                self.publish(sandbox, claim, Tries::default())
+            }
+            (SandboxWrite::Won(_), ClaimWrite::Gone) => self.finish(End::ClaimGone),
+            (SandboxWrite::Won(sandbox), ClaimWrite::Elsewhere) => self.delete_adopted(&sandbox),
+            (SandboxWrite::Failed(end), _) if matches!(end, End::Unanswered { .. }) => self.finish(end),
+            (SandboxWrite::Failed(end), ClaimWrite::Committed(_)) => {
                 effects.push(release);
                 self.finish_with(end, effects)
             }
-            (_, ClaimLeg::Gone) => {
+            (_, ClaimWrite::Gone) => {
                 effects.push(release);
                 self.finish_with(End::ClaimGone, effects)
             }
-            (_, ClaimLeg::Elsewhere) => {
+            (_, ClaimWrite::Elsewhere) => {
                 effects.push(release);
                 self.finish_with(End::Elsewhere, effects)
             }
-            (SandboxLeg::Won(_), ClaimLeg::Failed(end)) => self.finish(end),
-            (_, ClaimLeg::Failed(end)) => {
+            (SandboxWrite::Won(_), ClaimWrite::Failed(end)) => self.finish(end),
+            (_, ClaimWrite::Failed(end)) => {
                 effects.push(release);
                 self.finish_with(end, effects)
             }
-            (SandboxLeg::Lost, ClaimLeg::Committed(_)) => {
+            (SandboxWrite::Lost, ClaimWrite::Committed(_)) => {
                 effects.push(release);
                 self.lost += 1;
-                if self.lost >= MOST_LOST {
+                if self.lost >= MAX_LOST_CANDIDATES {
                     let what = format!("{} candidates were lost to others", self.lost);
                     return self.finish_with(End::Conflict(what), effects);
                 }
                 effects.push(Effect::Reserve);
-                self.state = State::Choosing;
+                self.state = State::Reserving;
                 (self, effects)
             }
-            (SandboxLeg::Sending { .. }, _) | (_, ClaimLeg::Sending { .. }) => unreachable!("handled above"),
+            (SandboxWrite::Sending { .. }, _) | (_, ClaimWrite::Sending { .. }) => unreachable!("handled above"),
         }
     }
 
@@ -343,12 +357,12 @@ impl Adoption {
     }
 }
 
-fn send(leg: Leg, request: &Request) -> Effect {
-    Effect::Send { leg, request: request.clone(), pause: Duration::ZERO }
+fn send(write: AdoptionWrite, request: &Request) -> Effect {
+    Effect::Send { write, request: request.clone(), pause: Duration::ZERO }
 }
 
-/// The Sandbox that a claim's metadata names, in the present or in the old form.
-pub fn recorded(claim: &SandboxClaim) -> Option<&str> {
+/// The Sandbox that a claim's metadata names, in the current or in the legacy form.
+pub fn recorded_sandbox(claim: &SandboxClaim) -> Option<&str> {
     claim
         .annotation(annotations::SANDBOX_NAME)
         .or_else(|| claim.label(labels::LEGACY_SANDBOX_NAME))

@@ -1,9 +1,9 @@
-//! Environment variables that a claim adds to its Sandbox, as far as the template allows it.
+//! Environment variables that a claim adds to its Sandbox, as far as the template allows.
 
 use agent_sandbox_api::template::{ClaimEnvVar, InjectionPolicy};
 use serde_json::{Value, json};
 
-use super::cold::Refusal;
+use super::cold_start::Refusal;
 
 /// Adds the claim's variables to a Pod spec.
 pub(super) fn inject(spec: &mut Value, env: &[ClaimEnvVar], policy: InjectionPolicy) -> Result<(), Refusal> {
@@ -16,28 +16,30 @@ pub(super) fn inject(spec: &mut Value, env: &[ClaimEnvVar], policy: InjectionPol
                 .to_owned(),
         ));
     }
-    let targets = env.iter().map(|variable| target(spec, variable)).collect::<Result<Vec<_>, _>>()?;
+    let container_paths = env.iter().map(|variable| container_path(spec, variable)).collect::<Result<Vec<_>, _>>()?;
     if policy == InjectionPolicy::Allowed {
-        refuse_env_from(spec, &targets)?;
+        refuse_env_from(spec, &container_paths)?;
     }
-    // Variables that name their container come before those that mean the first one; each group in the claim's order.
+    // Variables that name their container come before those that mean the first container; each group in the claim's
+    // order.
     let mut ordered: Vec<usize> = (0..env.len()).collect();
     ordered.sort_by_key(|index| named(&env[*index]).is_none());
-    let template_names: Vec<Vec<String>> = targets.iter().map(|target| names_in(target.of(spec))).collect();
+    let template_names: Vec<Vec<String>> =
+        container_paths.iter().map(|container_path| names_in(container_path.of(spec))).collect();
     for index in ordered {
-        put(targets[index].of_mut(spec), &env[index], policy, &template_names[index])?;
+        put(container_paths[index].of_mut(spec), &env[index], policy, &template_names[index])?;
     }
     Ok(())
 }
 
-/// Where a container is in a Pod spec.
+/// The position of a container in a Pod spec.
 #[derive(Clone, Copy)]
-struct Target {
+struct ContainerPath {
     list: &'static str,
     index: usize,
 }
 
-impl Target {
+impl ContainerPath {
     fn of(self, spec: &Value) -> &Value {
         &spec[self.list][self.index]
     }
@@ -51,13 +53,13 @@ fn named(variable: &ClaimEnvVar) -> Option<&str> {
     variable.container_name.as_deref().filter(|name| !name.is_empty())
 }
 
-fn target(spec: &Value, variable: &ClaimEnvVar) -> Result<Target, Refusal> {
+fn container_path(spec: &Value, variable: &ClaimEnvVar) -> Result<ContainerPath, Refusal> {
     let containers = |list| spec.get(list).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let found = match named(variable) {
-        None => (!containers("containers").is_empty()).then_some(Target { list: "containers", index: 0 }),
+        None => (!containers("containers").is_empty()).then_some(ContainerPath { list: "containers", index: 0 }),
         Some(name) => ["initContainers", "containers"].into_iter().find_map(|list| {
             let index = containers(list).iter().position(|container| container["name"] == name)?;
-            Some(Target { list, index })
+            Some(ContainerPath { list, index })
         }),
     };
     found.ok_or_else(|| {
@@ -69,11 +71,11 @@ fn target(spec: &Value, variable: &ClaimEnvVar) -> Result<Target, Refusal> {
     })
 }
 
-/// Variables from `envFrom` are not known here, so that adding one could silently replace them.
-fn refuse_env_from(spec: &Value, targets: &[Target]) -> Result<(), Refusal> {
+/// Rejects containers with `envFrom`: its variables are not known here, so adding one could silently replace them.
+fn refuse_env_from(spec: &Value, container_paths: &[ContainerPath]) -> Result<(), Refusal> {
     let uses =
         |container: &Value| container.get("envFrom").and_then(Value::as_array).is_some_and(|from| !from.is_empty());
-    match targets.iter().map(|target| target.of(spec)).find(|container| uses(container)) {
+    match container_paths.iter().map(|container_path| container_path.of(spec)).find(|container| uses(container)) {
         Some(container) => Err(Refusal::Env(format!(
             "environment variable injection rejected: container \"{}\" uses EnvFrom sources; Allowed policy cannot safely prevent overriding EnvFrom-provided variables",
             container["name"].as_str().unwrap_or_default()
@@ -87,7 +89,7 @@ fn names_in(container: &Value) -> Vec<String> {
     env.iter().filter_map(|variable| variable["name"].as_str()).map(str::to_owned).collect()
 }
 
-/// Adds or replaces one variable. What the claim itself listed before may always be replaced.
+/// Adds or replaces one variable. A variable that the claim itself listed before may always be replaced.
 fn put(
     container: &mut Value,
     variable: &ClaimEnvVar,

@@ -1,4 +1,4 @@
-//! When a claim ends.
+//! When a claim expires.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::clock::between;
 
-/// The instant at which the claim ends: its shutdown time, or the end of its Sandbox plus the time to live, whichever is first.
+/// The time at which the claim expires: its shutdown time, or the end of its Sandbox plus the time to live, whichever
+/// is first.
 pub fn expires_at(claim: &SandboxClaim) -> Option<Timestamp> {
     let lifecycle = claim.spec.lifecycle.as_ref()?;
     let shutdown = lifecycle.shutdown_time.as_ref().map(|time| time.0);
@@ -21,17 +22,17 @@ pub fn expires_at(claim: &SandboxClaim) -> Option<Timestamp> {
     shutdown.into_iter().chain(outlived).min()
 }
 
-/// The boundary belongs to the expired side.
+/// Whether the claim is expired; at exactly the expiry time it is.
 pub fn is_expired(claim: &SandboxClaim, now: Timestamp) -> bool {
     expires_at(claim).is_some_and(|instant| now >= instant)
 }
 
-/// Time left, when there is an end in sight.
+/// Time left, when the claim has an expiry time.
 pub fn until_expiry(claim: &SandboxClaim, now: Timestamp) -> Option<Duration> {
     expires_at(claim).map(|instant| between(now, instant))
 }
 
-/// Whether the end was already announced; nothing is cleaned up before.
-pub fn is_announced(claim: &SandboxClaim) -> bool {
+/// Whether the status already reports the expiry; nothing is cleaned up before.
+pub fn is_marked_expired(claim: &SandboxClaim) -> bool {
     claim.condition(ConditionType::Ready).is_some_and(|ready| ready.reason == Reason::ClaimExpired.as_str())
 }

@@ -1,4 +1,4 @@
-//! The metadata of a Sandbox that serves a claim: identity labels, and what goes to its Pod.
+//! The metadata of a claimed Sandbox: identity labels, and the metadata of its Pod.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use agent_sandbox_api::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::request::{Request, merge_diff};
+use crate::api_client::{Request, merge_diff};
 
-use crate::object::Sandbox;
+use crate::cache::Sandbox;
 
-/// Who made the claim, as it says itself.
+/// The claim's own `created-by` label.
 pub fn created_by(claim: &SandboxClaim) -> Option<&str> {
     claim.label(labels::CREATED_BY).filter(|value| !value.is_empty())
 }
 
-/// The first key that the claim sets otherwise than the template does.
+/// An error for the first key that the claim sets to another value than the template.
 pub fn override_conflict(claim: &SandboxClaim, template: &SandboxTemplate) -> Option<String> {
     let extra = claim.spec.additional_pod_metadata.as_ref()?;
     let base = template.spec.pod_template.metadata.as_ref()?;
@@ -35,7 +35,7 @@ pub fn override_conflict(claim: &SandboxClaim, template: &SandboxTemplate) -> Op
         .or_else(|| conflict("annotation", &base.annotations, &extra.annotations))
 }
 
-/// What the Pod of a claimed Sandbox is to carry.
+/// The metadata of the Pod of a claimed Sandbox.
 pub fn pod_metadata(base: PodMetadata, claim: &SandboxClaim, template_ref_hash: Option<&str>) -> PodMetadata {
     let extra = claim.spec.additional_pod_metadata.clone().unwrap_or_default();
     let mut pod_labels = base.labels.unwrap_or_default();
@@ -53,7 +53,8 @@ pub fn pod_metadata(base: PodMetadata, claim: &SandboxClaim, template_ref_hash: 
     PodMetadata { labels: Some(pod_labels), annotations: Some(pod_annotations).filter(|map| !map.is_empty()) }
 }
 
-/// The template's own metadata, or, when it cannot be read, what the pool gave the Sandbox without what only pools give.
+/// The template's own metadata, or, when it cannot be read, the metadata that the pool gave the Sandbox without the
+/// keys that only pools set.
 fn base_metadata(sandbox: &Sandbox, template: Option<&SandboxTemplate>) -> PodMetadata {
     if let Some(template) = template {
         return template.spec.pod_template.metadata();
@@ -72,8 +73,8 @@ fn base_metadata(sandbox: &Sandbox, template: Option<&SandboxTemplate>) -> PodMe
     base
 }
 
-/// The hash of the template that the Sandbox was made from: its own label, else its own annotation, else the template at hand. Not the
-/// claim's current pool: repointing it must not move a running Pod under another network policy.
+/// The hash of the template that the Sandbox was created from: its own label, else its own annotation, else the given
+/// template. Not the claim's current pool: repointing it must not move a running Pod under another network policy.
 fn template_ref_hash(sandbox: &Sandbox, template: Option<&SandboxTemplate>) -> Option<String> {
     sandbox
         .label(labels::TEMPLATE_REF_HASH)
@@ -82,8 +83,8 @@ fn template_ref_hash(sandbox: &Sandbox, template: Option<&SandboxTemplate>) -> O
         .or_else(|| template.map(|template| names::name_hash(template.name())))
 }
 
-/// The write that makes a pool's Sandbox this claim's: the lock of adoption, valid only for the exact state that was seen.
-/// `trace` is the context that the claim is about to get, when it has none.
+/// The request that makes this claim the owner of a pool's Sandbox: the lock of adoption, valid only for the observed
+/// version. `trace` is the trace context that the claim is about to get, when it has none.
 pub fn adopt(
     sandbox: &Sandbox,
     claim: &SandboxClaim,
@@ -117,7 +118,7 @@ pub fn adopt(
     Request::patch_exact(sandbox, body)
 }
 
-/// The write that brings a bound Sandbox's metadata to what claim and template say; none when it is there already.
+/// The request that brings a bound Sandbox's metadata to what claim and template specify; `None` when it is up to date.
 pub fn sync(
     sandbox: &Sandbox,
     claim: &SandboxClaim,
@@ -145,7 +146,7 @@ pub fn sync(
     body.as_object().is_some_and(|body| !body.is_empty()).then(|| Request::patch(sandbox, body))
 }
 
-/// Changes that give the Sandbox the labels of the claim it serves.
+/// Changes that give the Sandbox the labels of its claim.
 fn identity_labels(sandbox: &Sandbox, claim: &SandboxClaim, hash: Option<&str>) -> Map<String, Value> {
     let mut changes = Map::new();
     let wanted = [

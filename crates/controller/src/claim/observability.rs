@@ -1,4 +1,4 @@
-//! What is counted about claims.
+//! The metrics of claims.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use agent_sandbox_api::{
 use jiff::Timestamp;
 
 use super::{sandbox_is_ready, status::is_ready};
-use crate::metrics::{ClaimCreated, ClaimReady};
+use crate::serving::metrics::{ClaimCreated, ClaimReady};
 
-use crate::object::Sandbox;
+use crate::cache::Sandbox;
 
-/// The template's name when the Sandbox does not say it.
+/// Value of the template label when the Sandbox does not name its template.
 const UNKNOWN_TEMPLATE: &str = "__unknown__";
 
-/// A claim got a Sandbox, from this pool or made for it.
+/// The labels for a claim that got a Sandbox, from this pool or created for it.
 pub(super) fn created(claim: &SandboxClaim, sandbox: &Sandbox, pool: &str, launch_type: &'static str) -> ClaimCreated {
     ClaimCreated {
         namespace: claim.namespace().to_owned(),
@@ -29,9 +29,10 @@ pub(super) fn created(claim: &SandboxClaim, sandbox: &Sandbox, pool: &str, launc
     }
 }
 
-/// A claim's first readiness; none when this write was not it.
+/// The latencies of a claim's first readiness; `None` when this write did not make it Ready for the first time.
 ///
-/// The annotation may have been written ahead of the status, so it counts as a sign of earlier readiness only on a claim that was bound.
+/// The annotation may have been written before the status, so it proves earlier readiness only on a claim that was
+/// bound.
 pub(super) fn first_ready(
     before: &SandboxClaim,
     after: &SandboxClaim,
@@ -69,7 +70,7 @@ fn creation_latency(sandbox: &Sandbox) -> Option<Duration> {
     elapsed(created, sandbox.condition(ConditionType::Ready)?.last_transition_time.0)
 }
 
-/// The time between two instants; none when the first is in the future of the second.
+/// The time between two instants; `None` when the first is after the second.
 fn elapsed(from: Timestamp, to: Timestamp) -> Option<Duration> {
     Duration::try_from(to.duration_since(from)).ok()
 }

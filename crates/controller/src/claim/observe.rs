@@ -1,6 +1,6 @@
-//! Reading, in one look at the store, everything a claim's plan may depend on.
+//! Reads everything that a claim's plan may depend on, under one lock of the store.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use agent_sandbox_api::{
     keys::annotations,
@@ -11,22 +11,19 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{
-    adoption::recorded,
+    adoption::recorded_sandbox,
     plan::{Observed, Source},
 };
 use crate::{
-    object::{Cached, Key, Kind, Sandbox},
-    world::{IndexKey, World},
+    cache::{Cached, ClusterCache, IndexKey, Key, Sandbox},
+    reconcile::LiveReads,
 };
 
-/// Objects that were read live in this pass: what the store shows of them, or that it shows nothing, is believed.
-pub(super) type LiveLooks = HashSet<(Kind, Key)>;
-
-/// `None` when the claim is not there.
+/// `None` when the claim does not exist.
 pub(super) fn observe(
-    world: &World,
+    world: &ClusterCache,
     key: &Key,
-    looked_at: &LiveLooks,
+    live: &LiveReads,
     held: Option<&Key>,
     first_seen: Timestamp,
     now: Timestamp,
@@ -45,13 +42,14 @@ pub(super) fn observe(
         .filter(|sandbox| sandbox.namespace() == claim.namespace())
         .cloned()
         .collect();
-    let assigned_key = held.cloned().or_else(|| recorded(&claim).map(|name| key.sibling(name)));
+    let assigned_key = held.cloned().or_else(|| recorded_sandbox(&claim).map(|name| key.sibling(name)));
     let assigned = assigned_key.as_ref().and_then(|key| world.get::<Sandbox>(key));
     Some(Observed {
-        namesake: world.get(key),
+        same_name_sandbox: world.get(key),
         published: claim.bound_sandbox().and_then(|name| world.get(&key.sibling(name))),
         legacy_policy: world.get(&key.sibling(names::network_policy(claim.name()))),
         bound_template: controlled_template(world, key, &controlled),
+        assigned_template: assigned.as_deref().and_then(|sandbox| template_of(world, key, sandbox)),
         assigned_pool: assigned.as_deref().and_then(|sandbox| owning_pool(world, sandbox)),
         assigned,
         assigned_key,
@@ -59,7 +57,8 @@ pub(super) fn observe(
         template_name,
         template,
         source,
-        looked_at: looked_at.clone(),
+        live: live.clone(),
+        failed_reservation: None,
         trace: None,
         first_seen,
         now,
@@ -67,8 +66,8 @@ pub(super) fn observe(
     })
 }
 
-/// Where the claim's Sandbox is to come from.
-fn source(world: &World, key: &Key, claim: &SandboxClaim) -> Source {
+/// Where the claim's Sandbox comes from.
+fn source(world: &ClusterCache, key: &Key, claim: &SandboxClaim) -> Source {
     let name = claim.spec.warm_pool_ref.name.as_str();
     if let Some(pool) = world.get::<SandboxWarmPool>(&key.sibling(name)) {
         return Source::Pool(pool);
@@ -84,23 +83,27 @@ fn source(world: &World, key: &Key, claim: &SandboxClaim) -> Source {
     Source::Template { template: template.to_owned(), pools }
 }
 
-/// What a claim written through v1alpha1 said about pools; none for other claims.
+/// The pool policy of a claim written through v1alpha1; `None` for other claims.
 fn v1alpha1_policy(claim: &SandboxClaim) -> Option<String> {
     let state: Value = serde_json::from_str(claim.annotation(annotations::V1ALPHA1_CLAIM_STATE)?).ok()?;
     Some(state["spec"]["warmpool"].as_str().unwrap_or("default").to_owned())
 }
 
 /// The templates of the Sandboxes that the claim controls, in their order.
-fn controlled_template(world: &World, key: &Key, controlled: &[Arc<Sandbox>]) -> Vec<Option<Arc<SandboxTemplate>>> {
+fn controlled_template(
+    world: &ClusterCache,
+    key: &Key,
+    controlled: &[Arc<Sandbox>],
+) -> Vec<Option<Arc<SandboxTemplate>>> {
     controlled.iter().map(|sandbox| template_of(world, key, sandbox)).collect()
 }
 
-/// The template that a Sandbox says it was made from.
-pub(super) fn template_of(world: &World, key: &Key, sandbox: &Sandbox) -> Option<Arc<SandboxTemplate>> {
+/// The template that a Sandbox names as its origin.
+pub(super) fn template_of(world: &ClusterCache, key: &Key, sandbox: &Sandbox) -> Option<Arc<SandboxTemplate>> {
     world.get(&key.sibling(sandbox.annotation(annotations::TEMPLATE_REF)?))
 }
 
-fn owning_pool(world: &World, sandbox: &Sandbox) -> Option<Arc<SandboxWarmPool>> {
+fn owning_pool(world: &ClusterCache, sandbox: &Sandbox) -> Option<Arc<SandboxWarmPool>> {
     let owner = agent_sandbox_api::owners::owning_pool(&sandbox.metadata)?;
     world
         .get::<SandboxWarmPool>(&Cached::key(sandbox).sibling(owner.name.as_str()))

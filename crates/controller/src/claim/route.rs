@@ -1,29 +1,25 @@
-//! Whom a change concerns among claims.
+//! Which claims a change concerns.
 
 use std::sync::Arc;
 
 use agent_sandbox_api::{conditions::ConditionType, keys::annotations, names, owners};
 
-use crate::{
-    object::{Cached, Key, Sandbox},
-    store::{Target, Wake},
-    world::{Change, Delta, IndexKey, World},
-};
+use crate::cache::{Cached, Change, ClusterCache, Delta, IndexKey, Key, ReconcilerKind, Sandbox, WorkItem};
 
-/// Whom a change concerns among claims.
-pub fn route(world: &World, change: &Change, wakes: &mut Vec<Wake>) {
+/// Adds the claims that a change concerns.
+pub fn route(world: &ClusterCache, change: &Change, items: &mut Vec<WorkItem>) {
     match change {
-        Change::Claim(delta) => wakes.push(Wake::new(Target::Claim, delta.key())),
-        Change::Sandbox(delta) => sandbox_changed(world, delta, wakes),
-        // Status of a pool concerns nobody but its readers.
+        Change::Claim(delta) => items.push(WorkItem::new(ReconcilerKind::Claim, delta.key())),
+        Change::Sandbox(delta) => sandbox_changed(world, delta, items),
+        // A change of a pool's status concerns no claim.
         Change::Pool(delta) => {
             let generation =
                 |pool: &Option<Arc<_>>| pool.as_deref().map(agent_sandbox_api::v1beta1::SandboxWarmPool::generation);
             if generation(&delta.old) != generation(&delta.new) {
                 let pool = delta.latest();
-                wake_unbound(world, pool.namespace(), pool.name(), wakes);
+                wake_unbound(world, pool.namespace(), pool.name(), items);
                 let shadow = names::shadow_pool(&pool.spec.sandbox_template_ref.name);
-                wake_unbound(world, pool.namespace(), &shadow, wakes);
+                wake_unbound(world, pool.namespace(), &shadow, items);
             }
         }
         Change::Template(delta) if delta.old.is_none() => {
@@ -32,48 +28,48 @@ pub fn route(world: &World, change: &Change, wakes: &mut Vec<Wake>) {
             let index = IndexKey::TemplateRef { namespace: namespace.to_owned(), template: template.name().to_owned() };
             let pools = world.pools.find(&index).map(|pool| pool.name().to_owned());
             for pool in pools.chain([names::shadow_pool(template.name())]) {
-                wake_claims(world, &IndexKey::PoolRef { namespace: namespace.to_owned(), pool }, wakes);
+                wake_claims(world, &IndexKey::PoolRef { namespace: namespace.to_owned(), pool }, items);
             }
         }
         Change::NetworkPolicy(delta) => {
             if let Some(policy) = &delta.new
                 && let Some(owner) = owners::owning_claim(&policy.metadata)
             {
-                wakes.push(Wake::new(Target::Claim, policy.key().sibling(owner.name.as_str())));
+                items.push(WorkItem::new(ReconcilerKind::Claim, policy.key().sibling(owner.name.as_str())));
             }
         }
         Change::Template(_) | Change::Pod(_) | Change::Pvc(_) | Change::Service(_) => {}
     }
 }
 
-fn sandbox_changed(world: &World, delta: &Delta<Sandbox>, wakes: &mut Vec<Wake>) {
+fn sandbox_changed(world: &ClusterCache, delta: &Delta<Sandbox>, items: &mut Vec<WorkItem>) {
     let key = delta.key();
-    // Whoever serves a claim, or did, tells it what it mirrors.
+    // A Sandbox items the claim that controls it, or did, when mirrored fields change.
     if matters_to_its_claim(delta) {
         for sandbox in delta.old.iter().chain(&delta.new) {
             if let Some(owner) = owners::owning_claim(&sandbox.metadata) {
-                wakes.push(Wake::new(Target::Claim, key.sibling(owner.name.as_str())));
+                items.push(WorkItem::new(ReconcilerKind::Claim, key.sibling(owner.name.as_str())));
             }
         }
-        // One that is in the way of a claim's own Sandbox.
+        // A Sandbox with the name of a claim may block the claim's own Sandbox.
         if world.claims.get(&key).is_some() {
-            wakes.push(Wake::new(Target::Claim, key.clone()));
+            items.push(WorkItem::new(ReconcilerKind::Claim, key.clone()));
         }
-        wakes.dedup();
+        items.dedup();
     }
-    // A candidate that can now be handed out ends somebody's wait.
+    // A candidate that can now be reserved ends the wait of unbound claims.
     if let Some(sandbox) = delta.new.as_deref()
         && becomes_available(delta)
         && let Some(pool) = owners::owning_pool(&sandbox.metadata)
     {
-        wake_unbound(world, sandbox.namespace(), &pool.name, wakes);
+        wake_unbound(world, sandbox.namespace(), &pool.name, items);
         if let Some(template) = sandbox.annotation(annotations::TEMPLATE_REF) {
-            wake_unbound(world, sandbox.namespace(), &names::shadow_pool(template), wakes);
+            wake_unbound(world, sandbox.namespace(), &names::shadow_pool(template), items);
         }
     }
 }
 
-/// Whether what a claim mirrors, or whose the Sandbox is, has changed.
+/// Whether the fields that a claim mirrors, or the owner of the Sandbox, have changed.
 fn matters_to_its_claim(delta: &Delta<Sandbox>) -> bool {
     let (Some(old), Some(new)) = (&delta.old, &delta.new) else { return true };
     let owner = |sandbox: &Sandbox| owners::controller_of(&sandbox.metadata).map(|owner| owner.uid.clone());
@@ -94,13 +90,13 @@ fn becomes_available(delta: &Delta<Sandbox>) -> bool {
 }
 
 /// Claims on this pool that have no Sandbox yet.
-fn wake_unbound(world: &World, namespace: &str, pool: &str, wakes: &mut Vec<Wake>) {
-    wake_claims(world, &IndexKey::Waiting { namespace: namespace.to_owned(), pool: pool.to_owned() }, wakes);
+fn wake_unbound(world: &ClusterCache, namespace: &str, pool: &str, items: &mut Vec<WorkItem>) {
+    wake_claims(world, &IndexKey::Waiting { namespace: namespace.to_owned(), pool: pool.to_owned() }, items);
 }
 
-fn wake_claims(world: &World, index: &IndexKey, wakes: &mut Vec<Wake>) {
+fn wake_claims(world: &ClusterCache, index: &IndexKey, items: &mut Vec<WorkItem>) {
     let claims = world.claims.find(index).filter(|claim| !claim.is_deleting());
-    wakes.extend(claims.map(|claim| Wake::new(Target::Claim, Key::new(claim.namespace(), claim.name()))));
+    items.extend(claims.map(|claim| WorkItem::new(ReconcilerKind::Claim, Key::new(claim.namespace(), claim.name()))));
 }
 
 #[cfg(test)]
@@ -115,7 +111,7 @@ mod tests {
             "metadata": {"name": "s", "namespace": "n", "uid": "u"},
             "status": {"conditions": [ready]},
         });
-        crate::model::merge(&mut object, change);
+        crate::testing::fake_api::merge(&mut object, change);
         Arc::new(serde_json::from_value(object).expect("valid"))
     }
 
@@ -129,8 +125,8 @@ mod tests {
         ]}})
     }
 
-    /// A claim that waits is woken when a member gets an address or becomes Ready, and by nothing else: a pool's every change would
-    /// otherwise wake every claim that waits for it.
+    /// A waiting claim is woken when a member gets an address or becomes Ready, and by nothing else: every change of a
+    /// pool would otherwise wake every claim that waits for it.
     #[test]
     fn a_member_becomes_available_once() {
         let (nothing, networked) = (json!({}), json!({"status": {"podIPs": ["10.0.0.1"]}}));
@@ -149,7 +145,7 @@ mod tests {
         assert!(!becomes_available(&Delta { old: Some(sandbox(&networked)), new: None }), "gone");
     }
 
-    /// What a claim mirrors wakes it; what it does not mirror does not.
+    /// What a claim mirrors items it; what it does not mirror does not.
     #[test]
     fn only_what_a_claim_mirrors_matters_to_it() {
         let nothing = json!({});

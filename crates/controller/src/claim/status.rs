@@ -1,4 +1,4 @@
-//! What a claim says about itself.
+//! The status of a claim.
 
 use agent_sandbox_api::{
     conditions::{self, ClaimReady, ConditionType, Reason},
@@ -9,20 +9,20 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 
 use super::expiry;
-use crate::request::{Request, merge_diff};
+use crate::api_client::{Request, merge_diff};
 
-use crate::object::Sandbox;
+use crate::cache::Sandbox;
 
-/// What a pass found out.
+/// The result of a pass that the status reports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finding<'a> {
-    /// This Sandbox serves the claim.
+    /// The claim has this Sandbox.
     Serves(&'a Sandbox),
-    /// There is none, for this reason. What was published stays.
+    /// The claim has no Sandbox, for this reason. What was published stays.
     Refused(ClaimReady),
-    /// The claim's time is over; nothing was looked at.
+    /// The claim is expired; nothing else was examined.
     Expired,
-    /// The claim's time is over and its Sandbox is gone, or was never its own.
+    /// The claim is expired and its Sandbox is gone, or was never its own.
     ExpiredAndGone(ClaimReady),
 }
 
@@ -32,7 +32,7 @@ pub fn status_after(claim: &SandboxClaim, finding: Finding<'_>, now: Timestamp) 
     let mut list = status.conditions.take().unwrap_or_default();
     let generation = claim.generation();
     let time = Time(now);
-    let serves = matches!(finding, Finding::Serves(_));
+    let has_sandbox = matches!(finding, Finding::Serves(_));
     match finding {
         Finding::Serves(sandbox) => {
             mirror_finished(&mut list, sandbox);
@@ -47,21 +47,21 @@ pub fn status_after(claim: &SandboxClaim, finding: Finding<'_>, now: Timestamp) 
                 status.sandbox = None;
                 conditions::remove(&mut list, ConditionType::Finished);
             }
-            conditions::upsert(&mut list, ready.verdict(), generation, &time);
+            conditions::upsert(&mut list, ready.desired_condition(), generation, &time);
         }
-        Finding::Expired => conditions::upsert(&mut list, ClaimReady::Expired.verdict(), generation, &time),
+        Finding::Expired => conditions::upsert(&mut list, ClaimReady::Expired.desired_condition(), generation, &time),
         Finding::ExpiredAndGone(ready) => {
             status.sandbox = None;
-            conditions::upsert(&mut list, ready.verdict(), generation, &time);
+            conditions::upsert(&mut list, ready.desired_condition(), generation, &time);
         }
     }
-    // The end of the Sandbox, mirrored just now, may be the end of the claim: said in the same write.
+    // The Finished condition mirrored just now may expire the claim: that is reported in the same write.
     let ended = SandboxClaim {
         status: Some(SandboxClaimStatus { conditions: Some(list.clone()), ..SandboxClaimStatus::default() }),
         ..claim.clone()
     };
-    if serves && expiry::is_expired(&ended, now) {
-        conditions::upsert(&mut list, ClaimReady::Expired.verdict(), generation, &time);
+    if has_sandbox && expiry::is_expired(&ended, now) {
+        conditions::upsert(&mut list, ClaimReady::Expired.desired_condition(), generation, &time);
     }
     conditions::sort_by_type(&mut list);
     status.conditions = Some(list);
@@ -78,14 +78,14 @@ fn mirror_finished(list: &mut Vec<Condition>, sandbox: &Sandbox) {
 fn mirror_ready(list: &mut Vec<Condition>, sandbox: &Sandbox, generation: i64, now: &Time) {
     match sandbox.condition(ConditionType::Ready) {
         Some(ready) if ready.reason == Reason::SandboxExpired.as_str() => {
-            conditions::upsert(list, ClaimReady::SandboxExpired.verdict(), generation, now);
+            conditions::upsert(list, ClaimReady::SandboxExpired.desired_condition(), generation, now);
         }
         Some(ready) => conditions::forward(list, ready, Some(generation)),
-        None => conditions::upsert(list, ClaimReady::SandboxNotReady.verdict(), generation, now),
+        None => conditions::upsert(list, ClaimReady::SandboxNotReady.desired_condition(), generation, now),
     }
 }
 
-/// The write that brings the stored status to `new`; none when it says the same.
+/// The request that writes the status; `None` when it is unchanged.
 pub fn status_patch(claim: &SandboxClaim, new: &SandboxClaimStatus) -> Option<Request> {
     let stored = claim.status.clone().unwrap_or_default();
     let change = merge_diff(&json!(stored), &json!(new))?;

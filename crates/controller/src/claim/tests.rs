@@ -6,12 +6,12 @@ mod edges;
 mod env;
 mod expiry;
 mod metadata;
-mod model_world;
 mod observability;
+mod random_histories;
 mod recovery;
 mod status;
 mod volumes;
 
 use serde_json::json;
 
-use crate::rig::{Rig, key};
+use crate::testing::fixture::{Fixture, key};

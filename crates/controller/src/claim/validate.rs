@@ -5,11 +5,11 @@ use agent_sandbox_api::{keys::annotations, template::PodMetadata};
 /// Domains whose labels a claim may set, when the installation names none.
 pub const DEFAULT_LABEL_DOMAIN: &str = "sandbox.users.io";
 
-/// Domains whose annotations only the system sets.
+/// Domains whose annotations a claim may not set.
 const RESTRICTED_DOMAINS: [&str; 3] = ["kubernetes.io", "k8s.io", "agents.x-k8s.io"];
-/// Longest name part of a key, and longest label value.
+/// Maximum length of the name part of a key, and of a label value.
 const NAME_LIMIT: usize = 63;
-/// Longest domain part of a key.
+/// Maximum length of the domain part of a key.
 const DOMAIN_LIMIT: usize = 253;
 
 /// The domains in a configuration text: separated by commas or line breaks. An empty text means the default.
@@ -22,7 +22,7 @@ pub fn label_domains(text: &str) -> Vec<String> {
     if domains.is_empty() { vec![DEFAULT_LABEL_DOMAIN.to_owned()] } else { domains }
 }
 
-/// Refuses metadata that a claim may not set; the text says which key and why.
+/// Rejects metadata that a claim may not set; the error names the key and the reason.
 pub fn validate(metadata: Option<&PodMetadata>, label_domains: &[String]) -> Result<(), String> {
     let Some(metadata) = metadata else { return Ok(()) };
     for (key, value) in metadata.labels.iter().flatten() {
@@ -69,7 +69,7 @@ fn is_within(domain: &str, parent: &str) -> bool {
     domain == parent || domain.strip_suffix(parent).is_some_and(|head| head.ends_with('.'))
 }
 
-/// Checks a key by Kubernetes' rules; its domain, when it has one.
+/// Checks a key by Kubernetes' rules; returns its domain, when it has one.
 fn qualified_name(key: &str) -> Result<Option<&str>, String> {
     match key.split('/').collect::<Vec<_>>()[..] {
         [name] => name_part(name).map(|()| None),

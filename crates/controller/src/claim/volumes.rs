@@ -1,10 +1,10 @@
-//! Volumes that a claim adds to its Sandbox, as far as the template allows it.
+//! Volumes that a claim adds to its Sandbox, as far as the template allows.
 
 use std::collections::HashSet;
 
 use agent_sandbox_api::template::{InjectionPolicy, VolumeClaimTemplate};
 
-use super::cold::Refusal;
+use super::cold_start::Refusal;
 
 /// The claim's volumes merged into the template's.
 pub(super) fn merge(

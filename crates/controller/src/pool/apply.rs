@@ -1,4 +1,4 @@
-//! Carrying out a pool's plan.
+//! Applies a pool's plan.
 
 use std::collections::HashSet;
 
@@ -17,26 +17,23 @@ use super::{
     slow_start::slow_start,
 };
 use crate::{
-    blueprint,
-    object::{Key, Kind, Sandbox},
-    ports::{ApiError, Writer},
-    request::Request,
-    store::Store,
-    world::IndexKey,
+    api_client::{ApiError, Request, Writer},
+    cache::{IndexKey, Key, Kind, Sandbox, Store},
+    sandbox_spec,
 };
 
-/// How often a create whose outcome is unknown is repeated before the pass gives up. The name is ours, so repeating is harmless.
+/// Maximum attempts at a create whose outcome is unknown. The controller chose the name, so repeating is harmless.
 const CREATE_ATTEMPTS: usize = 3;
-/// How many names are tried before a hash collision is accepted as a failure.
+/// Maximum number of names that are tried before a hash collision counts as a failure.
 const NAME_ATTEMPTS: usize = 100;
 
-/// What came of a plan.
+/// The result of applying a plan.
 #[derive(Debug, Default)]
-pub(super) struct Done {
+pub(super) struct Applied {
     pub created: usize,
     pub error: Option<ApiError>,
-    /// The pass changed something that another pass has to look at.
-    pub look_again: bool,
+    /// Something changed, so that another pass has to follow.
+    pub changed: bool,
 }
 
 pub(super) async fn apply(
@@ -46,48 +43,49 @@ pub(super) async fn apply(
     plan: &Plan,
     settings: &PoolSettings,
     unanswered: &mut Vec<String>,
-) -> Done {
-    let mut done = Done::default();
+) -> Applied {
+    let mut applied = Applied::default();
     for repair in &plan.repairs {
-        settle(&mut done, writer, repair).await;
+        send_tolerating_changes(&mut applied, writer, repair).await;
     }
     let deletes = slow_start(plan.deletes.clone(), |request| async move {
-        let mut outcome = Done::default();
-        settle(&mut outcome, writer, &request).await;
+        let mut outcome = Applied::default();
+        send_tolerating_changes(&mut outcome, writer, &request).await;
         outcome.error.map_or(Ok(()), Err)
     })
     .await;
-    done.look_again |= !deletes.done.is_empty();
-    done.error = done.error.or(deletes.error);
+    applied.changed |= !deletes.done.is_empty();
+    applied.error = applied.error.or(deletes.error);
     if let Some(template) = observed.template.as_deref().filter(|_| plan.creates > 0) {
         let chosen = free_names(store, &observed.pool, plan.creates, std::mem::take(unanswered));
         let requests = chosen.iter().map(|name| create(&observed.pool, template, name, settings)).collect();
-        let creates = slow_start(requests, |request| async move { create_once(writer, &request).await }).await;
+        let creates = slow_start(requests, |request| async move { create_member(writer, &request).await }).await;
         if let Some(ApiError::Unknown { .. }) = creates.error {
             *unanswered = chosen;
         }
-        done.created = creates.done.len();
-        done.look_again |= !creates.done.is_empty();
-        done.error = done.error.or(creates.error);
+        applied.created = creates.done.len();
+        applied.changed |= !creates.done.is_empty();
+        applied.error = applied.error.or(creates.error);
     }
-    done
+    applied
 }
 
-/// Sends a write whose failure because of a change since is no error: the next look decides anew.
-async fn settle(done: &mut Done, writer: &Writer, request: &Request) {
+/// Sends a write that may fail because the object changed or is gone: that is not an error, because the next pass
+/// decides again.
+async fn send_tolerating_changes(applied: &mut Applied, writer: &Writer, request: &Request) {
     match writer.send(request).await {
-        Ok(_) => done.look_again = true,
-        Err(ApiError::NotFound { .. }) => done.look_again = true,
+        Ok(_) => applied.changed = true,
+        Err(ApiError::NotFound { .. }) => applied.changed = true,
         Err(ApiError::Conflict { .. }) => match writer.read(request.kind, &request.key).await {
-            Ok(_) => done.look_again = true,
-            Err(error) => done.error = Some(error),
+            Ok(_) => applied.changed = true,
+            Err(error) => applied.error = Some(error),
         },
-        Err(error) => done.error = Some(error),
+        Err(error) => applied.error = Some(error),
     }
 }
 
-/// Creates a member. An object of that name that is already ours is the answer to an earlier attempt.
-async fn create_once(writer: &Writer, request: &Request) -> Result<(), ApiError> {
+/// Creates a member. An existing object of that name with the pool's label is the result of an earlier attempt.
+async fn create_member(writer: &Writer, request: &Request) -> Result<(), ApiError> {
     let mut last = None;
     for _ in 0..CREATE_ATTEMPTS {
         match writer.send(request).await {
@@ -95,7 +93,7 @@ async fn create_once(writer: &Writer, request: &Request) -> Result<(), ApiError>
             Err(error @ ApiError::AlreadyExists { .. }) => {
                 let found = writer.read(Kind::Sandbox, &request.key).await?.and_then(|object| object.cast::<Sandbox>());
                 let ours = |sandbox: &Sandbox| {
-                    let crate::request::Verb::Create { body } = &request.verb else { return false };
+                    let crate::api_client::Verb::Create { body } = &request.verb else { return false };
                     json!(sandbox.label(labels::WARM_POOL_SANDBOX))
                         == body["metadata"]["labels"][labels::WARM_POOL_SANDBOX]
                 };
@@ -108,8 +106,8 @@ async fn create_once(writer: &Writer, request: &Request) -> Result<(), ApiError>
     Err(last.unwrap_or(ApiError::Unknown { message: "a create was never answered".to_owned() }))
 }
 
-/// Names for new members: first those whose creation may have happened, then random ones whose hashes nobody in the namespace has (a
-/// shared hash would mix up the Pods of two Sandboxes).
+/// Names for new members: first those whose creation may have happened, then random ones whose hash no other Sandbox of
+/// the namespace has (a shared hash would mix up the Pods of two Sandboxes).
 fn free_names(store: &Store, pool: &SandboxWarmPool, number: usize, unanswered: Vec<String>) -> Vec<String> {
     let world = store.read();
     let mut random = rand::rng();
@@ -131,7 +129,7 @@ fn free_names(store: &Store, pool: &SandboxWarmPool, number: usize, unanswered: 
     free
 }
 
-/// The write that makes one member.
+/// The request that creates one member.
 pub(super) fn create(
     pool: &SandboxWarmPool,
     template: &SandboxTemplate,
@@ -142,7 +140,7 @@ pub(super) fn create(
     let hashes = json!({
         labels::WARM_POOL_SANDBOX: pool_hash,
         labels::TEMPLATE_REF_HASH: names::name_hash(template.name()),
-        labels::TEMPLATE_HASH: blueprint::hash(template),
+        labels::TEMPLATE_HASH: sandbox_spec::template_hash(template),
         labels::POD_TEMPLATE_HASH: names::pod_template_hash(&template.spec.pod_template),
     });
     let mut sandbox_labels = hashes.clone();
@@ -152,7 +150,7 @@ pub(super) fn create(
     let metadata = template.spec.pod_template.metadata();
     let mut spec = json!({
         "podTemplate": {
-            "spec": blueprint::secure_pod_spec(template),
+            "spec": sandbox_spec::secure_pod_spec(template),
             "metadata": pod_metadata(metadata, &hashes, settings),
         },
     });

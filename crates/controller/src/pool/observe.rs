@@ -1,4 +1,4 @@
-//! Reading, in one look at the store, everything a pool's plan may depend on.
+//! Reads everything that a pool's plan may depend on, under one lock of the store.
 
 use std::sync::Arc;
 
@@ -10,13 +10,10 @@ use agent_sandbox_api::{
 use jiff::Timestamp;
 
 use super::plan::{Member, Observed, is_unschedulable};
-use crate::{
-    object::{Cached, Key, Sandbox},
-    world::{IndexKey, World},
-};
+use crate::cache::{Cached, ClusterCache, IndexKey, Key, Sandbox};
 
-/// `None` when the pool is not there or on its way out: the garbage collector takes its members.
-pub(super) fn observe(world: &World, key: &Key, now: Timestamp) -> Option<Observed> {
+/// `None` when the pool does not exist or is being deleted: the garbage collector deletes its members.
+pub(super) fn observe(world: &ClusterCache, key: &Key, now: Timestamp) -> Option<Observed> {
     let pool = world.get::<SandboxWarmPool>(key).filter(|pool| !pool.is_deleting())?;
     let template = world.get::<SandboxTemplate>(&key.sibling(pool.spec.sandbox_template_ref.name.as_str()));
     let label = IndexKey::PoolLabel { namespace: pool.namespace().to_owned(), hash: names::name_hash(pool.name()) };
@@ -24,7 +21,7 @@ pub(super) fn observe(world: &World, key: &Key, now: Timestamp) -> Option<Observ
     Some(Observed { pool, template, members, now })
 }
 
-fn member(world: &World, sandbox: &Arc<Sandbox>) -> Member {
+fn member(world: &ClusterCache, sandbox: &Arc<Sandbox>) -> Member {
     let pod_name = sandbox.annotation(annotations::POD_NAME).filter(|name| !name.is_empty()).unwrap_or(sandbox.name());
     let pod = world.pods.get(&Cached::key(&**sandbox).sibling(pod_name));
     Member {

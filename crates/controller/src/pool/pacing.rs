@@ -11,16 +11,16 @@ use crate::clock::between;
 /// Refill rate and pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PacingSettings {
-    /// Pause between the last loss of a member and the refill. Zero: none.
+    /// Delay between the last loss of a member and the refill. Zero: none.
     pub replenish_delay: Duration,
-    /// Most creates per second. Zero: no limit.
+    /// Maximum number of creates per second. Zero: no limit.
     pub max_refill_rate: f64,
 }
 
-/// What a pool remembers about its own pace.
+/// The state of a pool's pacing between passes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pacing {
-    /// Members last seen, counting the ones created since; none before the first look.
+    /// Number of members last seen, plus the ones created since; `None` before the first pass.
     baseline: Option<usize>,
     hold_until: Option<Timestamp>,
     bucket: Option<Bucket>,
@@ -33,7 +33,7 @@ struct Bucket {
 }
 
 impl Pacing {
-    /// Takes in the number of members; the rest of the pause, if one is on.
+    /// Observes the number of members; returns the rest of the pause, if one is active.
     pub fn observe(
         &mut self,
         active: usize,
@@ -69,14 +69,15 @@ impl Pacing {
         let elapsed = between(bucket.filled_at, now);
         bucket.tokens = (bucket.tokens + elapsed.as_secs_f64() * rate).min(capacity);
         bucket.filled_at = now;
-        // A float's conversion saturates, so that an enormous rate grants an enormous number and not an overflow.
+        // The conversion from float saturates, so that an enormous rate grants an enormous number and does not
+        // overflow.
         let granted = wanted.min(bucket.tokens.floor() as usize);
         bucket.tokens -= granted as f64;
         let wait = (granted == 0).then(|| Duration::from_secs_f64(((1.0 - bucket.tokens) / rate).max(0.001)));
         (granted, wait)
     }
 
-    /// Adds members that were created but not yet counted, so that they do not look like a loss later.
+    /// Adds members that were created but not yet counted, so that they do not count as a loss later.
     pub fn created(&mut self, number: usize) {
         if let Some(baseline) = &mut self.baseline {
             *baseline += number;

@@ -1,7 +1,8 @@
-//! Deciding what a pool needs.
+//! The decision of what a pool needs.
 //!
-//! The store shows our own writes at once, so what is counted here already includes the creates and deletes of earlier passes: no
-//! expectations have to be kept. Deletes of this pass are not replaced in it, so that a replacement never precedes what it replaces.
+//! The store shows this controller's own writes at once, so the counts here already include the creates and deletes of
+//! earlier passes: no expectations have to be kept. Deletes of this pass are not replaced in it, so that a replacement
+//! never precedes what it replaces.
 
 use std::{cmp::Reverse, sync::Arc, time::Duration};
 
@@ -17,22 +18,22 @@ use serde_json::json;
 
 use super::{Pacing, PoolSettings, status::pool_status};
 use crate::{
-    blueprint::{Trust, Yardstick},
+    api_client::Request,
+    cache::{Pod, Sandbox},
     clock::between,
-    object::{Pod, Sandbox},
-    request::Request,
+    sandbox_spec::{CompareBy, StalenessCheck},
 };
 
-/// Deadlines are met a little late rather than a little early, when nothing would have changed yet.
+/// Added to a deadline, so that the pass does not run a moment too early, when nothing would have changed yet.
 const DEADLINE_SLACK: Duration = Duration::from_secs(2);
 
 /// One Sandbox that carries the pool's label.
 #[derive(Clone, Debug)]
 pub struct Member {
     pub sandbox: Arc<Sandbox>,
-    /// Its Pod waits for the scheduler.
+    /// The scheduler cannot place its Pod.
     pub unschedulable: bool,
-    /// A claim is about to take it.
+    /// A claim has reserved it.
     pub reserved: bool,
 }
 
@@ -45,41 +46,40 @@ pub struct Observed {
     pub now: Timestamp,
 }
 
-/// Whether the pool is stopped by the scheduler.
+/// Whether the scheduler can place the pool's Pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Hold {
+pub enum Progress {
     #[default]
-    None,
-    Unschedulable {
-        held: usize,
-        desired: usize,
-    },
+    Progressing,
+    /// Members wait for the scheduler for longer than the grace period.
+    Unschedulable { held: usize, desired: usize },
 }
 
 /// A complete decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Orphans to adopt and labels to complete.
+    /// Patches that adopt orphans and complete labels.
     pub repairs: Vec<Request>,
-    /// Members to remove: stale, stuck, finished or too many.
+    /// Deletes of members that are stale, stuck, finished or too many.
     pub deletes: Vec<Request>,
     pub creates: usize,
     pub status: SandboxWarmPoolStatus,
-    pub hold: Hold,
+    pub progress: Progress,
     pub requeue: Option<Duration>,
-    /// When the next member will have taken too long. Met late rather than by all pools at once.
+    /// When the readiness grace period of the next member ends. The reconciler stretches it at random, so that not all
+    /// pools wake at once.
     pub deadline: Option<Duration>,
 }
 
-/// What is to become of one Sandbox.
-enum Verdict {
+/// The decision for one Sandbox that carries the pool's label.
+enum MemberDecision {
     Ignore,
     Terminating,
     Keep { repair: Option<Request>, held: bool, deadline: Option<Duration> },
     Delete,
 }
 
-/// Decides for a pool. `pacing` is advanced: it is part of what the decision depends on, and only it remembers time.
+/// Decides for a pool. `pacing` is advanced: it is an input of the decision, and the only part that remembers time.
 pub fn plan(observed: &Observed, pacing: &mut Pacing, settings: &PoolSettings) -> Plan {
     let desired = observed.pool.replicas();
     let mut active = Vec::new();
@@ -88,35 +88,35 @@ pub fn plan(observed: &Observed, pacing: &mut Pacing, settings: &PoolSettings) -
         deletes: Vec::new(),
         creates: 0,
         status: SandboxWarmPoolStatus::default(),
-        hold: Hold::None,
+        progress: Progress::Progressing,
         requeue: None,
         deadline: None,
     };
     let (mut terminating, mut held, mut deadline) = (0, 0, None::<Duration>);
-    let yardstick = observed.template.as_deref().map(Yardstick::new);
+    let staleness = observed.template.as_deref().map(StalenessCheck::new);
     for member in &observed.members {
-        match judge(observed, member, yardstick.as_ref(), settings) {
-            Verdict::Ignore => {}
-            Verdict::Terminating => terminating += 1,
-            Verdict::Keep { repair, held: waits, deadline: due } => {
+        match decide_member(observed, member, staleness.as_ref(), settings) {
+            MemberDecision::Ignore => {}
+            MemberDecision::Terminating => terminating += 1,
+            MemberDecision::Keep { repair, held: waits, deadline: due } => {
                 plan.repairs.extend(repair);
                 held += usize::from(waits);
                 deadline = deadline.into_iter().chain(due).min();
                 active.push(member);
             }
-            Verdict::Delete => plan.deletes.push(Request::delete(&*member.sandbox, None)),
+            MemberDecision::Delete => plan.deletes.push(Request::delete(&*member.sandbox, None)),
         }
     }
     plan.status = pool_status(&observed.pool, active.iter().map(|member| &*member.sandbox));
     if held > 0 {
-        plan.hold = Hold::Unschedulable { held, desired };
+        plan.progress = Progress::Unschedulable { held, desired };
         plan.requeue = Some(settings.unschedulable_recheck);
     }
     plan.deadline = deadline.map(|deadline| deadline + DEADLINE_SLACK);
 
     let hold = pacing.observe(active.len(), desired, observed.now, &settings.pacing);
     if active.len() > desired {
-        plan.deletes.extend(excess(active, desired, settings.max_batch_size));
+        plan.deletes.extend(surplus_deletes(active, desired, settings.max_batch_size));
         return plan;
     }
     let population = active.len() + terminating;
@@ -134,22 +134,29 @@ pub fn plan(observed: &Observed, pacing: &mut Pacing, settings: &PoolSettings) -
     plan
 }
 
-fn judge(observed: &Observed, member: &Member, yardstick: Option<&Yardstick<'_>>, settings: &PoolSettings) -> Verdict {
+fn decide_member(
+    observed: &Observed,
+    member: &Member,
+    staleness: Option<&StalenessCheck<'_>>,
+    settings: &PoolSettings,
+) -> MemberDecision {
     let sandbox = &*member.sandbox;
     match owners::ownership(&sandbox.metadata, observed.pool.uid()) {
-        Ownership::Foreign => Verdict::Ignore,
-        Ownership::Owned if sandbox.is_deleting() => Verdict::Terminating,
-        // Who once had a claim never comes back.
-        Ownership::Unowned if sandbox.is_deleting() || sandbox.label(labels::CLAIM_UID).is_some() => Verdict::Ignore,
-        Ownership::Unowned => match yardstick {
-            Some(yardstick) if yardstick.is_stale(sandbox, Trust::Nothing) => Verdict::Delete,
+        Ownership::Foreign => MemberDecision::Ignore,
+        Ownership::Owned if sandbox.is_deleting() => MemberDecision::Terminating,
+        // A Sandbox that ever had a claim never returns to a pool.
+        Ownership::Unowned if sandbox.is_deleting() || sandbox.label(labels::CLAIM_UID).is_some() => {
+            MemberDecision::Ignore
+        }
+        Ownership::Unowned => match staleness {
+            Some(staleness) if staleness.is_stale(sandbox, CompareBy::FullSpec) => MemberDecision::Delete,
             Some(_) => keep(observed, member, settings, Some(adopt(&observed.pool, sandbox))),
-            None => Verdict::Ignore,
+            None => MemberDecision::Ignore,
         },
         Ownership::Owned => {
             let rollout = observed.pool.update_strategy() == UpdateStrategyType::Recreate;
-            if rollout && yardstick.is_some_and(|yardstick| yardstick.is_stale(sandbox, Trust::Hash)) {
-                return Verdict::Delete;
+            if rollout && staleness.is_some_and(|staleness| staleness.is_stale(sandbox, CompareBy::Hash)) {
+                return MemberDecision::Delete;
             }
             let repair = (sandbox.label(labels::LAUNCH_TYPE) != Some(keys::LAUNCH_WARM)).then(|| {
                 Request::patch(sandbox, json!({ "metadata": { "labels": { labels::LAUNCH_TYPE: keys::LAUNCH_WARM } } }))
@@ -159,31 +166,31 @@ fn judge(observed: &Observed, member: &Member, yardstick: Option<&Yardstick<'_>>
     }
 }
 
-/// A member that is fresh: it stays, unless it has ended or takes too long.
-fn keep(observed: &Observed, member: &Member, settings: &PoolSettings, repair: Option<Request>) -> Verdict {
+/// A member that is up to date: it stays, unless it has finished or has not become Ready in time.
+fn keep(observed: &Observed, member: &Member, settings: &PoolSettings, repair: Option<Request>) -> MemberDecision {
     let sandbox = &*member.sandbox;
     if conditions::is_true(sandbox.condition(ConditionType::Finished)) {
-        return Verdict::Delete;
+        return MemberDecision::Delete;
     }
     if is_ready(sandbox) {
-        return Verdict::Keep { repair, held: false, deadline: None };
+        return MemberDecision::Keep { repair, held: false, deadline: None };
     }
     let waited = between(not_ready_since(sandbox, observed.now), observed.now);
     match settings.readiness_grace.checked_sub(waited).filter(|rest| !rest.is_zero()) {
-        Some(rest) => Verdict::Keep { repair, held: false, deadline: Some(rest) },
-        None if member.unschedulable => Verdict::Keep { repair, held: true, deadline: None },
-        None => Verdict::Delete,
+        Some(rest) => MemberDecision::Keep { repair, held: false, deadline: Some(rest) },
+        None if member.unschedulable => MemberDecision::Keep { repair, held: true, deadline: None },
+        None => MemberDecision::Delete,
     }
 }
 
-/// Since when the member is not Ready: its Ready condition says so, or it never was.
+/// Since when the member is not Ready: the transition time of its Ready condition, or its creation.
 fn not_ready_since(sandbox: &Sandbox, now: Timestamp) -> Timestamp {
     let transition = sandbox.condition(ConditionType::Ready).map(|ready| ready.last_transition_time.0);
     let created = sandbox.metadata.creation_timestamp.as_ref().map(|time| time.0);
     transition.or(created).unwrap_or(now)
 }
 
-/// Takes an orphan in, only as it was seen: somebody else may be taking it too.
+/// Adopts an orphan, only at the observed version, because another controller may be adopting it too.
 fn adopt(pool: &SandboxWarmPool, sandbox: &Sandbox) -> Request {
     let mut references = sandbox.metadata.owner_references.to_vec();
     references.push(pool.controller_reference());
@@ -191,8 +198,8 @@ fn adopt(pool: &SandboxWarmPool, sandbox: &Sandbox) -> Request {
     Request::patch_exact(sandbox, json!({ "metadata": metadata }))
 }
 
-/// The members to remove when there are too many: those not Ready first, the newest first among equals.
-fn excess(mut active: Vec<&Member>, desired: usize, most: usize) -> Vec<Request> {
+/// Deletes of surplus members: those not Ready first, then the newest.
+fn surplus_deletes(mut active: Vec<&Member>, desired: usize, most: usize) -> Vec<Request> {
     let surplus = (active.len() - desired).min(most);
     active.retain(|member| !member.reserved);
     active.sort_by_key(|member| {
@@ -206,7 +213,7 @@ pub(super) fn is_ready(sandbox: &Sandbox) -> bool {
     conditions::is_true(sandbox.condition(ConditionType::Ready))
 }
 
-/// Whether the scheduler has said that it cannot place the Pod.
+/// Whether the scheduler reports that it cannot place the Pod.
 pub(super) fn is_unschedulable(pod: &Pod) -> bool {
     pod.condition("PodScheduled")
         .is_some_and(|condition| condition.status == "False" && condition.reason == "Unschedulable")

@@ -1,4 +1,4 @@
-//! What a pool says about itself.
+//! The status of a pool.
 
 use agent_sandbox_api::{
     names,
@@ -7,9 +7,9 @@ use agent_sandbox_api::{
 use serde_json::json;
 
 use super::plan::is_ready;
-use crate::request::Request;
+use crate::api_client::Request;
 
-use crate::object::Sandbox;
+use crate::cache::Sandbox;
 
 /// The status for these members.
 pub fn pool_status<'a>(
@@ -25,7 +25,7 @@ pub fn pool_status<'a>(
     }
 }
 
-/// The write that brings the stored status to `new`; none when it says the same.
+/// The request that writes the status; `None` when it is unchanged.
 pub fn status_patch(pool: &SandboxWarmPool, new: &SandboxWarmPoolStatus) -> Option<Request> {
     (pool.status.as_ref() != Some(new)).then(|| Request::patch_status(pool, json!(new)))
 }

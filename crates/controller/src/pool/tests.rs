@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::rig::{Rig, key};
+use crate::testing::fixture::{Fixture, key};
 
-fn status_writes(writes: &[crate::request::Request]) -> usize {
-    writes.iter().filter(|request| matches!(request.verb, crate::request::Verb::PatchStatus { .. })).count()
+fn status_writes(writes: &[crate::api_client::Request]) -> usize {
+    writes.iter().filter(|request| matches!(request.verb, crate::api_client::Verb::PatchStatus { .. })).count()
 }

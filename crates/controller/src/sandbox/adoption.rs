@@ -1,10 +1,10 @@
-//! When a Sandbox may take an object that nobody owns, and what it says when it may not.
+//! When a Sandbox may adopt an object without an owner, and the error messages when it may not.
 
 use agent_sandbox_api::{keys::labels, names};
 
-use crate::object::{Cached, Sandbox};
+use crate::cache::{Cached, Sandbox};
 
-/// A kind of child, as messages name it.
+/// A kind of child, with its name in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Child {
     Pod,
@@ -22,8 +22,8 @@ impl Child {
     }
 }
 
-/// An unowned object may be adopted when it says so itself, or carries this Sandbox's tracking label.
-pub(super) fn permitted<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) -> Result<(), String> {
+/// Checks whether an unowned object may be adopted: it carries the adoption label, or this Sandbox's tracking label.
+pub(super) fn check_adoptable<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) -> Result<(), String> {
     let invited = object.label(labels::ADOPTABLE) == Some("true");
     let tracked = object.label(labels::SANDBOX_NAME_HASH) == Some(&names::name_hash(sandbox.name()));
     if invited || tracked {
@@ -38,8 +38,8 @@ pub(super) fn permitted<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) 
     ))
 }
 
-/// What is said of an object that somebody else controls.
-pub(super) fn foreign<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) -> String {
+/// The error message for an object that another owner controls.
+pub(super) fn foreign_owner_error<K: Cached>(child: Child, object: &K, sandbox: &Sandbox) -> String {
     let (kind, name, uid) = object
         .controller()
         .map(|owner| (owner.kind.as_str(), owner.name.as_str(), owner.uid.as_str()))

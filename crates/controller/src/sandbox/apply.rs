@@ -1,67 +1,49 @@
-//! Carrying out a Sandbox's plan: it sends what was decided, in order, and reports what came of it.
+//! Applies a Sandbox's plan: sends the planned requests in order and reports the outcome of each.
 
 use std::sync::Arc;
 
-use agent_sandbox_api::keys::annotations;
+use agent_sandbox_api::{keys::annotations, v1beta1::SandboxStatus};
 use serde_json::{Map, Value, json};
 
 use super::{
-    plan::{Observed, PodName, PodPlan, Reconcile, Step, plan_pod_name},
+    plan::{Observed, PodName, PodPlan, Reconcile, Step},
     service::ServicePlan,
-    status::{Facts, PodFact, ServiceFact},
+    status::{Facts, PodFact, ServiceFact, status_patch},
     volume::VolumePlan,
 };
 use crate::{
-    object::{Key, Kind, Object, Pod},
-    ports::{ApiError, Writer},
-    request::Request,
-    tracing_context::PassSpan,
+    api_client::{ApiError, Request, Writer},
+    cache::{Cached, Kind, Object, Pod, Sandbox},
+    reconcile::Interrupted,
+    serving::tracing_context::PassSpan,
 };
 
-/// Why a pass has to start over.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Interrupted {
-    /// The object is not what the plan was made for: read it live and plan again.
-    Stale { kind: Kind, key: Key },
-    /// Leadership was lost: no further writes.
-    NotLeader,
-}
-
-/// What one write meant for the pass.
-enum Sent {
+/// The outcome of one write.
+enum WriteOutcome {
     Done(Option<Object>),
-    /// Said in the Ready condition and tried again.
+    /// Reported in the Ready condition and retried.
     Failed(String),
-    /// Said in the Ready condition and not tried again before something changes.
+    /// Reported in the Ready condition and not retried before something changes.
     Invalid(String),
 }
 
-async fn send(writer: &Writer, step: &Step) -> Result<Sent, Interrupted> {
+async fn send(writer: &Writer, step: &Step) -> Result<WriteOutcome, Interrupted> {
     let stale = || Interrupted::Stale { kind: step.request.kind, key: step.request.key.clone() };
     match writer.send(&step.request).await {
-        Ok(object) => Ok(Sent::Done(object)),
-        Err(ApiError::NotLeader) => Err(Interrupted::NotLeader),
+        Ok(object) => Ok(WriteOutcome::Done(object)),
+        Err(error @ ApiError::NotLeader) => Err(error.into()),
         Err(ApiError::AlreadyExists { .. } | ApiError::Conflict { .. }) => Err(stale()),
-        // What was to be deleted is gone; what was to be changed has to be made anew.
-        Err(ApiError::NotFound { .. }) if matches!(step.request.verb, crate::request::Verb::Delete { .. }) => {
-            Ok(Sent::Done(None))
+        // A deletion of a missing object has succeeded; a patch of a missing object needs a new plan.
+        Err(ApiError::NotFound { .. }) if matches!(step.request.verb, crate::api_client::Verb::Delete { .. }) => {
+            Ok(WriteOutcome::Done(None))
         }
         Err(ApiError::NotFound { .. }) if step.request.uid().is_some() => Err(stale()),
-        Err(ApiError::Invalid { message }) if step.request.uid().is_none() => Ok(Sent::Invalid(message)),
-        Err(error) => Ok(Sent::Failed(format!("{}{}", step.failure, stable_text(&error)))),
+        Err(ApiError::Invalid { message }) if step.request.uid().is_none() => Ok(WriteOutcome::Invalid(message)),
+        Err(error) => Ok(WriteOutcome::Failed(format!("{}{}", step.failure, error.stable_text()))),
     }
 }
 
-/// The error without what differs from attempt to attempt: every new text would be a status write, an event and a new attempt.
-pub(super) fn stable_text(error: &ApiError) -> String {
-    match error {
-        ApiError::Unknown { .. } => "the API server did not answer properly".to_owned(),
-        ApiError::Busy { .. } => "the API server is busy".to_owned(),
-        other => other.to_string(),
-    }
-}
-
-/// Children first, then the annotation that names the Pod.
+/// Writes the children first, then the annotation that names the Pod.
 pub(super) async fn apply(
     writer: &Writer,
     observed: &Observed,
@@ -81,21 +63,21 @@ pub(super) async fn apply(
         merge(&mut facts, pod, service?);
         succeeded
     };
-    let name = plan_pod_name(observed, &plan.pod, pod_succeeded);
+    let name = if pod_succeeded { &plan.pod_name.if_succeeded } else { &plan.pod_name.if_failed };
     let traced = observed.sandbox.annotation(annotations::TRACE_CONTEXT).is_some_and(|context| !context.is_empty());
-    if let Some(step) = annotate(observed, &name, span.annotation().filter(|_| !traced)) {
+    if let Some(step) = annotate(observed, name, span.annotation().filter(|_| !traced)) {
         let failure = match name {
             PodName::Clear => "failed to clear pod name annotation: ",
             PodName::Set(_) | PodName::Leave => "failed to set pod name annotation: ",
         };
-        if let Sent::Failed(error) = send(writer, &Step::new(step, failure)).await? {
+        if let WriteOutcome::Failed(error) = send(writer, &Step::new(step, failure)).await? {
             facts.errors.push(error);
         }
     }
     Ok(facts)
 }
 
-/// What one of the concurrent child steps found out.
+/// The result of one of the concurrent child steps.
 struct ChildFacts<F> {
     fact: F,
     errors: Vec<String>,
@@ -126,16 +108,16 @@ fn merge(facts: &mut Facts, pod: ChildFacts<PodFact>, service: ChildFacts<Servic
     facts.invalid = facts.invalid.take().or(pod.invalid).or(service.invalid);
 }
 
-/// Whether every claim template has a PVC that may be mounted.
+/// Returns whether every volume claim template has a PVC that may be mounted.
 async fn apply_volumes(writer: &Writer, plan: &VolumePlan, facts: &mut Facts) -> Result<bool, Interrupted> {
     for step in &plan.steps {
         match send(writer, step).await? {
-            Sent::Done(_) => {}
-            Sent::Failed(error) => {
+            WriteOutcome::Done(_) => {}
+            WriteOutcome::Failed(error) => {
                 facts.errors.push(error);
                 return Ok(false);
             }
-            Sent::Invalid(text) => {
+            WriteOutcome::Invalid(text) => {
                 facts.invalid = Some(text);
                 return Ok(false);
             }
@@ -145,7 +127,7 @@ async fn apply_volumes(writer: &Writer, plan: &VolumePlan, facts: &mut Facts) ->
     Ok(plan.refusal.is_none())
 }
 
-/// The Pod's part as a span of its own, which notes how the Pod was seen.
+/// Applies the Pod's part in a span of its own, which records the Pod's phase.
 async fn traced_pod(
     writer: &Writer,
     plan: &PodPlan,
@@ -169,23 +151,27 @@ async fn apply_pod(writer: &Writer, plan: &PodPlan, volumes_ready: bool) -> Resu
         PodPlan::None => ChildFacts::of(PodFact::Absent),
         PodPlan::Ambiguous(count) => ChildFacts { ambiguous: Some(*count), ..ChildFacts::of(PodFact::Unknown) },
         PodPlan::Refuse { error, .. } => ChildFacts::failed(PodFact::Unknown, error.clone()),
-        // A Pod would mount whatever holds the claim's name, which may be somebody else's data.
+        // The Pod would mount the PVC of that name, which may belong to another owner.
         PodPlan::Create(_) if !volumes_ready => ChildFacts::of(PodFact::Absent),
         PodPlan::Create(step) => match send(writer, step).await? {
-            Sent::Done(object) => ChildFacts::of(present(object)),
-            Sent::Failed(error) => ChildFacts::failed(PodFact::Unknown, error),
-            Sent::Invalid(text) => ChildFacts::invalid(PodFact::Absent, text),
+            WriteOutcome::Done(object) => ChildFacts::of(present(object)),
+            WriteOutcome::Failed(error) => ChildFacts::failed(PodFact::Unknown, error),
+            WriteOutcome::Invalid(text) => ChildFacts::invalid(PodFact::Absent, text),
         },
         PodPlan::Use { pod, patch: None } | PodPlan::Await { pod } => ChildFacts::of(PodFact::Present(pod.clone())),
         PodPlan::Use { pod, patch: Some(step) } => match send(writer, step).await? {
-            Sent::Done(object) => ChildFacts::of(present(object)),
-            // The Pod is still known to be there, and clients keep its address.
-            Sent::Failed(error) | Sent::Invalid(error) => ChildFacts::failed(PodFact::Present(pod.clone()), error),
+            WriteOutcome::Done(object) => ChildFacts::of(present(object)),
+            // The Pod still exists, so clients keep its address.
+            WriteOutcome::Failed(error) | WriteOutcome::Invalid(error) => {
+                ChildFacts::failed(PodFact::Present(pod.clone()), error)
+            }
         },
         PodPlan::Delete { pod, step } => match send(writer, step).await? {
-            Sent::Done(Some(object)) => ChildFacts::of(present(Some(object))),
-            Sent::Done(None) => ChildFacts::of(PodFact::Absent),
-            Sent::Failed(error) | Sent::Invalid(error) => ChildFacts::failed(PodFact::Present(pod.clone()), error),
+            WriteOutcome::Done(Some(object)) => ChildFacts::of(present(Some(object))),
+            WriteOutcome::Done(None) => ChildFacts::of(PodFact::Absent),
+            WriteOutcome::Failed(error) | WriteOutcome::Invalid(error) => {
+                ChildFacts::failed(PodFact::Present(pod.clone()), error)
+            }
         },
     })
 }
@@ -201,13 +187,15 @@ async fn apply_service(writer: &Writer, plan: &ServicePlan) -> Result<ChildFacts
         ServicePlan::Skip => ChildFacts::of(ServiceFact::Unchanged),
         ServicePlan::Refuse(error) => ChildFacts::failed(ServiceFact::Unchanged, error.clone()),
         ServicePlan::Write(step) => match send(writer, step).await? {
-            Sent::Done(_) => ChildFacts::of(ServiceFact::Present),
-            Sent::Failed(error) => ChildFacts::failed(ServiceFact::Unchanged, error),
-            Sent::Invalid(text) => ChildFacts::invalid(ServiceFact::Unchanged, text),
+            WriteOutcome::Done(_) => ChildFacts::of(ServiceFact::Present),
+            WriteOutcome::Failed(error) => ChildFacts::failed(ServiceFact::Unchanged, error),
+            WriteOutcome::Invalid(text) => ChildFacts::invalid(ServiceFact::Unchanged, text),
         },
         ServicePlan::Delete(step) => match send(writer, step).await? {
-            Sent::Done(_) => ChildFacts::of(ServiceFact::Absent),
-            Sent::Failed(error) | Sent::Invalid(error) => ChildFacts::failed(ServiceFact::Unchanged, error),
+            WriteOutcome::Done(_) => ChildFacts::of(ServiceFact::Absent),
+            WriteOutcome::Failed(error) | WriteOutcome::Invalid(error) => {
+                ChildFacts::failed(ServiceFact::Unchanged, error)
+            }
         },
     })
 }
@@ -230,14 +218,30 @@ fn annotate(observed: &Observed, name: &PodName, trace: Option<&str>) -> Option<
     (!changes.is_empty()).then(|| Request::patch(&*observed.sandbox, json!({ "metadata": { "annotations": changes } })))
 }
 
-/// Deletes in order, all of them attempted; the errors seen.
+/// Attempts all deletes in order; returns the errors.
 pub(super) async fn apply_deletes(writer: &Writer, steps: &[Step]) -> Result<Vec<String>, Interrupted> {
     let mut errors = Vec::new();
     for step in steps {
         match send(writer, step).await? {
-            Sent::Done(_) => {}
-            Sent::Failed(error) | Sent::Invalid(error) => errors.push(error),
+            WriteOutcome::Done(_) => {}
+            WriteOutcome::Failed(error) | WriteOutcome::Invalid(error) => errors.push(error),
         }
     }
     Ok(errors)
+}
+
+/// Writes the status if it differs from the stored one. After a conflict the pass starts over; a deleted Sandbox needs
+/// no status.
+pub(super) async fn publish(
+    writer: &Writer,
+    sandbox: &Sandbox,
+    status: &SandboxStatus,
+) -> Result<Result<(), ApiError>, Interrupted> {
+    let Some(patch) = status_patch(sandbox, status) else { return Ok(Ok(())) };
+    match writer.send(&Request::patch_status(sandbox, patch)).await {
+        Ok(_) | Err(ApiError::NotFound { .. }) => Ok(Ok(())),
+        Err(error @ ApiError::NotLeader) => Err(error.into()),
+        Err(ApiError::Conflict { .. }) => Err(Interrupted::Stale { kind: Kind::Sandbox, key: Cached::key(sandbox) }),
+        Err(error) => Ok(Err(error)),
+    }
 }

@@ -1,58 +1,26 @@
-//! Reading, in one look at the store, everything a Sandbox's plan may depend on.
-
-use std::{collections::HashMap, sync::Arc};
+//! Reads everything that a Sandbox's plan may depend on, under one lock of the store.
 
 use agent_sandbox_api::{names, owners};
 use jiff::Timestamp;
 
 use super::plan::{Observed, Unreadable, tracked_name};
 use crate::{
-    object::{Cached, Key, Kind, Object, Sandbox},
-    world::{IndexKey, Known, World},
+    cache::{Cached, ClusterCache, IndexKey, Key, Kind, Sandbox},
+    reconcile::LiveReads,
 };
 
-/// The finalizer of a deletion that waits for what the object owns.
+/// Finalizer of a foreground deletion.
 const FOREGROUND: &str = "foregroundDeletion";
 
-/// Live reads of this pass, which are newer than the cache or outside of what it watches.
-#[derive(Default)]
-pub(super) struct LiveReads {
-    objects: HashMap<(Kind, Key), Option<Object>>,
-    unreadable: Unreadable,
-}
-
-impl LiveReads {
-    pub(super) fn insert(&mut self, kind: Kind, key: Key, object: Option<Object>) {
-        self.objects.insert((kind, key), object);
-    }
-
-    /// Notes that an object which is there could not be read. `false`: no plan can be made without it.
-    pub(super) fn fail(&mut self, kind: Kind, error: &str) -> bool {
-        match kind {
-            Kind::Pod => self.unreadable.pod = Some(format!("pod already exists but failed to fetch: {error}")),
-            Kind::Service => self.unreadable.service = Some(format!("service get failed: {error}")),
-            Kind::Pvc => self.unreadable.volume = Some(format!("failed to get PVC: {error}")),
-            _ => return false,
-        }
-        true
-    }
-
-    /// What is known under a name. The store also holds the live read, or something newer, unless the kind's cache is restricted.
-    fn get<K: Known>(&self, world: &World, key: &Key) -> Option<Arc<K>> {
-        world.get(key).or_else(|| self.objects.get(&(K::KIND_OF, key.clone()))?.as_ref()?.cast())
-    }
-}
-
-/// `None` when the Sandbox is not there.
+/// `None` when the Sandbox does not exist.
 pub(super) fn observe(
-    world: &World,
+    world: &ClusterCache,
     key: &Key,
     live: &LiveReads,
     patch_due_since: Option<Timestamp>,
     now: Timestamp,
 ) -> Option<Observed> {
-    let read = live.objects.get(&(Kind::Sandbox, key.clone()));
-    if read.is_some_and(Option::is_none) {
+    if live.is_absent(Kind::Sandbox, key) {
         return None;
     }
     let sandbox = world.get::<Sandbox>(key)?;
@@ -72,18 +40,29 @@ pub(super) fn observe(
         named_pod: live.get(world, key),
         service: live.get(world, key),
         volumes,
-        abandoned: is_abandoned(world, key, &sandbox),
-        confirmed: read.is_some(),
-        collides_with: older_twin(world, &sandbox),
-        unreadable: live.unreadable.clone(),
+        owner_gone: owner_is_gone(world, key, &sandbox),
+        confirmed: live.contains(Kind::Sandbox, key),
+        collides_with: older_with_same_hash(world, &sandbox),
+        unreadable: unreadable(live),
         patch_due_since,
         now,
         sandbox,
     })
 }
 
-/// Whether the garbage collector is about to take the Sandbox: its controller is gone, or goes after what it owns.
-pub(super) fn is_abandoned(world: &World, key: &Key, sandbox: &Sandbox) -> bool {
+/// The errors of the children that exist but could not be read.
+fn unreadable(live: &LiveReads) -> Unreadable {
+    let error = |kind: Kind, what: &str| live.error(kind).map(|error| format!("{what}: {}", error.stable_text()));
+    Unreadable {
+        pod: error(Kind::Pod, "pod already exists but failed to fetch"),
+        service: error(Kind::Service, "service get failed"),
+        volume: error(Kind::Pvc, "failed to get PVC"),
+    }
+}
+
+/// Whether the garbage collector is about to delete the Sandbox: its controller is gone, or is being deleted in the
+/// foreground.
+pub(super) fn owner_is_gone(world: &ClusterCache, key: &Key, sandbox: &Sandbox) -> bool {
     let Some(owner) = owners::controller_of(&sandbox.metadata) else { return false };
     let foreground = || {
         let claim = world.claims.get(&key.sibling(owner.name.as_str())).filter(|claim| claim.uid() == owner.uid);
@@ -96,7 +75,7 @@ pub(super) fn is_abandoned(world: &World, key: &Key, sandbox: &Sandbox) -> bool 
 }
 
 /// The oldest Sandbox of the namespace that has the same name hash and is older than this one.
-fn older_twin(world: &World, sandbox: &Sandbox) -> Option<String> {
+fn older_with_same_hash(world: &ClusterCache, sandbox: &Sandbox) -> Option<String> {
     let age =
         |sandbox: &Sandbox| (sandbox.metadata.creation_timestamp.as_ref().map(|time| time.0), sandbox.uid().to_owned());
     let index =
@@ -104,7 +83,7 @@ fn older_twin(world: &World, sandbox: &Sandbox) -> Option<String> {
     world
         .sandboxes
         .find(&index)
-        .filter(|twin| twin.name() != sandbox.name() && age(twin) < age(sandbox))
-        .min_by_key(|twin| age(twin))
-        .map(|twin| twin.name().to_owned())
+        .filter(|other| other.name() != sandbox.name() && age(other) < age(sandbox))
+        .min_by_key(|other| age(other))
+        .map(|other| other.name().to_owned())
 }

@@ -1,4 +1,4 @@
-//! What to do about a Sandbox: a pure, total function of what was observed.
+//! The decision for a Sandbox: a pure, total function of what was observed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,12 +19,16 @@ use super::{
     volume::{VolumePlan, plan_volumes},
 };
 use crate::{
-    object::{Cached, Key, Kind, Pod, Pvc, Sandbox, Service},
-    request::{Propagation, Request},
+    api_client::{Propagation, Request},
+    cache::{Cached, Key, Kind, Pod, Pvc, Sandbox, Service},
 };
 
-/// The longest time a Pod's metadata may lag, whatever the flag says: the router's name index waits for it.
+/// Maximum delay of a Pod's metadata, whatever the flag says: the router's name index waits for it.
 const MAX_WRITE_BEHIND: Duration = Duration::from_secs(1);
+
+/// Period of checks while a Pod of another owner has the name of a suspended Sandbox: its events do not wake the
+/// Sandbox.
+const FOREIGN_POD_RECHECK: Duration = Duration::from_secs(60);
 
 /// Everything the decision may depend on, read once.
 #[derive(Clone, Debug)]
@@ -32,28 +36,28 @@ pub struct Observed {
     pub sandbox: Arc<Sandbox>,
     /// Pods whose controller is this Sandbox, by name.
     pub owned_pods: Vec<Arc<Pod>>,
-    /// The Pod under the tracked name, whoever owns it.
+    /// The Pod with the tracked name, of any owner.
     pub tracked_pod: Option<Arc<Pod>>,
-    /// The Pod under the Sandbox's own name, whoever owns it.
+    /// The Pod with the Sandbox's own name, of any owner.
     pub named_pod: Option<Arc<Pod>>,
-    /// The Service under the Sandbox's name, whoever owns it.
+    /// The Service with the Sandbox's name, of any owner.
     pub service: Option<Arc<Service>>,
-    /// What exists under each claim template's PVC name.
+    /// The PVC of each volume claim template, if it exists.
     pub volumes: Vec<Option<Arc<Pvc>>>,
-    /// The claim or pool that controls it is gone, or is being deleted together with what it owns.
-    pub abandoned: bool,
+    /// The controlling claim or pool is gone, or is being deleted in the foreground.
+    pub owner_gone: bool,
     /// The Sandbox was read live in this pass.
     pub confirmed: bool,
     /// An older Sandbox of the namespace whose name has the same hash.
     pub collides_with: Option<String>,
-    /// What exists but could not be read; nothing can be decided about it in this pass.
+    /// Objects that exist but could not be read, about which nothing can be decided in this pass.
     pub unreadable: Unreadable,
-    /// When a postponed Pod metadata patch was first found due.
+    /// When a postponed Pod metadata patch was first due.
     pub patch_due_since: Option<Timestamp>,
     pub now: Timestamp,
 }
 
-/// Why each kind of child could not be read.
+/// The error for each kind of child that could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unreadable {
     pub pod: Option<String>,
@@ -61,24 +65,28 @@ pub struct Unreadable {
     pub volume: Option<String>,
 }
 
-/// What does not change between passes.
+/// Settings of the Sandbox reconciler.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub cluster_domain: String,
-    /// How long a Pod metadata patch may be postponed; zero: not at all.
+    /// Maximum delay of a Pod metadata patch; zero: no delay.
     pub write_behind: Duration,
-    /// How long a new Sandbox may stay without a status that would only say that its Pod has just been made; zero: not at all. For
-    /// where Pods run at once, so that mostly one write says it all.
-    pub first_word: Duration,
+    /// How long the first status of a new Sandbox may be deferred while it would only report that its Pod was just
+    /// created; zero: not at all. For engines where Pods start quickly, so that mostly one write reports everything.
+    pub first_status_delay: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { cluster_domain: "cluster.local".to_owned(), write_behind: Duration::ZERO, first_word: Duration::ZERO }
+        Self {
+            cluster_domain: "cluster.local".to_owned(),
+            write_behind: Duration::ZERO,
+            first_status_delay: Duration::ZERO,
+        }
     }
 }
 
-/// A write, and what its failure is called in the Ready condition.
+/// A request, and the prefix of its error in the Ready condition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub request: Request,
@@ -94,13 +102,14 @@ impl Step {
 /// A complete decision.
 #[derive(Clone, Debug)]
 pub enum Plan {
-    /// Being deleted, or about to be: the garbage collector does the rest.
+    /// The Sandbox is being deleted, or about to be: the garbage collector does the rest.
     Leave,
-    /// Read the Sandbox live: a Pod that went may have gone with it, and this cache would be the last to know.
+    /// Read the Sandbox live: its Pod was deleted, perhaps together with the Sandbox, and this cache may not have seen
+    /// that yet.
     Confirm,
-    /// The shutdown time has passed and the status does not say so yet. Nothing else is touched before it does.
+    /// The shutdown time has passed and the status does not report it yet. Nothing else is changed before it does.
     MarkExpired,
-    /// Expired and marked: remove children, then the Sandbox or its status.
+    /// Expired and reported: delete the children, then the Sandbox or its status.
     CleanUp(CleanUp),
     Reconcile(Box<Reconcile>),
 }
@@ -117,20 +126,21 @@ pub struct Reconcile {
     pub volumes: VolumePlan,
     pub pod: PodPlan,
     pub service: ServicePlan,
+    pub pod_name: PodNamePlan,
     /// Start of the postponement to remember; `None` when nothing is postponed.
     pub patch_due_since: Option<Timestamp>,
-    /// When to look again even if nothing happens.
+    /// When to reconcile again without an event.
     pub requeue: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
 pub enum PodPlan {
-    /// None is wanted and none is there.
+    /// No Pod is wanted and none exists.
     None,
-    /// More than one is ours: touch nothing.
+    /// The Sandbox controls this many Pods, more than one: nothing is changed.
     Ambiguous(usize),
     Create(Step),
-    /// The Pod is there; `patch` brings its metadata (and, at adoption, its owner) up to date.
+    /// The Pod exists; `patch` brings its metadata (and, at adoption, its owner) up to date.
     Use {
         pod: Arc<Pod>,
         patch: Option<Step>,
@@ -140,18 +150,18 @@ pub enum PodPlan {
         pod: Arc<Pod>,
         step: Step,
     },
-    /// Suspending: it is on its way out, or not ours to delete.
+    /// Suspending: the Pod is terminating, or belongs to another owner.
     Await {
         pod: Arc<Pod>,
     },
-    /// Something is in the way; said in the Ready condition.
+    /// The Pod cannot be created or adopted; the error goes into the Ready condition.
     Refuse {
         error: String,
         foreign: bool,
     },
 }
 
-/// What the `pod-name` annotation of the Sandbox should become.
+/// The change of the Sandbox's `pod-name` annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodName {
     Leave,
@@ -159,9 +169,16 @@ pub enum PodName {
     Clear,
 }
 
+/// The change of the `pod-name` annotation for each outcome of the Pod's part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodNamePlan {
+    pub if_succeeded: PodName,
+    pub if_failed: PodName,
+}
+
 pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
     let sandbox = &*observed.sandbox;
-    if sandbox.is_deleting() || observed.abandoned {
+    if sandbox.is_deleting() || observed.owner_gone {
         return Plan::Leave;
     }
     if is_expired(sandbox, observed.now) {
@@ -171,7 +188,8 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
         return if marked { Plan::CleanUp(plan_clean_up(observed)) } else { Plan::MarkExpired };
     }
     let pod = plan_pod(observed);
-    // The garbage collector removes an owner before what it owned, but two watches may show that the other way round.
+    // The garbage collector deletes an owner before its dependents, but two watches may show that in the opposite
+    // order.
     let had_one = sandbox.annotation(annotations::POD_NAME).is_some_and(|name| !name.is_empty());
     if matches!(pod, PodPlan::Create(_)) && had_one && !observed.confirmed {
         return Plan::Confirm;
@@ -181,7 +199,7 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
             ServicePlan::Refuse(observed.unreadable.service.clone().unwrap_or_default())
         }
         (PodPlan::Ambiguous(_), _) => ServicePlan::Skip,
-        // Its selector would pick the other Sandbox's Pod.
+        // Its selector would match the other Sandbox's Pod.
         (_, Some(_)) if observed.service.is_none() => ServicePlan::Skip,
         _ => plan_service(sandbox, observed.service.as_deref()),
     };
@@ -189,13 +207,20 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
         Some(error) => VolumePlan { steps: Vec::new(), refusal: Some(error.clone()) },
         None => plan_volumes(sandbox, &observed.volumes),
     };
-    let mut plan =
-        Reconcile { volumes, pod, service, patch_due_since: None, requeue: until_shutdown(sandbox, observed.now) };
+    let pod_name = PodNamePlan {
+        if_succeeded: pod_name_after(observed, &pod, true),
+        if_failed: pod_name_after(observed, &pod, false),
+    };
+    let recheck =
+        matches!(&pod, PodPlan::Await { pod } if owners::ownership(&pod.metadata, sandbox.uid()) != Ownership::Owned)
+            .then_some(FOREIGN_POD_RECHECK);
+    let requeue = until_shutdown(sandbox, observed.now).into_iter().chain(recheck).min();
+    let mut plan = Reconcile { volumes, pod, service, pod_name, patch_due_since: None, requeue };
     postpone_patch(&mut plan, observed, settings);
     Plan::Reconcile(Box::new(plan))
 }
 
-/// The boundary belongs to the expired side.
+/// Whether the shutdown time is reached; at exactly that time the Sandbox is expired.
 pub fn is_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
     sandbox.spec.shutdown_time.as_ref().is_some_and(|shutdown| now >= shutdown.0)
 }
@@ -206,7 +231,7 @@ pub fn until_shutdown(sandbox: &Sandbox, now: Timestamp) -> Option<Duration> {
     Some(Duration::try_from(shutdown.duration_since(now)).unwrap_or(Duration::ZERO))
 }
 
-/// The Pod this Sandbox's annotation names, else its own name.
+/// The Pod name from the Sandbox's annotation, else the Sandbox's own name.
 pub fn tracked_name(sandbox: &Sandbox) -> &str {
     sandbox.annotation(annotations::POD_NAME).filter(|name| !name.is_empty()).unwrap_or(sandbox.name())
 }
@@ -235,7 +260,7 @@ fn plan_pod(observed: &Observed) -> PodPlan {
     }
     match observed.owned_pods.as_slice() {
         [] => {}
-        // The owner's uid beats whatever the annotation says.
+        // The owner reference takes precedence over the annotation.
         [pod] => return plan_owned_pod(sandbox, pod),
         pods => return PodPlan::Ambiguous(pods.len()),
     }
@@ -261,9 +286,9 @@ fn plan_pod(observed: &Observed) -> PodPlan {
         return PodPlan::Create(Step::new(Request::create(Kind::Pod, key, new_pod(sandbox)), ""));
     };
     if owners::ownership(&pod.metadata, sandbox.uid()) == Ownership::Foreign {
-        return PodPlan::Refuse { error: adoption::foreign(Child::Pod, &**pod, sandbox), foreign: true };
+        return PodPlan::Refuse { error: adoption::foreign_owner_error(Child::Pod, &**pod, sandbox), foreign: true };
     }
-    match adoption::permitted(Child::Pod, &**pod, sandbox) {
+    match adoption::check_adoptable(Child::Pod, &**pod, sandbox) {
         Ok(()) => {
             let step = Step::new(Request::patch_exact(&**pod, adoption_patch(sandbox, pod)), "failed to patch pod: ");
             PodPlan::Use { pod: pod.clone(), patch: Some(step) }
@@ -287,7 +312,7 @@ fn plan_owned_pod(sandbox: &Sandbox, pod: &Arc<Pod>) -> PodPlan {
     }
 }
 
-/// Takes the metadata patch of an owned Pod out of the plan while its window is open.
+/// Removes the metadata patch of an owned Pod from the plan while its write-behind window is open.
 fn postpone_patch(plan: &mut Reconcile, observed: &Observed, settings: &Settings) {
     let window = settings.write_behind.min(MAX_WRITE_BEHIND);
     let owned = observed.owned_pods.len() == 1;
@@ -304,8 +329,8 @@ fn postpone_patch(plan: &mut Reconcile, observed: &Observed, settings: &Settings
     }
 }
 
-/// The annotation that belongs to how the Pod step ended (`pod`: the Pod now in use, in Running mode).
-pub fn plan_pod_name(observed: &Observed, plan: &PodPlan, succeeded: bool) -> PodName {
+/// The change of the annotation that follows from the outcome of the Pod step.
+fn pod_name_after(observed: &Observed, plan: &PodPlan, succeeded: bool) -> PodName {
     let sandbox = &*observed.sandbox;
     let current = sandbox.annotation(annotations::POD_NAME);
     let clear = || if current.is_some() { PodName::Clear } else { PodName::Leave };
@@ -318,7 +343,7 @@ pub fn plan_pod_name(observed: &Observed, plan: &PodPlan, succeeded: bool) -> Po
         PodPlan::Refuse { .. } => PodName::Leave,
         PodPlan::Create(_) if succeeded => set(sandbox.name()),
         PodPlan::Use { pod, .. } if succeeded => set(&pod.key().name),
-        // It names a Pod that does not exist.
+        // The annotation names a Pod that does not exist.
         PodPlan::Create(_) if current.is_some_and(|name| name != sandbox.name()) => PodName::Clear,
         PodPlan::Create(_) | PodPlan::Use { .. } => PodName::Leave,
     }

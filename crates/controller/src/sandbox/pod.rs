@@ -1,7 +1,8 @@
-//! The Pod of a Sandbox: what it is created with, and how its metadata follows the Sandbox afterwards.
+//! The Pod of a Sandbox: its content at creation, and how its metadata follows the Sandbox afterwards.
 //!
-//! The Pod's spec is the template's, word for word, plus the volumes of the claim templates. Metadata that the template gave is recorded
-//! on the Pod, so that a key which leaves the template also leaves the Pod, while keys of others stay.
+//! The Pod's spec is the template's, unchanged, plus the volumes of the claim templates. Metadata from the template is
+//! recorded on the Pod, so that a key which is removed from the template is also removed from the Pod, while keys of
+//! other clients stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,20 +14,20 @@ use agent_sandbox_api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Map, Value, json};
 
-use crate::object::{Meta, Pod, Sandbox};
+use crate::cache::{Meta, Pod, Sandbox};
 
-type Pairs = BTreeMap<String, String>;
+type StringMap = BTreeMap<String, String>;
 
 /// The template's metadata without keys that only controllers may set.
 struct Template {
-    labels: Pairs,
-    annotations: Pairs,
+    labels: StringMap,
+    annotations: StringMap,
 }
 
 impl Template {
     fn of(sandbox: &Sandbox) -> Self {
         let metadata = sandbox.spec.pod_template.metadata.as_ref();
-        let keep = |pairs: Option<&Pairs>, reserved: fn(&str) -> bool| -> Pairs {
+        let keep = |pairs: Option<&StringMap>, reserved: fn(&str) -> bool| -> StringMap {
             pairs
                 .into_iter()
                 .flatten()
@@ -44,7 +45,7 @@ impl Template {
     }
 }
 
-/// Labels that say where a Pod belongs, with the value it must have or `None` where it must not carry the key.
+/// Labels that identify a Pod's owner, with the value it must have or `None` where it must not carry the key.
 fn identity_labels(sandbox: &Sandbox) -> [(&'static str, Option<String>); 4] {
     let own = |key: &str| sandbox.label(key).map(str::to_owned);
     let pool_owned = owners::owning_pool(&sandbox.metadata).is_some();
@@ -93,7 +94,7 @@ pub(super) fn new_pod(sandbox: &Sandbox) -> Value {
     json!({ "metadata": metadata, "spec": pod_spec(sandbox) })
 }
 
-/// The template's spec with one volume per claim template: theirs come last and win over volumes of the same name.
+/// The template's spec with one volume per claim template; these come last and replace volumes of the same name.
 fn pod_spec(sandbox: &Sandbox) -> Value {
     let mut spec = (*sandbox.spec.pod_template.spec).clone();
     let templates = sandbox.volume_claim_templates();
@@ -140,7 +141,7 @@ pub(super) fn metadata_patch(sandbox: &Sandbox, pod: &Pod) -> Option<Value> {
     prune(&mut want_annotations, recorded(have_annotations, annotations::PROPAGATED_ANNOTATIONS), &bookkeeping);
     want_annotations.extend(template.annotations.clone());
     for (key, keys) in bookkeeping.into_iter().zip([joined(&template.labels), joined(&template.annotations)]) {
-        // A missing record and an empty one say the same.
+        // A missing record equals an empty one.
         if have_annotations.get(key).map(String::as_str).unwrap_or_default() != keys {
             want_annotations.insert(key.to_owned(), keys);
         }
@@ -157,14 +158,15 @@ pub(super) fn metadata_patch(sandbox: &Sandbox, pod: &Pod) -> Option<Value> {
     (!metadata.is_empty()).then(|| json!({ "metadata": metadata }))
 }
 
-/// The merge patch that makes an unowned Pod ours: owner reference and metadata in one.
+/// The merge patch that adopts an unowned Pod: owner reference and metadata in one.
 pub(super) fn adoption_patch(sandbox: &Sandbox, pod: &Pod) -> Value {
     let mut patch = metadata_patch(sandbox, pod).unwrap_or_else(|| json!({ "metadata": {} }));
     patch["metadata"]["ownerReferences"] = json!(owner_references(sandbox, &pod.metadata));
     patch
 }
 
-/// The object's owner references with ours as controller. One that already names us, without controlling, is replaced.
+/// The object's owner references with this Sandbox as controller. A reference to this Sandbox that does not control is
+/// replaced.
 pub(super) fn owner_references(sandbox: &Sandbox, metadata: &Meta) -> Vec<OwnerReference> {
     let ours = sandbox.controller_reference();
     metadata
@@ -176,14 +178,14 @@ pub(super) fn owner_references(sandbox: &Sandbox, metadata: &Meta) -> Vec<OwnerR
         .collect()
 }
 
-/// Removes what an earlier template gave. Reserved keys on the record were put there by an older controller.
-fn prune(pairs: &mut Pairs, recorded: Vec<String>, keep: &[&str]) {
+/// Removes the keys of an earlier template. Reserved keys on the record were written by an older controller.
+fn prune(pairs: &mut StringMap, recorded: Vec<String>, keep: &[&str]) {
     for key in recorded.iter().filter(|key| !keep.contains(&key.as_str())) {
         pairs.remove(key);
     }
 }
 
-fn recorded(annotations: &Pairs, key: &str) -> Vec<String> {
+fn recorded(annotations: &StringMap, key: &str) -> Vec<String> {
     annotations
         .get(key)
         .map(String::as_str)
@@ -194,11 +196,11 @@ fn recorded(annotations: &Pairs, key: &str) -> Vec<String> {
         .collect()
 }
 
-fn joined(pairs: &Pairs) -> String {
+fn joined(pairs: &StringMap) -> String {
     pairs.keys().map(String::as_str).collect::<Vec<_>>().join(",")
 }
 
-fn pairs_diff(have: &Pairs, want: &Pairs) -> Option<Value> {
+fn pairs_diff(have: &StringMap, want: &StringMap) -> Option<Value> {
     let set = want
         .iter()
         .filter(|(key, value)| have.get(*key) != Some(value))

@@ -1,4 +1,4 @@
-//! The headless Service of a Sandbox: which ports it has, and what to do about the one that exists.
+//! The headless Service of a Sandbox: its ports, and what to do about an existing one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,24 +15,24 @@ use super::{
     pod::owner_references,
 };
 use crate::{
-    object::{Cached, Kind, Sandbox, Service, ServicePort},
-    request::Request,
+    api_client::Request,
+    cache::{Cached, Kind, Sandbox, Service, ServicePort},
 };
 
-/// What happens to the Service in this pass.
+/// The decision for the Service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ServicePlan {
-    /// None is wanted and none of ours exists.
+    /// No Service is wanted and the Sandbox owns none.
     None,
-    /// It is there and as it should be.
+    /// It exists and is up to date.
     Keep,
     /// Create, adopt or repair it.
     Write(Step),
-    /// It is ours and no longer wanted.
+    /// It is owned by the Sandbox and no longer wanted.
     Delete(Step),
-    /// Something is in the way; said in the Ready condition.
+    /// The Service cannot be created or adopted; the error goes into the Ready condition.
     Refuse(String),
-    /// Not looked at: what the status says of it stays.
+    /// Not examined: the Service fields of the status stay.
     Skip,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn plan_service(sandbox: &Sandbox, service: Option<&Service>) -> Serv
             ServicePlan::Delete(Step::new(Request::delete(service, None), "failed to delete service: "))
         }
         (_, Some(false)) | (Ownership::Unowned, None) => ServicePlan::None,
-        (Ownership::Foreign, _) => ServicePlan::Refuse(adoption::foreign(Child::Service, service, sandbox)),
+        (Ownership::Foreign, _) => ServicePlan::Refuse(adoption::foreign_owner_error(Child::Service, service, sandbox)),
         (Ownership::Owned, wanted) => repair(sandbox, service, wanted == Some(true)),
         (Ownership::Unowned, Some(true)) => adopt(sandbox, service),
     }
@@ -62,7 +62,7 @@ fn create(sandbox: &Sandbox) -> Request {
     if !ports.is_empty() {
         spec["ports"] = json!(ports);
     }
-    let key = crate::object::Key::new(sandbox.namespace(), sandbox.name());
+    let key = crate::cache::Key::new(sandbox.namespace(), sandbox.name());
     Request::create(
         Kind::Service,
         key,
@@ -78,7 +78,7 @@ fn create(sandbox: &Sandbox) -> Request {
     )
 }
 
-/// Label and selector of an owned Service are always ours; its ports only when the user asked for the Service.
+/// Restores label and selector of an owned Service always, its ports only when the user asked for the Service.
 fn repair(sandbox: &Sandbox, service: &Service, with_ports: bool) -> ServicePlan {
     if let Some(ip) = service.spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty() && *ip != "None") {
         return ServicePlan::Refuse(format!(
@@ -86,7 +86,7 @@ fn repair(sandbox: &Sandbox, service: &Service, with_ports: bool) -> ServicePlan
             sandbox.name()
         ));
     }
-    let patch = drift(sandbox, service, with_ports);
+    let patch = service_patch(sandbox, service, with_ports);
     if patch.is_empty() {
         return ServicePlan::Keep;
     }
@@ -94,7 +94,7 @@ fn repair(sandbox: &Sandbox, service: &Service, with_ports: bool) -> ServicePlan
 }
 
 fn adopt(sandbox: &Sandbox, service: &Service) -> ServicePlan {
-    if let Err(refusal) = adoption::permitted(Child::Service, service, sandbox) {
+    if let Err(refusal) = adoption::check_adoptable(Child::Service, service, sandbox) {
         return ServicePlan::Refuse(refusal);
     }
     let ip = service.spec.cluster_ip.as_deref().unwrap_or_default();
@@ -106,7 +106,7 @@ fn adopt(sandbox: &Sandbox, service: &Service) -> ServicePlan {
             sandbox.name()
         ));
     }
-    let mut patch = drift(sandbox, service, true);
+    let mut patch = service_patch(sandbox, service, true);
     let metadata = patch.entry("metadata").or_insert_with(|| json!({}));
     metadata["ownerReferences"] = json!(owner_references(sandbox, &service.metadata));
     ServicePlan::Write(Step::new(
@@ -115,8 +115,8 @@ fn adopt(sandbox: &Sandbox, service: &Service) -> ServicePlan {
     ))
 }
 
-/// The merge patch for label, selector and (if asked) ports; empty when nothing differs.
-fn drift(sandbox: &Sandbox, service: &Service, with_ports: bool) -> Map<String, Value> {
+/// The merge patch for label, selector and (if requested) ports; empty when nothing differs.
+fn service_patch(sandbox: &Sandbox, service: &Service, with_ports: bool) -> Map<String, Value> {
     let hash = names::name_hash(sandbox.name());
     let mut patch = Map::new();
     if service.label(labels::SANDBOX_NAME_HASH) != Some(&hash) {
@@ -147,7 +147,8 @@ fn drift(sandbox: &Sandbox, service: &Service, with_ports: bool) -> Map<String, 
     patch
 }
 
-/// The ports of a Pod spec as a Service publishes them: containers, then sidecars, each pair of port and protocol once, ordered, named.
+/// The ports of a Pod spec as a Service publishes them: containers, then sidecars, each pair of port and protocol once,
+/// ordered, with unique names.
 pub fn service_ports(pod_spec: &Value) -> Vec<ServicePort> {
     let list = |key: &str| pod_spec.get(key).and_then(Value::as_array).into_iter().flatten();
     let is_sidecar = |container: &&Value| container.get("restartPolicy").and_then(Value::as_str) == Some("Always");

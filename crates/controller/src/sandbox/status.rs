@@ -1,10 +1,11 @@
-//! The status of a Sandbox: conditions and fields as a pure function of how the pass ended.
+//! The status of a Sandbox: conditions and fields as a pure function of the outcome of the pass.
 
 use std::{sync::Arc, time::Duration};
 
 use agent_sandbox_api::{
     conditions::{
-        self, ConditionType, PodOutcome, PodScheduling, Reason, SandboxReady, SandboxSuspended, Truth, Verdict,
+        self, ConditionStatus, ConditionType, DesiredCondition, PodOutcome, PodScheduling, Reason, SandboxReady,
+        SandboxSuspended,
     },
     names,
     owners::{self, Ownership},
@@ -15,44 +16,44 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::{Map, Value, json};
 
 use super::plan::Settings;
-use crate::object::{Pod, Sandbox};
+use crate::cache::{Pod, Sandbox};
 
-/// What is known of the Pod at the end of a pass.
+/// The state of the Pod at the end of a pass.
 #[derive(Clone, Debug, Default)]
 pub enum PodFact {
-    /// There is none.
+    /// No Pod exists.
     #[default]
     Absent,
-    /// The Pod step failed, so nothing is certain.
+    /// The Pod step failed, so the state is not known.
     Unknown,
     Present(Arc<Pod>),
 }
 
-/// What is known of the Service at the end of a pass.
+/// The state of the Service at the end of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceFact {
-    /// None that is ours.
+    /// The Sandbox owns none.
     #[default]
     Absent,
     Present,
-    /// Not looked at, or looking failed: the status keeps what it says.
+    /// Not examined, or reading it failed: the status keeps its Service fields.
     Unchanged,
 }
 
-/// How a pass ended.
+/// The outcome of a pass.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     pub pod: PodFact,
     pub service: ServiceFact,
-    /// How many Pods are ours, when it is more than one.
+    /// Number of Pods that the Sandbox controls, when it is more than one.
     pub ambiguous: Option<usize>,
-    /// What failed and will be tried again, in the order seen.
+    /// Errors that will be retried, in the order of their occurrence.
     pub errors: Vec<String>,
-    /// What the API refused for good.
+    /// The message of a request that the API rejected as invalid.
     pub invalid: Option<String>,
 }
 
-/// The text of the multiple-Pods error.
+/// The message of the multiple-Pods error.
 pub fn multiple_pods(count: usize) -> String {
     format!("multiple Pods ({count}) are controlled by this Sandbox; refusing to choose or create a Pod")
 }
@@ -83,28 +84,28 @@ pub fn status_after(sandbox: &Sandbox, facts: &Facts, settings: &Settings, now: 
                 Some(names::service_fqdn(sandbox.name(), sandbox.namespace(), &settings.cluster_domain));
         }
     }
-    let verdicts = [
+    let desired = [
         (ConditionType::Suspended, Some(suspended(sandbox, facts, pod, owned))),
         (ConditionType::Finished, owned.and_then(outcome).map(PodOutcome::finished)),
         (ConditionType::PodScheduled, scheduled(facts, owned)),
         (ConditionType::Ready, Some(ready(sandbox, facts, pod))),
     ];
     let conditions = status.conditions.get_or_insert_default();
-    for (type_, verdict) in verdicts {
-        match verdict {
-            Some(verdict) => put(conditions, verdict, sandbox, now),
+    for (type_, condition) in desired {
+        match condition {
+            Some(condition) => put(conditions, condition, sandbox, now),
             None => conditions::remove(conditions, type_),
         }
     }
     status
 }
 
-/// The status of a Sandbox whose time has just been found to be over: nothing else has happened yet.
+/// The status of a Sandbox that has just expired; nothing else has happened yet.
 pub fn status_marked_expired(sandbox: &Sandbox, now: Timestamp) -> SandboxStatus {
     let mut status = sandbox.status.clone().unwrap_or_default();
     let conditions = status.conditions.get_or_insert_default();
     conditions::remove(conditions, ConditionType::PodScheduled);
-    put(conditions, SandboxReady::Expired.verdict(), sandbox, now);
+    put(conditions, SandboxReady::Expired.desired_condition(), sandbox, now);
     status
 }
 
@@ -115,8 +116,9 @@ pub fn status_cleaned_up(sandbox: &Sandbox, now: Timestamp) -> SandboxStatus {
 
 /// The merge patch from the stored status to the new one; `None` when no write is due.
 ///
-/// A node name alone is not worth a write while the Sandbox is not Ready: it rides along with the next one. Nor is it, in a pool, that the
-/// scheduler has found a node: nobody waits for that, and every member would pay for it.
+/// A changed node name alone causes no write while the Sandbox is not Ready: it is included in the next write. The same
+/// holds in a pool for the news that the scheduler has chosen a node: no client waits for it, and it would cost a write
+/// per member.
 pub fn status_patch(sandbox: &Sandbox, new: &SandboxStatus) -> Option<Value> {
     let old = normalised(sandbox.status.as_ref().unwrap_or(&SandboxStatus::default()));
     let new = normalised(new);
@@ -128,8 +130,8 @@ pub fn status_patch(sandbox: &Sandbox, new: &SandboxStatus) -> Option<Value> {
         condition.map(|condition| condition.status.clone()).unwrap_or_default()
     };
     let placed = owners::owning_pool(&sandbox.metadata).is_some()
-        && says(&old, ConditionType::PodScheduled) == Truth::Unknown.as_str()
-        && says(&new, ConditionType::PodScheduled) == Truth::True.as_str();
+        && says(&old, ConditionType::PodScheduled) == ConditionStatus::Unknown.as_str()
+        && says(&new, ConditionType::PodScheduled) == ConditionStatus::True.as_str();
     let essence = |status: &SandboxStatus| {
         let mut essence = SandboxStatus { node_name: None, ..status.clone() };
         if let Some(conditions) = essence.conditions.as_mut().filter(|_| placed) {
@@ -137,7 +139,7 @@ pub fn status_patch(sandbox: &Sandbox, new: &SandboxStatus) -> Option<Value> {
         }
         essence
     };
-    if says(&new, ConditionType::Ready) != Truth::True.as_str() && essence(&old) == essence(&new) {
+    if says(&new, ConditionType::Ready) != ConditionStatus::True.as_str() && essence(&old) == essence(&new) {
         return None;
     }
     let (old, new) = (json!(old), json!(new));
@@ -151,36 +153,38 @@ pub fn status_patch(sandbox: &Sandbox, new: &SandboxStatus) -> Option<Value> {
     Some(Value::Object(changed.chain(removed).collect()))
 }
 
-/// How long a new Sandbox may stay without a status that would only say that its Pod has just been made. Mostly the Pod is Ready
-/// before that, and one write says it all. Nobody waits for a single member of a pool; others may wait for `patience` from the
-/// moment this was first asked.
-pub fn first_word_can_wait(
+/// How long the first status of a new Sandbox may still be deferred; `None` when it must be written now. It may be
+/// deferred while it would only report that the Pod was just created: mostly the Pod is Ready soon, and one write
+/// reports everything. No client waits for a single member of a pool; for others the wait is `delay` from the first
+/// time this was asked.
+pub fn first_status_wait(
     sandbox: &Sandbox,
     new: &SandboxStatus,
-    (since, patience): (Timestamp, Duration),
+    (since, delay): (Timestamp, Duration),
     now: Timestamp,
 ) -> Option<Duration> {
     let ready = new.conditions.as_deref().and_then(|conditions| conditions::find(conditions, ConditionType::Ready))?;
     let scheduled = new.conditions.as_deref().and_then(|all| conditions::find(all, ConditionType::PodScheduled));
-    let says_little = ready.reason == Reason::DependenciesNotReady.as_str()
+    let is_uninformative = ready.reason == Reason::DependenciesNotReady.as_str()
         && new.pod_ips.is_none()
-        && scheduled.is_none_or(|scheduled| scheduled.status != Truth::False.as_str());
-    if !says_little || !sandbox.conditions().is_empty() {
+        && scheduled.is_none_or(|scheduled| scheduled.status != ConditionStatus::False.as_str());
+    if !is_uninformative || !sandbox.conditions().is_empty() {
         return None;
     }
-    let (since, patience) = match owners::owning_pool(&sandbox.metadata) {
-        Some(_) => (sandbox.metadata.creation_timestamp.as_ref()?.0, PATIENCE_OF_POOLS),
-        None => (since, patience),
+    let (since, delay) = match owners::owning_pool(&sandbox.metadata) {
+        Some(_) => (sandbox.metadata.creation_timestamp.as_ref()?.0, POOL_FIRST_STATUS_DELAY),
+        None => (since, delay),
     };
     // A clock that runs behind the API server's must not make this wait longer.
     let age = Duration::try_from(now.duration_since(since)).ok()?;
-    patience.checked_sub(age).filter(|rest| !rest.is_zero())
+    delay.checked_sub(age).filter(|rest| !rest.is_zero())
 }
 
-/// Times of creation are whole seconds, so that this is between one and two.
-const PATIENCE_OF_POOLS: Duration = Duration::from_secs(2);
+/// How long the first status of a pool member may be deferred. Creation times are whole seconds, so the actual delay is
+/// between one and two seconds.
+const POOL_FIRST_STATUS_DELAY: Duration = Duration::from_secs(2);
 
-/// Empty and absent collections are the same to a reader.
+/// The status with empty collections and strings replaced by absent ones, which mean the same.
 fn normalised(status: &SandboxStatus) -> SandboxStatus {
     let mut status = status.clone();
     status.conditions = status.conditions.filter(|conditions| !conditions.is_empty());
@@ -191,10 +195,10 @@ fn normalised(status: &SandboxStatus) -> SandboxStatus {
     status
 }
 
-fn put(conditions: &mut Vec<Condition>, verdict: Verdict, sandbox: &Sandbox, now: Timestamp) {
-    // Whole seconds, as they are on the wire: otherwise what is read back never equals what was computed.
+fn put(conditions: &mut Vec<Condition>, condition: DesiredCondition, sandbox: &Sandbox, now: Timestamp) {
+    // Whole seconds, as they are on the wire: otherwise the stored condition never equals the computed one.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
-    conditions::upsert(conditions, verdict, sandbox.generation(), &Time(now));
+    conditions::upsert(conditions, condition, sandbox.generation(), &Time(now));
 }
 
 fn pod_ips(pod: &Pod) -> Vec<String> {
@@ -209,9 +213,9 @@ fn outcome(pod: &Pod) -> Option<PodOutcome> {
     }
 }
 
-fn suspended(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>, owned: Option<&Pod>) -> Verdict {
+fn suspended(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>, owned: Option<&Pod>) -> DesiredCondition {
     if sandbox.operating_mode() != OperatingMode::Suspended {
-        return SandboxSuspended::NotSuspended.verdict();
+        return SandboxSuspended::NotSuspended.desired_condition();
     }
     match (pod, owned) {
         (Some(_), Some(_)) => SandboxSuspended::PodTerminating,
@@ -219,40 +223,40 @@ fn suspended(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>, owned: Option<
         (None, _) if matches!(facts.pod, PodFact::Unknown) => SandboxSuspended::PodStateUnknown,
         (None, _) => SandboxSuspended::PodTerminated,
     }
-    .verdict()
+    .desired_condition()
 }
 
-fn scheduled(facts: &Facts, owned: Option<&Pod>) -> Option<Verdict> {
+fn scheduled(facts: &Facts, owned: Option<&Pod>) -> Option<DesiredCondition> {
     let scheduling = match (&facts.pod, owned) {
         (PodFact::Unknown, _) => PodScheduling::Unknown,
         (_, None) => return None,
         (_, Some(pod)) => match pod.condition("PodScheduled") {
             None => PodScheduling::NotReported,
             Some(condition) => PodScheduling::Mirrored {
-                status: Truth::from_wire(&condition.status),
+                status: ConditionStatus::from_wire(&condition.status),
                 reason: condition.reason.clone(),
                 message: condition.message.clone(),
             },
         },
     };
-    Some(scheduling.verdict())
+    Some(scheduling.desired_condition())
 }
 
-fn ready(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>) -> Verdict {
+fn ready(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>) -> DesiredCondition {
     if let Some(count) = facts.ambiguous {
-        return SandboxReady::MultiplePods(multiple_pods(count)).verdict();
+        return SandboxReady::MultiplePods(multiple_pods(count)).desired_condition();
     }
     if !facts.errors.is_empty() {
-        return SandboxReady::ReconcilerError(facts.errors.clone()).verdict();
+        return SandboxReady::ReconcilerError(facts.errors.clone()).desired_condition();
     }
     if let Some(text) = &facts.invalid {
-        return SandboxReady::InvalidConfiguration(text.clone()).verdict();
+        return SandboxReady::InvalidConfiguration(text.clone()).desired_condition();
     }
     if sandbox.operating_mode() == OperatingMode::Suspended {
-        return if pod.is_some() { SandboxReady::Suspending } else { SandboxReady::Suspended }.verdict();
+        return if pod.is_some() { SandboxReady::Suspending } else { SandboxReady::Suspended }.desired_condition();
     }
     if let Some(outcome) = pod.and_then(outcome) {
-        return SandboxReady::Finished(outcome).verdict();
+        return SandboxReady::Finished(outcome).desired_condition();
     }
     let (pod_ready, mut text) = pod_part(pod);
     let present = facts.service == ServiceFact::Present;
@@ -272,7 +276,7 @@ fn ready(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>) -> Verdict {
     } else {
         SandboxReady::DependenciesNotReady(text)
     }
-    .verdict()
+    .desired_condition()
 }
 
 fn pod_part(pod: Option<&Pod>) -> (bool, String) {
@@ -280,7 +284,7 @@ fn pod_part(pod: Option<&Pod>) -> (bool, String) {
     if &*pod.status.phase != "Running" {
         return (false, format!("Pod exists with phase: {}", pod.status.phase));
     }
-    if pod.condition("Ready").is_none_or(|condition| condition.status != Truth::True.as_str()) {
+    if pod.condition("Ready").is_none_or(|condition| condition.status != ConditionStatus::True.as_str()) {
         return (false, "Pod is Running but not Ready".to_owned());
     }
     if pod_ips(pod).is_empty() {

@@ -12,17 +12,17 @@ mod volumes_and_services;
 
 use std::{sync::Arc, time::Duration};
 
-use agent_sandbox_api::{conditions::ConditionType, v1beta1::SandboxStatus};
+use agent_sandbox_api::{conditions::ConditionType, owners, v1beta1::SandboxStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
-    events::Event,
-    model::{FakeClock, Fault, Model},
-    object::{Meta, Pod, Pvc, Sandbox, Service},
-    request::Verb,
+    api_client::{ApiError, Request, Verb},
+    cache::{Cached, Meta, Pod, Pvc, Sandbox, Service},
+    serving::events::Event,
+    testing::fake_api::{FakeApi, FakeClock, Fault},
 };
 
 pub(super) const NAME: &str = "my-sandbox";
@@ -32,8 +32,8 @@ pub(super) const TRACKING: &str = "agents.x-k8s.io/sandbox-name-hash";
 pub(super) const POD_NAME: &str = "agents.x-k8s.io/pod-name";
 
 /// A controller for Sandboxes on an API in memory.
-pub(super) struct Bench {
-    pub(super) model: Arc<Model>,
+pub(super) struct SandboxFixture {
+    pub(super) api: Arc<FakeApi>,
     pub(super) clock: Arc<FakeClock>,
     pub(super) store: Arc<Store>,
     pub(super) reconciler: SandboxReconciler,
@@ -41,54 +41,54 @@ pub(super) struct Bench {
     cursor: usize,
 }
 
-impl Bench {
+impl SandboxFixture {
     pub(super) fn new() -> Self {
         Self::with(Settings::default(), Tracing::default())
     }
 
     pub(super) fn with(settings: Settings, tracing: Tracing) -> Self {
         let clock = FakeClock::new();
-        let model = Model::new(clock.clone());
-        Self::on(model, settings, tracing)
+        let api = FakeApi::new(clock.clone());
+        Self::on(api, settings, tracing)
     }
 
     /// Another controller process on the same API.
-    pub(super) fn on(model: Arc<Model>, settings: Settings, tracing: Tracing) -> Self {
-        let clock = model.clock.clone();
+    pub(super) fn on(api: Arc<FakeApi>, settings: Settings, tracing: Tracing) -> Self {
+        let clock = api.clock.clone();
         let store = Store::new(vec![route], false);
         let (events, queue) = Events::channel();
-        let reconciler = SandboxReconciler::new(store.clone(), model.clone(), clock.clone(), events, settings, tracing);
-        Self { model, clock, store, reconciler, events: queue, cursor: 0 }
+        let reconciler = SandboxReconciler::new(store.clone(), api.clone(), clock.clone(), events, settings, tracing);
+        Self { api, clock, store, reconciler, events: queue, cursor: 0 }
     }
 
     pub(super) fn sync(&mut self) {
-        self.model.pump(&self.store, &mut self.cursor, usize::MAX);
+        self.api.deliver_events(&self.store, &mut self.cursor, usize::MAX);
     }
 
-    /// Lets the watches catch up and runs one pass.
+    /// Delivers all watch events and runs one pass.
     pub(super) async fn pass(&mut self) -> Result<Next, ReconcileError> {
         self.sync();
         self.reconciler.reconcile(&key()).await
     }
 
     /// Passes until nothing is written any more.
-    pub(super) async fn settle(&mut self) {
+    pub(super) async fn converge(&mut self) {
         for _ in 0..20 {
-            self.model.take_writes();
+            self.api.take_writes();
             let _ = self.pass().await;
-            if self.model.take_writes().is_empty() {
+            if self.api.take_writes().is_empty() {
                 return;
             }
         }
-        panic!("the Sandbox does not settle");
+        panic!("the Sandbox does not converge");
     }
 
     pub(super) fn create(&self, sandbox: Value) {
-        self.model.create(Kind::Sandbox, sandbox);
+        self.api.create(Kind::Sandbox, sandbox);
     }
 
     pub(super) fn sandbox(&self) -> Sandbox {
-        self.model.typed(&key()).expect("the Sandbox exists")
+        self.api.typed(&key()).expect("the Sandbox exists")
     }
 
     pub(super) fn status(&self) -> SandboxStatus {
@@ -100,15 +100,15 @@ impl Bench {
     }
 
     pub(super) fn pod_named(&self, name: &str) -> Option<Pod> {
-        self.model.typed(&key().sibling(name))
+        self.api.typed(&key().sibling(name))
     }
 
     pub(super) fn service(&self) -> Option<Service> {
-        self.model.typed(&key())
+        self.api.typed(&key())
     }
 
     pub(super) fn pvc(&self, name: &str) -> Option<Pvc> {
-        self.model.typed(&key().sibling(name))
+        self.api.typed(&key().sibling(name))
     }
 
     pub(super) fn condition(&self, type_: ConditionType) -> Option<(String, String, String)> {
@@ -121,11 +121,11 @@ impl Bench {
 
     /// What a kubelet reports of a running Pod.
     pub(super) fn pod_runs(&self, name: &str) {
-        self.model.edit(Kind::Pod, &key().sibling(name), running());
+        self.api.edit(Kind::Pod, &key().sibling(name), running());
     }
 
     pub(super) fn count(&self, kind: Kind) -> usize {
-        self.model.list(kind).len()
+        self.api.list(kind).len()
     }
 }
 
@@ -166,16 +166,16 @@ pub(super) fn minimal() -> Value {
 /// A minimal Sandbox with changes.
 pub(super) fn with(change: Value) -> Value {
     let mut sandbox = minimal();
-    crate::model::merge(&mut sandbox, &change);
+    crate::testing::fake_api::merge(&mut sandbox, &change);
     sandbox
 }
 
-/// A controller reference to somebody else.
+/// A controller reference to another owner.
 pub(super) fn foreign_owner() -> Value {
     json!([{ "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "other", "uid": "other-uid", "controller": true }])
 }
 
-/// A Pod of the given name that nobody owns.
+/// A Pod of the given name without an owner.
 pub(super) fn unowned_pod(name: &str, labels: Value) -> Value {
     json!({ "metadata": { "name": name, "labels": labels }, "spec": { "containers": [{ "name": "main", "image": "users-own" }] } })
 }

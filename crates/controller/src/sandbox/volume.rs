@@ -1,4 +1,5 @@
-//! The PersistentVolumeClaims of a Sandbox: created once, adopted when permitted, never changed and never deleted.
+//! The PersistentVolumeClaims of a Sandbox: created once, adopted when check_adoptable, never changed and never
+//! deleted.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,18 +17,18 @@ use super::{
     pod::owner_references,
 };
 use crate::{
-    object::{Key, Kind, Pvc, Sandbox},
-    request::Request,
+    api_client::Request,
+    cache::{Key, Kind, Pvc, Sandbox},
 };
 
-/// Writes in order; the first refusal ends the list, later templates wait.
+/// The writes in order; the first refusal ends the list, and later templates wait.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VolumePlan {
     pub steps: Vec<Step>,
     pub refusal: Option<String>,
 }
 
-/// `existing` holds what is known under each claim template's PVC name, in the templates' order.
+/// `existing` holds the PVC of each volume claim template, in the templates' order.
 pub(super) fn plan_volumes(sandbox: &Sandbox, existing: &[Option<Arc<Pvc>>]) -> VolumePlan {
     let mut plan = VolumePlan::default();
     for (template, existing) in sandbox.volume_claim_templates().iter().zip(existing) {
@@ -37,8 +38,8 @@ pub(super) fn plan_volumes(sandbox: &Sandbox, existing: &[Option<Arc<Pvc>>]) -> 
         };
         let refusal = match owners::ownership(&pvc.metadata, sandbox.uid()) {
             Ownership::Owned => continue,
-            Ownership::Foreign => adoption::foreign(Child::Pvc, &**pvc, sandbox),
-            Ownership::Unowned => match adoption::permitted(Child::Pvc, &**pvc, sandbox) {
+            Ownership::Foreign => adoption::foreign_owner_error(Child::Pvc, &**pvc, sandbox),
+            Ownership::Unowned => match adoption::check_adoptable(Child::Pvc, &**pvc, sandbox) {
                 Ok(()) => {
                     let patch = json!({ "metadata": { "ownerReferences": owner_references(sandbox, &pvc.metadata) } });
                     plan.steps.push(Step::new(
@@ -59,7 +60,8 @@ pub(super) fn plan_volumes(sandbox: &Sandbox, existing: &[Option<Arc<Pvc>>]) -> 
 fn create(sandbox: &Sandbox, template: &VolumeClaimTemplate) -> Request {
     let name = names::volume_claim(template.name(), sandbox.name());
     let given = template.metadata.as_ref();
-    // Keys that only controllers may set would let a user forge another Sandbox's tracking or an invitation to adopt.
+    // With keys that only controllers may set, a user could forge another Sandbox's tracking label or the adoption
+    // label.
     let mut pvc_labels: BTreeMap<String, String> = given
         .and_then(|metadata| metadata.labels.as_ref())
         .into_iter()

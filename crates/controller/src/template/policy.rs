@@ -1,10 +1,11 @@
-//! The NetworkPolicy of a template: the user's rules, or a default that only lets the router in and only lets the Internet out.
+//! The NetworkPolicy of a template: the user's rules, or a default that admits only the router and allows only traffic
+//! to the Internet.
 
 use agent_sandbox_api::{keys::labels, names, v1beta1::SandboxTemplate};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use serde_json::{Value, json};
 
-/// The policy's spec as we write it.
+/// The policy's spec as the controller writes it.
 pub fn desired_spec(template: &SandboxTemplate) -> Value {
     let (ingress, egress) = match &template.spec.network_policy {
         Some(rules) => {
@@ -29,7 +30,7 @@ fn default_ingress() -> Value {
     }])
 }
 
-/// Public addresses only. Cluster DNS is thereby closed, which is why Pods of such templates get public resolvers.
+/// Public addresses only. This blocks cluster DNS, which is why Pods of such templates get public resolvers.
 fn default_egress() -> Value {
     json!([{
         "to": [
@@ -39,12 +40,13 @@ fn default_egress() -> Value {
     }])
 }
 
-/// The stored spec in the form that [`with_defaults`] gives ours, so that the two compare equal when they mean the same.
+/// The stored spec in the form that [`with_defaults`] gives ours, so that the two compare equal when they mean the
+/// same.
 pub(super) fn stored_spec(policy: &NetworkPolicy) -> Value {
     with_defaults(json!(policy.spec))
 }
 
-/// What the API server would make of the spec: a port without a protocol is TCP; rules that are absent are empty.
+/// The spec with the API server's defaults: a port without a protocol is TCP; absent rules are empty.
 pub(super) fn with_defaults(mut spec: Value) -> Value {
     for direction in ["ingress", "egress"] {
         if spec.get(direction).is_none_or(Value::is_null) {

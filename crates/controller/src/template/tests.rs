@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use agent_sandbox_api::v1beta1::SandboxTemplate;
+use serde_json::{Value, json};
 
 use super::*;
-use crate::model::{FakeClock, Model, merge};
+use crate::testing::fake_api::{FakeApi, FakeClock, merge};
 
-struct Bench {
-    model: Arc<Model>,
+struct TemplateFixture {
+    api: Arc<FakeApi>,
     store: Arc<Store>,
     reconciler: TemplateReconciler,
     cursor: usize,
@@ -26,40 +27,41 @@ fn policy_key() -> Key {
     key().sibling("test-template-network-policy")
 }
 
-impl Bench {
+impl TemplateFixture {
     fn new(spec: Value) -> Self {
-        let model = Model::new(FakeClock::new());
+        let api = FakeApi::new(FakeClock::new());
         let store = Store::new(vec![route], false);
         let mut template = json!({
             "metadata": { "name": "test-template" },
             "spec": { "podTemplate": { "spec": { "containers": [{ "name": "c", "image": "i" }] } } },
         });
         merge(&mut template["spec"], &spec);
-        model.create(Kind::Template, template);
-        let reconciler = TemplateReconciler::new(store.clone(), model.clone());
-        Self { model, store, reconciler, cursor: 0 }
+        api.create(Kind::Template, template);
+        let reconciler = TemplateReconciler::new(store.clone(), api.clone());
+        Self { api, store, reconciler, cursor: 0 }
     }
 
     async fn pass(&mut self) -> Result<Next, ReconcileError> {
-        self.model.pump(&self.store, &mut self.cursor, usize::MAX);
+        self.api.deliver_events(&self.store, &mut self.cursor, usize::MAX);
         self.reconciler.reconcile(&key()).await
     }
 
     fn policy(&self) -> Option<Value> {
-        self.model.get(Kind::NetworkPolicy, &policy_key())
+        self.api.get(Kind::NetworkPolicy, &policy_key())
     }
 
     fn template(&self) -> SandboxTemplate {
-        self.model.typed(&key()).expect("there")
+        self.api.typed(&key()).expect("there")
     }
 }
 
-/// without rules only the router comes in and only the Internet is reached; the selector is the label that Pods carry.
+/// without rules only the router may connect and only the Internet is reachable; the selector is the
+/// label that Pods carry.
 #[tokio::test]
 async fn x_230_x_235_the_default_policy() {
-    let mut bench = Bench::new(json!({}));
-    bench.pass().await.expect("passes");
-    let policy = bench.policy().expect("made");
+    let mut fixture = TemplateFixture::new(json!({}));
+    fixture.pass().await.expect("passes");
+    let policy = fixture.policy().expect("made");
     assert_eq!(
         policy["spec"],
         json!({
@@ -78,7 +80,7 @@ async fn x_230_x_235_the_default_policy() {
     let owner = &policy["metadata"]["ownerReferences"][0];
     assert_eq!(
         (&owner["kind"], &owner["uid"], &owner["controller"]),
-        (&json!("SandboxTemplate"), &json!(bench.template().uid()), &json!(true))
+        (&json!("SandboxTemplate"), &json!(fixture.template().uid()), &json!(true))
     );
     assert!(policy["metadata"]["labels"].is_null());
 }
@@ -88,92 +90,93 @@ async fn x_230_x_235_the_default_policy() {
 async fn x_231_x_237_custom_rules() {
     let rules = json!({ "ingress": [{ "ports": [{ "port": 80 }] }], "egress": [] });
     for (given, ingress) in [(rules, json!([{ "ports": [{ "port": 80 }] }])), (json!({}), json!([]))] {
-        let mut bench = Bench::new(json!({ "networkPolicy": given }));
-        bench.pass().await.expect("passes");
-        let spec = bench.policy().expect("made")["spec"].clone();
+        let mut fixture = TemplateFixture::new(json!({ "networkPolicy": given }));
+        fixture.pass().await.expect("passes");
+        let spec = fixture.policy().expect("made")["spec"].clone();
         assert_eq!((&spec["ingress"], &spec["egress"]), (&ingress, &json!([])));
         assert_eq!(spec["policyTypes"], json!(["Ingress", "Egress"]));
         assert_eq!(spec["podSelector"]["matchLabels"][HASH_LABEL], HASH);
     }
 }
 
-/// unmanaged: ours goes, somebody else's stays.
+/// unmanaged: an owned policy is deleted, a foreign one stays.
 #[tokio::test]
 async fn x_232_unmanaged() {
-    let mut bench = Bench::new(json!({}));
-    bench.pass().await.expect("passes");
-    bench.model.edit(Kind::Template, &key(), json!({ "spec": { "networkPolicyManagement": "Unmanaged" } }));
-    bench.pass().await.expect("passes");
-    assert!(bench.policy().is_none());
+    let mut fixture = TemplateFixture::new(json!({}));
+    fixture.pass().await.expect("passes");
+    fixture.api.edit(Kind::Template, &key(), json!({ "spec": { "networkPolicyManagement": "Unmanaged" } }));
+    fixture.pass().await.expect("passes");
+    assert!(fixture.policy().is_none());
     let foreign = json!({ "metadata": { "name": "test-template-network-policy" }, "spec": { "podSelector": {} } });
-    bench.model.create(Kind::NetworkPolicy, foreign);
-    bench.pass().await.expect("passes");
-    assert!(bench.policy().is_some());
+    fixture.api.create(Kind::NetworkPolicy, foreign);
+    fixture.pass().await.expect("passes");
+    assert!(fixture.policy().is_some());
 }
 
 /// drift is overwritten; a foreign policy of that name is an error and stays.
 #[tokio::test]
 async fn x_233_drift_and_foreign_policies() {
-    let mut bench = Bench::new(json!({}));
-    bench.pass().await.expect("passes");
-    let wanted = bench.policy().expect("made")["spec"].clone();
+    let mut fixture = TemplateFixture::new(json!({}));
+    fixture.pass().await.expect("passes");
+    let wanted = fixture.policy().expect("made")["spec"].clone();
     let drift = json!({ "spec": { "podSelector": { "matchLabels": { "app": "x" } }, "egress": [{}], "policyTypes": ["Ingress"] } });
-    bench.model.edit(Kind::NetworkPolicy, &policy_key(), drift);
-    bench.pass().await.expect("passes");
-    assert_eq!(bench.policy().expect("there")["spec"], wanted);
+    fixture.api.edit(Kind::NetworkPolicy, &policy_key(), drift);
+    fixture.pass().await.expect("passes");
+    assert_eq!(fixture.policy().expect("there")["spec"], wanted);
 
-    let mut refused = Bench::new(json!({}));
+    let mut refused = TemplateFixture::new(json!({}));
     let foreign = json!({ "metadata": { "name": "test-template-network-policy" }, "spec": { "podSelector": {} } });
-    refused.model.create(Kind::NetworkPolicy, foreign);
+    refused.api.create(Kind::NetworkPolicy, foreign);
     let error = refused.pass().await.expect_err("refused");
     let text = "refusing to update NetworkPolicy \"test-template-network-policy\" as it is not controlled by SandboxTemplate \"test-template\"";
     assert_eq!(error.message, text);
     assert_eq!(refused.policy().expect("there")["spec"], json!({ "podSelector": {} }));
 }
 
-/// the label is written once; a second pass writes nothing, also when the server has added defaults to the rules.
+/// the label is written once; a second pass writes nothing, also when the server has added defaults to the
+/// rules.
 #[tokio::test]
 async fn x_234_the_label_and_silence() {
     let rules = json!({ "networkPolicy": { "egress": [{ "ports": [{ "port": 53 }] }] } });
     for spec in [json!({}), rules] {
-        let mut bench = Bench::new(spec);
-        bench.pass().await.expect("passes");
-        assert_eq!(bench.template().label(HASH_LABEL), Some(HASH));
-        let mut stored = bench.policy().expect("made");
+        let mut fixture = TemplateFixture::new(spec);
+        fixture.pass().await.expect("passes");
+        assert_eq!(fixture.template().label(HASH_LABEL), Some(HASH));
+        let mut stored = fixture.policy().expect("made");
         for port in stored["spec"]["egress"][0]["ports"].as_array_mut().into_iter().flatten() {
             port["protocol"] = "TCP".into();
         }
-        bench.model.edit(Kind::NetworkPolicy, &policy_key(), stored);
-        bench.model.take_writes();
-        bench.pass().await.expect("passes");
-        assert_eq!(bench.model.take_writes(), []);
+        fixture.api.edit(Kind::NetworkPolicy, &policy_key(), stored);
+        fixture.api.take_writes();
+        fixture.pass().await.expect("passes");
+        assert_eq!(fixture.api.take_writes(), []);
     }
 }
 
-/// deleted by hand, it comes back; with the template, it goes.
+/// a policy deleted by hand is created again; it is deleted with the template.
 #[tokio::test]
 async fn x_236_recreated_and_collected() {
-    let mut bench = Bench::new(json!({}));
-    bench.pass().await.expect("passes");
-    bench.model.remove(Kind::NetworkPolicy, &policy_key());
-    while futures::FutureExt::now_or_never(bench.store.queues.template.next()).flatten().is_some() {}
-    bench.model.pump(&bench.store, &mut bench.cursor, usize::MAX);
+    let mut fixture = TemplateFixture::new(json!({}));
+    fixture.pass().await.expect("passes");
+    fixture.api.remove(Kind::NetworkPolicy, &policy_key());
+    while futures::FutureExt::now_or_never(fixture.store.queues.template.next()).flatten().is_some() {}
+    fixture.api.deliver_events(&fixture.store, &mut fixture.cursor, usize::MAX);
     let woken =
-        futures::FutureExt::now_or_never(bench.store.queues.template.next()).flatten().map(|work| work.key.clone());
-    assert_eq!(woken, Some(key()), "its deletion wakes the template");
-    bench.pass().await.expect("passes");
-    assert!(bench.policy().is_some());
-    bench.model.remove(Kind::Template, &key());
-    bench.model.collect_garbage();
-    assert!(bench.policy().is_none());
-    assert_eq!(bench.pass().await.expect("gone is fine"), Next::Idle);
+        futures::FutureExt::now_or_never(fixture.store.queues.template.next()).flatten().map(|work| work.key.clone());
+    assert_eq!(woken, Some(key()), "its deletion items the template");
+    fixture.pass().await.expect("passes");
+    assert!(fixture.policy().is_some());
+    fixture.api.remove(Kind::Template, &key());
+    fixture.api.collect_garbage();
+    assert!(fixture.policy().is_none());
+    assert_eq!(fixture.pass().await.expect("gone is fine"), Next::Idle);
 }
 
-/// A template on its way out is left alone.
+/// A template that is being deleted is left alone.
 #[tokio::test]
 async fn a_deleting_template_is_left_alone() {
-    let mut bench = Bench::new(json!({}));
-    bench.model.edit(Kind::Template, &key(), json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }));
-    bench.pass().await.expect("passes");
-    assert_eq!(bench.model.writes(), []);
+    let mut fixture = TemplateFixture::new(json!({}));
+    fixture.api.edit(Kind::Template, &key(), json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }));
+    fixture.pass().await.expect("passes");
+    assert_eq!(fixture.api.writes(), []);
 }

@@ -6,18 +6,18 @@ use std::{
     time::Duration,
 };
 
-use agent_sandbox_controller::{Config, Controller, connections, lease::LeaseConfig};
+use agent_sandbox_controller::{Config, Controller, api_client::connections, leader_election::LeaseConfig};
 use tokio_util::sync::CancellationToken;
 
-/// Set for the child: where the API is.
+/// Environment variable of the child: the kubeconfig.
 const KUBECONFIG: &str = "AGENT_SANDBOX_TEST_KUBECONFIG";
-/// Set for the child: who it is among the candidates for leadership. Without it there is no election.
+/// Environment variable of the child: its identity in the leader election. Without it there is no election.
 const IDENTITY: &str = "AGENT_SANDBOX_TEST_IDENTITY";
 
-/// How long a lease lasts in these tests: long enough for a loaded machine, short enough for a test.
+/// Lease duration in these tests: long enough for a loaded machine, short enough for a test.
 pub(crate) const LEASE: Duration = Duration::from_secs(4);
 
-/// Not a test of its own: what the child does.
+/// Not a test: the program of the child process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn controller_process() {
     let Ok(kubeconfig) = std::env::var(KUBECONFIG) else { return };
@@ -34,7 +34,7 @@ async fn controller_process() {
     eprintln!("the controller ended: {ended:?}");
 }
 
-/// A running child; it ends with the test, whatever happens.
+/// A running child; it is killed at the end of the test.
 pub(crate) struct Running(Child);
 
 impl Running {

@@ -12,18 +12,18 @@ use agent_sandbox_controller::{
     Config,
     pool::{PacingSettings, PoolSettings},
 };
-use agent_sandbox_testkit::{BURST, eventually, eventually_within, from};
+use agent_sandbox_testkit::{BURST_TIMEOUT, eventually, eventually_within, from_json};
 use futures::{StreamExt, future::join_all};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use serde_json::json;
 
-use crate::bench::Bench;
+use crate::fixture::Fixture;
 
 /// the life of a warm claim, seen by its user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x_124_x_125_x_193_a_warm_claim_takes_a_running_pod_and_the_pool_refills() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     bench.pool("p", "t", 2).await;
     bench.pool_ready("p", 2).await;
@@ -34,7 +34,7 @@ async fn x_124_x_125_x_193_a_warm_claim_takes_a_running_pod_and_the_pool_refills
     assert_eq!(claim.annotation(annotations::SANDBOX_NAME), Some(name.as_str()), "X-086: recorded");
     assert!(claim.annotation(annotations::CONTROLLER_FIRST_OBSERVED_AT).is_some_and(|at| at.contains('.')), "X-240");
 
-    // whoever sees the claim Ready finds the Sandbox controlled by it.
+    // when the claim is Ready, it controls the Sandbox.
     let sandbox: Sandbox = bench.api().get(&name).await.expect("there");
     assert_eq!(owners::owning_claim(&sandbox.metadata).expect("claimed").uid, claim.uid());
     assert_eq!(sandbox.annotation(annotations::POD_NAME), Some(name.as_str()), "X-122");
@@ -69,10 +69,11 @@ async fn x_124_x_125_x_193_a_warm_claim_takes_a_running_pod_and_the_pool_refills
     bench.stop().await;
 }
 
-/// The write budget of a warm claim, counted at the API: six of ours before refill, two of them before Ready in a row.
+/// The write budget of a warm claim, counted at the API: six writes of the controller before refill, two of them in
+/// sequence before Ready.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_warm_claim_stays_within_its_write_budget() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     bench.pool("p", "t", 1).await;
     bench.pool_ready("p", 1).await;
@@ -106,19 +107,19 @@ async fn a_warm_claim_stays_within_its_write_budget() {
     let writes: Vec<_> =
         bench.writes.writes().into_iter().filter(|write| !write.path.contains("/sandboxwarmpools/")).collect();
     assert!(writes.len() <= 6, "{writes:#?}");
-    assert!(writes.iter().all(|write| write.status < 300), "no doomed write: {writes:#?}");
+    assert!(writes.iter().all(|write| write.status < 300), "no failing write: {writes:#?}");
     bench.stop().await;
 }
 
 /// 300 claims on a pool of 300.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x_121_three_hundred_claims_on_three_hundred_members() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     bench.pool("p", "t", 300).await;
     bench.pool_ready("p", 300).await;
     let claims = bench.burst(300, "p").await;
-    eventually_within(BURST, "one Sandbox for every claim", || bench.one_each(300)).await;
+    eventually_within(BURST_TIMEOUT, "one Sandbox for every claim", || bench.check_one_sandbox_per_claim(300)).await;
     assert!(claims.iter().all(|claim| claim.bound_sandbox() != Some(claim.name())), "all warm");
     bench.stop().await;
 }
@@ -129,14 +130,14 @@ async fn x_120_three_hundred_claims_on_a_hundred_members() {
     // No refill meanwhile: what is warm is what was there.
     let pacing = PacingSettings { replenish_delay: Duration::from_secs(3600), ..PacingSettings::default() };
     let pool = PoolSettings { pacing, ..PoolSettings::default() };
-    let bench = Bench::with(Config { pool, ..Config::default() }).await;
+    let bench = Fixture::with(Config { pool, ..Config::default() }).await;
     bench.template("t").await;
     bench.pool("p", "t", 100).await;
     bench.pool_ready("p", 100).await;
     let members: HashSet<String> =
         bench.list::<Sandbox>().await.iter().map(|sandbox| sandbox.name().to_owned()).collect();
     let claims = bench.burst(300, "p").await;
-    eventually_within(BURST, "one Sandbox for every claim", || bench.one_each(0)).await;
+    eventually_within(BURST_TIMEOUT, "one Sandbox for every claim", || bench.check_one_sandbox_per_claim(0)).await;
     let warm = claims.iter().filter(|claim| members.contains(claim.bound_sandbox().expect("bound"))).count();
     let cold = claims.iter().filter(|claim| claim.bound_sandbox() == Some(claim.name())).count();
     assert_eq!((warm, cold), (100, 200));
@@ -146,7 +147,7 @@ async fn x_120_three_hundred_claims_on_a_hundred_members() {
 /// 20 pools of 25: exactly 500 creates.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_pools_of_twenty_five_cost_five_hundred_creates() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     join_all((0..20).map(|index| {
         let bench = &bench;
@@ -170,14 +171,14 @@ async fn twenty_pools_of_twenty_five_cost_five_hundred_creates() {
 /// the v1alpha1 experience: a claim that names only a template, seen through v1alpha1 all the way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x_264_x_265_a_claim_of_v1alpha1_works_end_to_end() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     let old = |name: &str, warmpool: Option<&str>| -> v1alpha1::SandboxClaim {
         let mut spec = json!({ "sandboxTemplateRef": { "name": "t" } });
         if let Some(pool) = warmpool {
             spec["warmpool"] = pool.into();
         }
-        from(json!({ "metadata": { "name": name }, "spec": spec }))
+        from_json(json!({ "metadata": { "name": name }, "spec": spec }))
     };
     let served = |name: &'static str| {
         let bench = &bench;
@@ -220,10 +221,11 @@ async fn x_264_x_265_a_claim_of_v1alpha1_works_end_to_end() {
     bench.stop().await;
 }
 
-/// what the Python SDK does: one watch from the create's version, and reads of the Sandbox that it names.
+/// what the Python SDK does: one watch from the create's version, and reads of the Sandbox that it
+/// names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x_260_x_263_x_268_one_watch_is_enough() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     bench.pool("p", "t", 1).await;
     bench.pool_ready("p", 1).await;
@@ -255,7 +257,8 @@ async fn x_260_x_263_x_268_one_watch_is_enough() {
     assert_eq!(pods[0].metadata.name.as_deref(), sandbox.annotation(annotations::POD_NAME));
 
     // the claim exists already; its current status is enough.
-    let again: SandboxClaim = from(json!({ "metadata": { "name": "c" }, "spec": { "warmPoolRef": { "name": "p" } } }));
+    let again: SandboxClaim =
+        from_json(json!({ "metadata": { "name": "c" }, "spec": { "warmPoolRef": { "name": "p" } } }));
     let error = bench.api().create(&PostParams::default(), &again).await.expect_err("exists");
     assert!(matches!(error, kube::Error::Api(status) if status.code == 409));
     let existing: SandboxClaim = bench.api().get("c").await.expect("there");
@@ -263,10 +266,10 @@ async fn x_260_x_263_x_268_one_watch_is_enough() {
     bench.stop().await;
 }
 
-/// what a client must fail on at once is the first thing it sees.
+/// a terminal reason is the first status that a client sees.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x_261_x_262_terminal_reasons_come_first() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     bench.pool("p", "t", 0).await;
     let volumes = json!([{ "metadata": { "name": "v" }, "spec": {} }]);
@@ -283,7 +286,7 @@ async fn x_261_x_262_terminal_reasons_come_first() {
             "VolumeClaimTemplatesError",
         ),
     ] {
-        let claim: SandboxClaim = from(json!({ "metadata": { "name": name }, "spec": spec }));
+        let claim: SandboxClaim = from_json(json!({ "metadata": { "name": name }, "spec": spec }));
         let created = bench.api().create(&PostParams::default(), &claim).await.expect("created");
         let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(60);
         let events = bench.api::<SandboxClaim>().watch(&params, created.resource_version()).await.expect("watches");
@@ -301,14 +304,14 @@ async fn x_261_x_262_terminal_reasons_come_first() {
     bench.stop().await;
 }
 
-/// the Go SDK's generated names, and an end that takes everything along.
+/// the Go SDK's generated names, and an expiry that deletes everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x_266_x_267_generated_names_and_an_end() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     bench.pool("p", "t", 0).await;
     let end = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(2);
-    let claim: SandboxClaim = from(json!({
+    let claim: SandboxClaim = from_json(json!({
         "metadata": { "generateName": "sandbox-claim-", "labels": { labels::CREATED_BY: "go-client" } },
         "spec": { "warmPoolRef": { "name": "p" }, "lifecycle": { "shutdownTime": format!("{end:.0}"), "shutdownPolicy": "Delete" } },
     }));
@@ -334,10 +337,10 @@ async fn x_266_x_267_generated_names_and_an_end() {
     bench.stop().await;
 }
 
-/// foreground: the claim is seen until everything below it is gone.
+/// foreground: the claim exists until everything below it is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x_164_foreground_deletion_keeps_the_claim_to_the_last() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     bench.template("t").await;
     bench.pool("p", "t", 0).await;
     bench.claim("c", "p").await;
@@ -362,10 +365,10 @@ async fn x_164_foreground_deletion_keeps_the_claim_to_the_last() {
 /// S-020, X-024: a storage rewrite does not touch a running Pod.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s_020_x_024_a_storage_rewrite_leaves_the_pod_alone() {
-    let bench = Bench::start().await;
+    let bench = Fixture::start().await;
     let spec =
         json!({ "replicas": 1, "podTemplate": { "spec": { "containers": [{ "name": "main", "image": "busybox" }] } } });
-    let old: v1alpha1::Sandbox = from(json!({ "metadata": { "name": "s" }, "spec": spec }));
+    let old: v1alpha1::Sandbox = from_json(json!({ "metadata": { "name": "s" }, "spec": spec }));
     bench.api().create(&PostParams::default(), &old).await.expect("created");
     let running = || async {
         let sandbox: Sandbox = bench.api().get("s").await.expect("there");

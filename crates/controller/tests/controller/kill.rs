@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use agent_sandbox_api::v1beta1::SandboxClaim;
-use agent_sandbox_testkit::{Workbench, eventually_within};
+use agent_sandbox_testkit::{ControllerFixture, eventually_within};
 use kube::api::DeleteParams;
 use rand::RngExt;
 
@@ -16,10 +16,10 @@ fn rounds() -> usize {
     if std::env::var_os("AGENT_SANDBOX_SOAK").is_some() { 30 } else { 6 }
 }
 
-/// Architecture's invariants 1 and 3: no claim is lost, doubled or orphaned, however often the controller dies.
+/// Architecture's invariants 1 and 3: no claim is lost, doubled or orphaned, however often the controller is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_at_random_during_bursts() {
-    let bench = Workbench::start().await.expect("a workbench");
+    let bench = ControllerFixture::start().await.expect("a workbench");
     let served = bench.serve().await.expect("listens");
     bench.template("t").await;
     bench.pool("p", "t", 8).await;
@@ -34,10 +34,10 @@ async fn killed_at_random_during_bursts() {
         tokio::join!(bench.claims(&prefix, CLAIMS, "p"), killer);
         controller = Running::start(&served.kubeconfig, None);
         eventually_within(Duration::from_secs(60), "one Sandbox for every claim, and a full pool", || {
-            bench.one_each(MEMBERS)
+            bench.check_one_sandbox_per_claim(MEMBERS)
         })
         .await;
-        // Half of them leave, so that the garbage collector has work during the next burst.
+        // Half of the claims are deleted, so that the garbage collector has work during the next burst.
         for number in 0..CLAIMS / 2 {
             claims.delete(&format!("{prefix}-{number}"), &DeleteParams::background()).await.expect("deleted");
         }

@@ -3,10 +3,10 @@
 use std::{process::Output, time::Duration};
 
 use agent_sandbox_controller::{Config, Controller};
-use agent_sandbox_testkit::Workbench;
+use agent_sandbox_testkit::ControllerFixture;
 use tokio_util::sync::CancellationToken;
 
-/// How long after the claim is Ready its Sandbox must be, as `kubectl wait` understands it.
+/// Maximum time between the readiness of the claim and of its Sandbox, as `kubectl wait` measures it.
 const SOON: &str = "1s";
 
 async fn kubectl(kubeconfig: &std::path::Path, arguments: &[&str]) -> std::io::Result<Output> {
@@ -16,7 +16,7 @@ async fn kubectl(kubeconfig: &std::path::Path, arguments: &[&str]) -> std::io::R
 /// `kubectl wait` compares a condition's observedGeneration with the object's: the Sandbox's status must follow its adoption.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kubectl_wait_sees_an_adopted_sandbox_ready_within_a_second() {
-    let bench = Workbench::start().await.expect("a workbench");
+    let bench = ControllerFixture::start().await.expect("a workbench");
     let served = bench.serve().await.expect("listens");
     if let Err(error) = kubectl(&served.kubeconfig, &["version", "--client"]).await {
         assert!(std::env::var_os("CI").is_none(), "kubectl is needed: {error}");
@@ -24,7 +24,7 @@ async fn kubectl_wait_sees_an_adopted_sandbox_ready_within_a_second() {
         return;
     }
     let shutdown = CancellationToken::new();
-    let controller = Controller::start(bench.controllers(), Config::default(), shutdown.clone());
+    let controller = Controller::start(bench.controller_client(), Config::default(), shutdown.clone());
     bench.template("t").await;
     bench.pool("p", "t", 3).await;
     bench.pool_ready("p", 3).await;

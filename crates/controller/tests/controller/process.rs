@@ -10,8 +10,8 @@ use std::{
 };
 
 use agent_sandbox_api::{conditions::ConditionType, v1beta1::Sandbox};
-use agent_sandbox_controller::{Config, Controller, ControllerError, Flags, connections, run_process};
-use agent_sandbox_testkit::{Workbench, eventually};
+use agent_sandbox_controller::{Config, Controller, ControllerError, Flags, api_client::connections, run_process};
+use agent_sandbox_testkit::{ControllerFixture, eventually};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
 use kube::{Api, api::PostParams};
 use serde_json::json;
@@ -19,16 +19,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 const LEASE: &str = "a3317529.agent-sandbox.x-k8s.io";
-/// A loaded machine is slow; what matters is that it ends.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Generous, for a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Served {
-    bench: Workbench,
-    api: agent_sandbox_testkit::Served,
+    bench: ControllerFixture,
+    api: agent_sandbox_testkit::ServedApi,
 }
 
 async fn serve() -> Served {
-    let bench = Workbench::start().await.expect("a workbench");
+    let bench = ControllerFixture::start().await.expect("a workbench");
     let api = bench.serve().await.expect("listens");
     Served { bench, api }
 }
@@ -42,12 +42,13 @@ async fn get(port: u16, path: &str) -> Option<String> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await.ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.ok()?;
-    Some(answer)
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.ok()?;
+    Some(response)
 }
 
-/// S-215, S-225: started from flags it leads, works over TLS, shows itself, and gives the lease back.
+/// S-215, S-225: started from flags, the controller leads, works over TLS, serves its endpoints, and releases the
+/// lease.
 #[tokio::test]
 async fn s_215_s_225_a_process_from_start_to_end() {
     let served = serve().await;
@@ -98,7 +99,7 @@ async fn s_215_s_225_a_process_from_start_to_end() {
     assert!(get(health, "/healthz").await.is_none(), "nothing listens any more");
 }
 
-/// Two replicas: only one writes; when it goes, the other continues.
+/// Two replicas: only one writes; when it stops, the other continues.
 #[tokio::test]
 async fn a_second_replica_takes_over() {
     let served = serve().await;
@@ -200,7 +201,8 @@ async fn counting_door(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (address, count)
 }
 
-/// S-217, S-218: a lane has exactly as many connections as asked for, however many requests are in flight; watches have their own.
+/// S-217, S-218: a lane has exactly the requested number of connections, however many requests are in flight; watches
+/// have their own.
 #[tokio::test]
 async fn s_217_s_218_connections_are_counted() {
     let served = serve().await;
@@ -223,7 +225,7 @@ async fn s_217_s_218_connections_are_counted() {
         assert_eq!(count.load(Ordering::SeqCst), wanted, "sixty in flight share them");
         read(&clients.watch).await;
         assert_eq!(count.load(Ordering::SeqCst), wanted + 1, "no write travels with a watch");
-        // Claims have a few of their own beside, unless a number was asked for.
+        // Claims have a few direct connections in addition, unless a number was requested.
         let apart = if wanted == 1 { 4 } else { 0 };
         for _ in 0..wanted {
             read(&clients.claims).await;
@@ -234,14 +236,17 @@ async fn s_217_s_218_connections_are_counted() {
     }
 }
 
-/// Who waits for the controller to come to work hears at once that it never will, and why.
+/// Waiting for a controller that cannot start, or was stopped, returns at once with the reason.
 #[tokio::test]
-async fn waiting_for_a_controller_that_ended_ends() {
-    let bench = Workbench::start().await.expect("a workbench");
+async fn waiting_for_an_ended_controller_returns() {
+    let bench = ControllerFixture::start().await.expect("a workbench");
     let taken = TcpListener::bind("127.0.0.1:0").await.expect("binds");
     let config = Config { metrics_address: taken.local_addr().ok(), ..Config::default() };
     let failed = Controller::start(bench.cluster.client(), config, CancellationToken::new());
-    let error = tokio::time::timeout(PATIENCE, failed.at_work()).await.expect("in time").expect_err("it cannot start");
+    let error = tokio::time::timeout(TIMEOUT, failed.wait_until_running())
+        .await
+        .expect("in time")
+        .expect_err("it cannot start");
     assert!(error.to_string().contains("cannot serve metrics"), "{error}");
     assert_eq!(failed.wait().await, Err(error));
 
@@ -249,14 +254,14 @@ async fn waiting_for_a_controller_that_ended_ends() {
     stop.cancel();
     let stopped = Controller::start(bench.cluster.client(), Config::default(), stop);
     assert_eq!(
-        tokio::time::timeout(PATIENCE, stopped.at_work()).await.expect("in time"),
+        tokio::time::timeout(TIMEOUT, stopped.wait_until_running()).await.expect("in time"),
         Err(ControllerError::Stopped)
     );
     assert_eq!(stopped.wait().await, Ok(()));
 
     let stop = CancellationToken::new();
     let works = Controller::start(bench.cluster.client(), Config::default(), stop.clone());
-    assert_eq!(tokio::time::timeout(PATIENCE, works.at_work()).await.expect("in time"), Ok(()));
+    assert_eq!(tokio::time::timeout(TIMEOUT, works.wait_until_running()).await.expect("in time"), Ok(()));
     stop.cancel();
     assert_eq!(works.wait().await, Ok(()));
 }

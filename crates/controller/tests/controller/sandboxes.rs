@@ -8,22 +8,22 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::bench::Bench;
+use crate::fixture::Fixture;
 
 /// What a user does with Sandboxes.
-struct Sandboxes(Bench);
+struct Sandboxes(Fixture);
 
 impl std::ops::Deref for Sandboxes {
-    type Target = Bench;
+    type Target = Fixture;
 
-    fn deref(&self) -> &Bench {
+    fn deref(&self) -> &Fixture {
         &self.0
     }
 }
 
 impl Sandboxes {
     async fn start() -> Self {
-        Self(Bench::start().await)
+        Self(Fixture::start().await)
     }
 
     async fn create(&self, name: &str, spec: Value) -> Sandbox {
@@ -148,8 +148,8 @@ async fn s_080_suspend_and_resume() {
     bench.stop().await;
 }
 
-/// S-189: a running Sandbox expires at its time, not before, and says so about the generation that set the time; its children go. `Retain`
-/// keeps the Sandbox, `Delete` does not.
+/// S-189: a running Sandbox expires at its time, not before, and reports that for the generation that set the time; its
+/// children are deleted. `Retain` keeps the Sandbox, `Delete` does not.
 #[tokio::test]
 async fn s_189_expiry_in_time() {
     let bench = Sandboxes::start().await;
@@ -183,7 +183,7 @@ async fn s_189_expiry_in_time() {
     bench.stop().await;
 }
 
-/// S-190: a Pod that has ended is said to have, and is still said to have after the Sandbox expired; the children go.
+/// S-190: the Finished condition of an ended Pod stays after the Sandbox expired; the children are deleted.
 #[tokio::test]
 async fn s_190_what_finished_stays_finished_after_expiry() {
     let bench = Sandboxes::start().await;
@@ -205,14 +205,14 @@ async fn s_190_what_finished_stays_finished_after_expiry() {
 
 /// A settled controller writes nothing.
 #[tokio::test]
-async fn a_settled_controller_is_silent() {
+async fn a_converged_controller_writes_nothing() {
     let bench = Sandboxes::start().await;
     for number in 0..5 {
         let name = format!("quiet-{number}");
         bench.create(&name, json!({ "service": true })).await;
         bench.until(&name, ConditionType::Ready, "DependenciesReady").await;
     }
-    // The write that made the last one Ready is seen before it is answered, and noted when it is.
+    // The write that made the last one Ready is visible before its response arrives and is recorded.
     for attempt in 0.. {
         bench.writes.clear();
         tokio::time::sleep(Duration::from_millis(500)).await;

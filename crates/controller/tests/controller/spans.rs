@@ -1,26 +1,26 @@
 //! Spans of a real controller reach a collector.
 
 use agent_sandbox_api::{keys::annotations, v1beta1::Sandbox};
-use agent_sandbox_controller::{Config, tracing_context};
+use agent_sandbox_controller::{Config, serving::tracing_context};
 use agent_sandbox_telemetry::{
     ExportSettings,
     messages::{ExportTraceRequest, Span},
     receiver::collect,
 };
-use agent_sandbox_testkit::from;
+use agent_sandbox_testkit::from_json;
 use kube::api::PostParams;
 use serde_json::json;
 
-use crate::bench::Bench;
+use crate::fixture::Fixture;
 
-/// S-221, S-224: a claim that brings a trace: its passes, its Sandbox's passes and their parts are all spans of that trace, and what is
-/// queued when the controller stops is still exported.
+/// S-221, S-224: a claim that brings a trace: its passes, its Sandbox's passes and their parts are all spans of that
+/// trace, and what is queued when the controller stops is still exported.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s_221_a_claims_trace_is_followed_to_its_sandbox() {
     let (endpoint, mut received) = collect::<ExportTraceRequest>().await.expect("listens");
     let settings = tracing_context::export_settings(|_| None).expect("defaults");
     let tracing = Some(ExportSettings { endpoint, ..settings });
-    let bench = Bench::with(Config { tracing, ..Config::default() }).await;
+    let bench = Fixture::with(Config { tracing, ..Config::default() }).await;
     bench.template("t").await;
     bench.pool("p", "t", 1).await;
     bench.pool_ready("p", 1).await;
@@ -28,7 +28,7 @@ async fn s_221_a_claims_trace_is_followed_to_its_sandbox() {
     let claim = json!({ "metadata": { "name": "c", "annotations": { annotations::TRACE_CONTEXT: context } }, "spec": { "warmPoolRef": { "name": "p" } } });
     bench
         .api()
-        .create(&PostParams::default(), &from::<agent_sandbox_api::v1beta1::SandboxClaim>(claim))
+        .create(&PostParams::default(), &from_json::<agent_sandbox_api::v1beta1::SandboxClaim>(claim))
         .await
         .expect("created");
     let sandbox = bench.ready("c").await.bound_sandbox().expect("bound").to_owned();

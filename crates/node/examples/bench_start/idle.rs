@@ -1,4 +1,5 @@
-//! What an idle sandbox costs: many at once, each with its supervisor and the daemon, measured by what the machine has left.
+//! Memory of an idle sandbox: many at once, each with its supervisor and sandboxd, measured by the machine's available
+//! memory.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,10 +11,10 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use super::Outcome;
 use super::ours::{Bench, pod};
 
-/// Sandboxes made at the same time.
+/// Number of sandboxes that are created concurrently.
 const AT_ONCE: usize = 8;
 
-/// Where the daemon is inside.
+/// Path of sandboxd inside a sandbox.
 const DAEMON: &str = "/.agent-sandbox/sandboxd";
 
 pub(crate) async fn measure(count: usize) -> Outcome<()> {
@@ -34,7 +35,7 @@ pub(crate) async fn measure(count: usize) -> Outcome<()> {
     };
     stream::iter(0..count).map(start).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
     let took = began.elapsed();
-    // Daemons come up and give back what only that needed, the kernel settles.
+    // Wait until the daemons have started and returned the memory that only their start needed.
     tokio::time::sleep(Duration::from_secs(8)).await;
     let after = memory()?;
     let each = |name: &str| {
@@ -49,7 +50,7 @@ pub(crate) async fn measure(count: usize) -> Outcome<()> {
     let remove = async |number: usize| -> Outcome<()> {
         let uid = format!("idle-{number}");
         bench.runtime.remove_pod(&uid).await?;
-        Ok(bench.runtime.forget_owner(&uid).await?)
+        Ok(bench.runtime.delete_owner_storage(&uid).await?)
     };
     stream::iter(0..count).map(remove).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
     println!("removed in {:.1} s", began.elapsed().as_secs_f64());
@@ -57,7 +58,7 @@ pub(crate) async fn measure(count: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// The daemon to put into them: `SANDBOXD`, or the one built beside this program.
+/// Path of sandboxd: `SANDBOXD`, or the one built beside this program.
 fn daemon() -> Outcome<PathBuf> {
     let given = std::env::var_os("SANDBOXD").map(PathBuf::from);
     let beside = || std::env::current_exe().map(|path| path.with_file_name("sandboxd-for-tests"));
@@ -65,10 +66,10 @@ fn daemon() -> Outcome<PathBuf> {
     Ok(path.canonicalize().map_err(|error| format!("{}: {error}; set SANDBOXD", path.display()))?)
 }
 
-/// What the machine says of its memory, in kilobytes.
+/// The values of `/proc/meminfo` in kilobytes.
 type Memory = HashMap<String, f64>;
 
-/// Programs' own pages, files in memory, and the kernel's share: stacks, page tables, per processor, and objects that stay.
+/// Anonymous pages, shared memory, and kernel memory: stacks, page tables, per-CPU data and unreclaimable slab.
 const PARTS: [&str; 6] = ["AnonPages", "Shmem", "KernelStack", "PageTables", "Percpu", "SUnreclaim"];
 
 fn memory() -> Outcome<Memory> {

@@ -1,10 +1,11 @@
-//! How long a sandbox takes from nothing to its command's exit, and what an idle one costs, beside other tools on the same
-//! machine in the same run.
+//! Measures how long a sandbox takes from its creation to the exit of its command, and the memory of an idle one,
+//! beside other tools on the same machine in the same run.
 //!
-//! `bench_start [rounds]`, as root; `bench_start node AT_ONCE ROUNDS` for a node that runs alone, to look into; `bench_start idle
-//! SANDBOXES`. Two rows are ours: a node that runs, making a whole Pod each time (a fresh supervisor, every namespace, control groups, overlay, seccomp, Landlock), and one fresh process each time that
-//! opens a node, runs one Pod and removes everything, as `run` does. Peers run `/bin/true` over the host's `/usr` with the
-//! same namespaces and the same limit of processes, one fresh process per start.
+//! `bench_start [rounds]`, as root; `bench_start node AT_ONCE ROUNDS` measures only a running node, for profiling;
+//! `bench_start idle SANDBOXES`. Two rows are ours: a running node that creates a complete Pod each time (a new
+//! supervisor, all namespaces, cgroups, overlay, seccomp, Landlock), and a new process each time that opens a node,
+//! runs one Pod and removes everything, as `run` does. Peers run `/bin/true` over the host's `/usr` with the same
+//! namespaces and the same pids limit, one new process per start.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints its table")]
 
@@ -33,8 +34,8 @@ fn main() -> ExitCode {
 
 fn dispatch(words: &[&str]) -> Outcome<()> {
     match words {
-        ["one", folder] => return on_runtime(ours::one_life(Path::new(folder))),
-        ["peer", name, rounds] => return peers::measure_hidden(name, rounds.parse()?),
+        ["one", folder] => return on_runtime(ours::run_once(Path::new(folder))),
+        ["peer", name, rounds] => return peers::measure_oci(name, rounds.parse()?),
         ["node", concurrency, rounds] => {
             return on_runtime(ours::measure(&[concurrency.parse()?], rounds.parse()?));
         }
@@ -52,8 +53,8 @@ fn on_runtime(work: impl Future<Output = Outcome<()>>) -> Outcome<()> {
     tokio::runtime::Runtime::new()?.block_on(work)
 }
 
-/// A data folder where a node has it, not among everybody's temporary files: some file systems make new files slowly where
-/// many were deleted a moment ago.
+/// A data folder below `/var/lib`, where a node has it, and not in `/tmp`: some file systems create files slowly in
+/// places where many were deleted shortly before.
 pub(crate) fn folder() -> std::io::Result<tempfile::TempDir> {
     tempfile::Builder::new().prefix("agent-sandbox-bench-").tempdir_in("/var/lib")
 }
@@ -65,7 +66,7 @@ pub(crate) fn row(name: &str, concurrency: usize, list: &mut [Duration], rate: f
     println!("| {name} | {concurrency} | {:.2} | {:.2} | {rate:.0} |", at(0.5), at(0.99));
 }
 
-/// Runs `start` `rounds` times from `concurrency` threads; gives the times and how many a second.
+/// Runs `start` `rounds` times from `concurrency` threads; returns the times and the rate per second.
 pub(crate) fn on_threads(
     concurrency: usize,
     rounds: usize,

@@ -1,4 +1,4 @@
-//! Our own sandboxes: through a node that runs, and one fresh process each.
+//! Start times of our own sandboxes: in a running node, and with a new process and node for each.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub(crate) struct Bench {
     folder: PathBuf,
 }
 
-/// Durations of one life of a Pod.
+/// Durations of the phases of Pods.
 #[derive(Default)]
 struct Phases {
     to_exec: Vec<Duration>,
@@ -34,7 +34,7 @@ pub(crate) async fn measure(at_once: &[usize], rounds: usize) -> Outcome<()> {
     let bench = Arc::new(Bench::open(folder.path(), |_| {}).await?);
     eprintln!("node opened in {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
     for concurrency in at_once.iter().copied() {
-        // Lets the node keep its few ready supervisors, as one that has been running does.
+        // Gives the node time to prepare its spare supervisors, as a node that has been running for a while has.
         tokio::time::sleep(Duration::from_millis(500)).await;
         bench.measure(concurrency, rounds).await?;
     }
@@ -42,7 +42,7 @@ pub(crate) async fn measure(at_once: &[usize], rounds: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// A fresh process each time; each worker has a folder of its own that it uses again, as a user does.
+/// A new process each time; each worker reuses a data folder of its own, as a user does.
 pub(crate) fn measure_fresh(rounds: usize) -> Outcome<()> {
     let program = std::env::current_exe()?;
     for concurrency in [1, 8] {
@@ -61,14 +61,14 @@ pub(crate) fn measure_fresh(rounds: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// What one fresh process does: open a node, run one Pod, remove everything.
-pub(crate) async fn one_life(folder: &Path) -> Outcome<()> {
+/// What one new process does: open a node, run one Pod, remove everything.
+pub(crate) async fn run_once(folder: &Path) -> Outcome<()> {
     let change = |config: &mut KernelConfig| {
         config.pods_end_with_node = true;
         config.ready_pods = 0;
     };
     let bench = Bench::open(folder, change).await?;
-    bench.life("one", &mut Phases::default()).await?;
+    bench.run_pod("one", &mut Phases::default()).await?;
     bench.runtime.close();
     Ok(())
 }
@@ -90,7 +90,7 @@ impl Bench {
             tasks.spawn(async move {
                 let mut phases = Phases::default();
                 for round in 0..rounds / concurrency {
-                    bench.life(&format!("{concurrency}-{worker}-{round}"), &mut phases).await?;
+                    bench.run_pod(&format!("{concurrency}-{worker}-{round}"), &mut phases).await?;
                 }
                 Ok::<_, RuntimeError>(phases)
             });
@@ -110,7 +110,7 @@ impl Bench {
         Ok(())
     }
 
-    async fn life(&self, uid: &str, phases: &mut Phases) -> Result<(), RuntimeError> {
+    async fn run_pod(&self, uid: &str, phases: &mut Phases) -> Result<(), RuntimeError> {
         let mut events = self.runtime.events();
         let began = Instant::now();
         self.runtime.create_pod(pod(uid)).await?;
@@ -126,7 +126,7 @@ impl Bench {
         phases.to_exit.push(began.elapsed());
         let began = Instant::now();
         self.runtime.remove_pod(uid).await?;
-        self.runtime.forget_owner(uid).await?;
+        self.runtime.delete_owner_storage(uid).await?;
         phases.removed.push(began.elapsed());
         Ok(())
     }

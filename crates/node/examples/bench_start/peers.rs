@@ -1,11 +1,11 @@
-//! Other tools, started the way people start them, with the namespaces and limits ours has as far as they know them.
+//! Other tools, started the way users start them, with our namespaces and limits as far as the tools support them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{Outcome, on_threads, row};
 
-/// First host id of the block peers map; nobody's.
+/// First host id of the block that peers map; unused on the host.
 const FIRST_ID: u32 = 1_000_000_000;
 
 pub(crate) fn measure(rounds: usize) -> Outcome<()> {
@@ -19,7 +19,8 @@ pub(crate) fn measure(rounds: usize) -> Outcome<()> {
         });
     }
     if installed("crun") {
-        // It refuses to run where only some controllers are in the unified tree, so that is hidden from it.
+        // crun refuses to run in hybrid mode, where the unified hierarchy has only some controllers, so that one is
+        // hidden.
         let line =
             "mountpoint -q /sys/fs/cgroup/unified && umount /sys/fs/cgroup/unified; exec \"$0\" peer crun \"$1\"";
         let mut command = Command::new("unshare");
@@ -29,7 +30,7 @@ pub(crate) fn measure(rounds: usize) -> Outcome<()> {
         }
     }
     if installed("runc") {
-        measure_hidden("runc", rounds)?;
+        measure_oci("runc", rounds)?;
     }
     if installed("podman") {
         let bundle = bundle()?;
@@ -46,8 +47,8 @@ pub(crate) fn measure(rounds: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures an OCI runtime, in the mount namespace this process was started in.
-pub(crate) fn measure_hidden(name: &str, rounds: usize) -> Outcome<()> {
+/// Measures an OCI runtime in the mount namespace of this process.
+pub(crate) fn measure_oci(name: &str, rounds: usize) -> Outcome<()> {
     let bundle = bundle()?;
     let label = match name {
         "crun" => "crun (no seccomp, no network)",
@@ -85,7 +86,7 @@ fn installed(program: &str) -> bool {
     found
 }
 
-/// The smallest bundle that isolates what ours isolates.
+/// A minimal OCI bundle with the same isolation as our sandboxes.
 fn bundle() -> std::io::Result<tempfile::TempDir> {
     let folder = super::folder()?;
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;

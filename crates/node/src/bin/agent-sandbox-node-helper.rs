@@ -1,10 +1,10 @@
-//! The node's helper as a program of its own, for embedders whose `main` is not theirs to start with `helper_main`, such
-//! as test harnesses.
+//! The node's helper as a separate program, for embedders that cannot call `helper_main` first in `main`, such as test
+//! harnesses.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     agent_sandbox_node::helper_main();
-    eprintln!("this program is started by the node, not by people");
+    eprintln!("this program is a helper that the node starts; it cannot be run directly");
     ExitCode::from(2)
 }

@@ -1,6 +1,6 @@
-//! Folders that hold at most so many bytes. As root a project quota holds such a folder where its file system has them; else it is a
-//! file system of its own in a sparse file; where neither can be had it is an ordinary folder, which somebody else has to measure.
-//! Every answer says which it is.
+//! Folders with a size limit. As root, a project quota enforces the limit where the file system supports it; otherwise
+//! the folder is a file system of its own in a sparse file. Where neither is possible it is an ordinary folder whose
+//! size the kubelet half has to measure. Every result says which mechanism is used.
 
 use std::fs;
 use std::io;
@@ -8,72 +8,79 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::hands::Hands;
+use crate::kernel::storage::owned_files::FileAccess;
 use crate::runtime::StorageMechanism;
 
+pub(crate) mod atomic_file;
+pub(crate) mod deferred_unmounts;
 mod disk;
-mod loops;
+pub(crate) mod layers;
+mod loop_files;
+pub(crate) mod owned_files;
 mod quota;
+pub(crate) mod termination_message;
 mod trash;
+pub(crate) mod tree;
 
 pub(crate) use disk::DiskSpace;
-use loops::Templates;
+use loop_files::Templates;
 use trash::Trash;
 
-/// Smallest file system worth making: below this the file system's own records are most of it.
-const SMALLEST: u64 = 4 << 20;
+/// Smallest limit: below this, a file system's own metadata would take most of the space.
+const MIN_LIMIT: u64 = 4 << 20;
 
-/// Makes and finds folders with limits.
+/// Creates, finds and removes folders with limits.
 pub(crate) struct Storage {
     data_dir: PathBuf,
-    /// Whether the file system of our folder holds limits of projects.
-    projects: bool,
-    /// Absent where file systems cannot be mounted.
+    /// Whether the data folder's file system enforces project quotas.
+    project_quotas: bool,
+    /// `None` where file systems cannot be mounted.
     templates: Option<Templates>,
-    /// Whether anything may be mounted below our folder. Most nodes never mount anything there, and the table of all mounts of
-    /// the machine is long.
+    /// Whether anything may be mounted below the data folder. Most nodes never mount anything there, and the machine's
+    /// mount table is long.
     mounts: AtomicBool,
     trash: Trash,
-    hands: Hands,
+    file_access: FileAccess,
 }
 
 impl Storage {
-    pub(crate) fn new(data_dir: &Path, privileged: bool, hands: Hands) -> Self {
+    pub(crate) fn new(data_dir: &Path, privileged: bool, file_access: FileAccess) -> Self {
         let templates = privileged.then(|| Templates::new(&data_dir.join("templates"))).flatten();
-        let trash = Trash::open(data_dir.join("trash"), hands.clone());
-        let projects = privileged && quota::holds_limits(data_dir);
+        let trash = Trash::open(data_dir.join("trash"), file_access.clone());
+        let project_quotas = privileged && quota::enforces_limits(data_dir);
         let mounts = fs::read_to_string("/proc/self/mountinfo");
         let mounts = AtomicBool::new(mounts.map_or(true, |table| !mount_points_below(&table, data_dir).is_empty()));
-        Self { data_dir: data_dir.to_owned(), projects, templates, mounts, trash, hands }
+        Self { data_dir: data_dir.to_owned(), project_quotas, templates, mounts, trash, file_access }
     }
 
-    /// What a tree that sandboxes have written takes up.
+    /// Bytes used by a tree that sandboxes have written.
     pub(crate) fn usage(&self, folder: &Path) -> u64 {
-        let counted = quota::project_of(folder).filter(|_| self.projects);
+        let counted = quota::project_of(folder).filter(|_| self.project_quotas);
         let counted = counted.and_then(|project| quota::used_bytes(folder, project).ok());
-        counted.unwrap_or_else(|| self.hands.usage(folder).bytes)
+        counted.unwrap_or_else(|| self.file_access.usage(folder).bytes)
     }
 
-    /// Removes a part of a folder at once.
+    /// Removes a part of a folder at once, without the trash.
     pub(crate) fn clear(&self, part: &Path) -> io::Result<()> {
-        self.hands.remove(part)
+        self.file_access.remove(part)
     }
 
-    /// Whether limits can be held.
-    pub(crate) fn holds_limits(&self) -> bool {
-        self.projects || self.templates.is_some()
+    /// Whether limits can be enforced.
+    pub(crate) fn enforces_limits(&self) -> bool {
+        self.project_quotas || self.templates.is_some()
     }
 
-    /// Makes (or finds, and mounts again) a folder. One that exists keeps the mechanism and the size it was made with.
+    /// Creates a folder, or finds it and mounts it again. An existing folder keeps the mechanism and the size it was
+    /// created with.
     pub(crate) fn ensure(&self, folder: &Path, limit: Option<u64>) -> io::Result<StorageMechanism> {
-        let image = image_of(folder);
+        let image = loop_file_of(folder);
         if !image.exists() {
             let fresh = !folder.exists();
-            let limit = limit.filter(|_| fresh).map(|bytes| bytes.max(SMALLEST));
-            if self.projects {
+            let limit = limit.filter(|_| fresh).map(|bytes| bytes.max(MIN_LIMIT));
+            if self.project_quotas {
                 fs::create_dir_all(folder)?;
                 match limit.map(|bytes| quota::limit(folder, bytes)) {
-                    // What was made before keeps what it has.
+                    // An existing folder keeps its mechanism.
                     None if !fresh => return Ok(mechanism_of(folder)),
                     None => return Ok(StorageMechanism::Measured),
                     Some(Ok(())) => return Ok(StorageMechanism::ProjectQuota),
@@ -90,7 +97,7 @@ impl Storage {
                 fs::create_dir_all(parent)?;
             }
             if let Err(error) = templates.make(bytes, &image) {
-                tracing::warn!(%error, folder = %folder.display(), "A size limit is measured only: its file system cannot be made");
+                tracing::warn!(%error, folder = %folder.display(), "A size limit is only measured: its file system cannot be created");
                 fs::create_dir_all(folder)?;
                 return Ok(StorageMechanism::Measured);
             }
@@ -98,15 +105,15 @@ impl Storage {
         fs::create_dir_all(folder)?;
         if !is_mounted(folder)? {
             self.mounts.store(true, Ordering::Release);
-            loops::mount(&image, folder)?;
-            // The first mount finds what mkfs made.
+            loop_files::mount(&image, folder)?;
+            // The first mount contains the folder that mkfs creates.
             let _ = fs::remove_dir(folder.join("lost+found"));
         }
         Ok(StorageMechanism::LoopFile)
     }
 
-    /// Removes a folder and everything in it. It is gone when this returns; what it took of the disk comes back a moment later, or
-    /// at once when the disk is short.
+    /// Removes a folder and everything in it. The folder is gone when this returns; its disk space is freed a moment
+    /// later, or at once when the disk is nearly full.
     pub(crate) fn remove(&self, folder: &Path) -> io::Result<()> {
         if !folder.exists() {
             return Ok(());
@@ -114,15 +121,15 @@ impl Storage {
         if self.templates.is_some() && self.mounts.load(Ordering::Acquire) {
             unmount_below(folder)?;
         }
-        if self.projects {
-            release_projects(folder);
+        if self.project_quotas {
+            release_quotas(folder);
         }
         self.trash.put(folder)?;
-        self.trash.put(&image_of(folder))
+        self.trash.put(&loop_file_of(folder))
     }
 
-    /// Removes a folder that mostly holds a few small files. Those go at once: written a moment ago, they need never reach the disk.
-    /// With folders in it, which may be anything, it goes like any other.
+    /// Removes a folder that usually contains only a few small files. Those are removed at once: if they were written a
+    /// moment ago, they never reach the disk. A folder with subfolders, which may be large, is removed like any other.
     pub(crate) fn remove_records(&self, folder: &Path) -> io::Result<()> {
         let entries = match fs::read_dir(folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -138,18 +145,18 @@ impl Storage {
             }
         }
         match fs::remove_dir(folder) {
-            // A removal that was given up half-way may still have been at it.
+            // A cancelled earlier removal may still have been running.
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Gives back at once what removed folders still take of the disk.
+    /// Frees at once the disk space of removed folders.
     pub(crate) fn empty_trash(&self) {
         self.trash.empty();
     }
 
-    /// Takes every mount below our folder away; what is in them stays.
+    /// Unmounts everything below the data folder; the contents stay in their files.
     pub(crate) fn close(&self) {
         self.trash.empty();
         if self.templates.is_some()
@@ -160,8 +167,8 @@ impl Storage {
     }
 }
 
-/// Gives a new volume's root to everybody in the Pod, or to a group of it.
-pub(crate) fn open_to_all(folder: &Path, group: Option<u32>) -> io::Result<()> {
+/// Sets the permissions of a new volume's root: writable by every user of the Pod, and owned by `group` if given.
+pub(crate) fn set_volume_permissions(folder: &Path, group: Option<u32>) -> io::Result<()> {
     let mode = if group.is_some() { 0o2777 } else { 0o777 };
     if let Some(group) = group {
         std::os::unix::fs::lchown(folder, None, Some(group))?;
@@ -172,15 +179,16 @@ pub(crate) fn open_to_all(folder: &Path, group: Option<u32>) -> io::Result<()> {
     Ok(())
 }
 
-/// The file a folder's file system is in, beside the folder: names of folders here never begin with a dot.
-fn image_of(folder: &Path) -> PathBuf {
+/// The file that contains a folder's file system. It is next to the folder: names of folders here never begin with a
+/// dot.
+fn loop_file_of(folder: &Path) -> PathBuf {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     folder.with_file_name(format!(".{name}.ext4"))
 }
 
-/// Which mechanism holds a folder.
+/// The mechanism that limits a folder.
 pub(crate) fn mechanism_of(folder: &Path) -> StorageMechanism {
-    if image_of(folder).exists() {
+    if loop_file_of(folder).exists() {
         StorageMechanism::LoopFile
     } else if quota::project_of(folder).is_some() {
         StorageMechanism::ProjectQuota
@@ -189,12 +197,12 @@ pub(crate) fn mechanism_of(folder: &Path) -> StorageMechanism {
     }
 }
 
-/// Takes away the limits of a folder and of those in it: an owner's folder holds those of its layers.
-fn release_projects(folder: &Path) {
+/// Removes the quotas of a folder and of the folders in it: an owner's folder contains one folder per layer.
+fn release_quotas(folder: &Path) {
     let inner = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     for path in inner.chain([folder.to_owned()]).filter(|path| path.is_dir() && !path.is_symlink()) {
         if let Some(Err(error)) = quota::project_of(&path).map(|project| quota::release(&path, project)) {
-            tracing::debug!(%error, folder = %path.display(), "A limit of nothing stays behind");
+            tracing::debug!(%error, folder = %path.display(), "The quota of a removed folder could not be released");
         }
     }
 }
@@ -204,13 +212,13 @@ fn is_mounted(folder: &Path) -> io::Result<bool> {
     Ok(fs::metadata(folder)?.dev() != fs::metadata(above)?.dev())
 }
 
-/// Unmounts whatever is mounted at a folder of ours or below it, deepest first.
+/// Unmounts everything at or below a folder, deepest first.
 pub(crate) fn unmount_below(folder: &Path) -> io::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let mut points = mount_points_below(&mounts, folder);
     points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
     for point in points {
-        // Sandboxes that are still there keep what they have open.
+        // Detached, so that sandboxes that still use a mount keep it.
         rustix::mount::unmount(&point, rustix::mount::UnmountFlags::DETACH)?;
     }
     Ok(())
@@ -221,7 +229,7 @@ fn mount_points_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
     points.map(|point| PathBuf::from(unescape(point))).filter(|point| point.starts_with(folder)).collect()
 }
 
-/// Blanks and the like are written as three octal digits.
+/// mountinfo writes blanks and similar characters as three octal digits.
 fn unescape(text: &str) -> String {
     ["\\040", "\\011", "\\012", "\\134"]
         .iter()
@@ -241,9 +249,9 @@ mod tests {
     }
 
     #[test]
-    fn records_are_gone_at_once_and_whatever_else_lies_with_them_too() {
+    fn small_files_are_removed_at_once_and_folders_through_the_trash() {
         let data = tempfile::tempdir().unwrap();
-        let storage = Storage::new(data.path(), false, Hands::Own);
+        let storage = Storage::new(data.path(), false, FileAccess::Direct);
         let folder = data.path().join("pod");
         storage.remove_records(&folder).unwrap();
         for with_volume in [false, true] {
@@ -266,8 +274,8 @@ mod tests {
             return;
         }
         let data = tempfile::tempdir().unwrap();
-        let storage = Storage::new(data.path(), true, Hands::Own);
-        if !storage.holds_limits() {
+        let storage = Storage::new(data.path(), true, FileAccess::Direct);
+        if !storage.enforces_limits() {
             eprintln!("skipped: needs mkfs.ext4 and loop devices");
             return;
         }
@@ -284,7 +292,7 @@ mod tests {
             }
         };
         assert!(inodes_end == Some(libc::ENOSPC) && files < 100_000, "{inodes_end:?} after {files}");
-        // Somebody inside still has it open: what is mounted again is the same file system, not a second one.
+        // A process still has a file open: mounting again must attach the same file system, not a second one.
         let held = fs::File::open(folder.join("kept")).unwrap();
         storage.close();
         assert!(!folder.join("kept").exists(), "nothing is mounted any more");
@@ -296,7 +304,7 @@ mod tests {
         assert_eq!(storage.ensure(&folder, None).unwrap(), StorageMechanism::LoopFile, "what it was made as stays");
         assert_eq!(fs::read_to_string(folder.join("kept")).unwrap(), "kept");
         storage.remove(&folder).unwrap();
-        assert!(!folder.exists() && !image_of(&folder).exists());
+        assert!(!folder.exists() && !loop_file_of(&folder).exists());
         let plain = data.path().join("volumes/plain");
         assert_eq!(storage.ensure(&plain, None).unwrap(), StorageMechanism::Measured);
         storage.close();

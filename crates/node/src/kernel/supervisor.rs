@@ -1,5 +1,5 @@
-//! The small parent process of one Pod: it made the Pod's namespaces, forks its containers, reads their output into logs,
-//! notes how they end, and answers the node on a socket. It outlives the node.
+//! The small parent process of one Pod: it creates the Pod's namespaces, forks its containers, writes their output to
+//! logs, records their exits, and serves the node on a socket. It outlives the node.
 //!
 //! Single-threaded on purpose: it forks and changes namespaces, and it should cost next to nothing while idle.
 
@@ -11,32 +11,37 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::launch::PodNamespaces;
-use super::net;
-use super::oci;
-use super::plan::{GroundPlan, PodPlan};
-use super::sys;
-use super::walls::{Named, Step};
-use super::wire::{self, Answer, Begin, Call, Failure, MAX_PACKET, Message, Request};
+use crate::kernel::container::launch::PodNamespaces;
+use crate::kernel::container::oci;
+use crate::kernel::container::step::{StepExt, StepResult};
+use crate::kernel::net;
+use crate::kernel::sys;
 use crate::runtime::PodSandbox;
 
+pub(crate) mod client;
 mod containers;
 mod execs;
 mod logs;
 mod oci_containers;
 mod pause;
+pub(crate) mod plan;
 mod pod;
+pub(crate) mod protocol;
 pub(crate) mod records;
+pub(crate) mod spawner;
 mod streams;
 
 use containers::Container;
 use execs::RunningExec;
-use pod::Ground;
+use plan::{PodBasePlan, PodPlan};
+use pod::PodBase;
+use protocol::{Call, Failure, MAX_PACKET, Message, Request, Response, Setup};
 
 /// The listening socket in the Pod's folder.
 pub(crate) const SOCKET: &str = "supervisor.sock";
 
-/// One peer: usually the node, over the socket it started us with or over the named one after its restart.
+/// A connection of a peer, usually the node: the socket that the supervisor was started with, or one accepted on the
+/// named socket after the node's restart.
 struct Connection {
     id: u64,
     socket: OwnedFd,
@@ -47,11 +52,11 @@ struct Supervisor {
     plan: PodPlan,
     sandbox: PodSandbox,
     namespaces: PodNamespaces,
-    /// Our own process namespace, to come back to after forking into a container's.
+    /// The supervisor's own pid namespace, to return to after forking into a container's.
     own_pid_namespace: OwnedFd,
     own_net_namespace: OwnedFd,
-    /// The program that isolates the containers, when it is not us.
-    oci: Option<oci::Runtime>,
+    /// The OCI runtime that isolates the containers, if it is not the built-in isolation.
+    oci: Option<oci::OciRuntime>,
     filter: Vec<libc::sock_filter>,
     listener: OwnedFd,
     signals: OwnedFd,
@@ -59,110 +64,114 @@ struct Supervisor {
     next_connection: u64,
     containers: Vec<Container>,
     execs: Vec<RunningExec>,
-    /// Set by a shutdown: answer this request once everything is gone, then end.
-    ending: Option<(u64, u64)>,
-    /// Whether memory is kept that a waiting supervisor has no use for.
-    untidy: bool,
-    /// For what containers write. Packets are read into memory that is given back: a supervisor waits far longer than it works.
+    /// Set by a shutdown: the connection and request to respond to once everything is gone, before the supervisor
+    /// exits.
+    shutdown: Option<(u64, u64)>,
+    /// Whether freed memory should be returned to the kernel once the supervisor is idle.
+    trim_pending: bool,
+    /// Buffer for containers' output. Packets are read into memory that is freed again: a supervisor is idle most of
+    /// its life.
     buffer: Vec<u8>,
 }
 
-/// How long nothing happens before memory is given back. A Pod that ends soon never pays for that, and for having it again.
-const TIDY_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Idle time before freed memory is returned to the kernel. A short-lived Pod never pays for that.
+const TRIM_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Most that is read of a container's output at a time.
+/// Maximum number of bytes of a container's output that is read at a time.
 const OUTPUT_BUFFER: usize = 16 * 1024;
 
-/// Runs as a supervisor until its Pod is removed. On `control`, a connected socket, it is told what to make.
+/// Runs a supervisor until its Pod is removed. It receives its plans on `control`, a connected socket.
 pub(crate) fn main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
-    match begin(&control, filter) {
+    match set_up(&control, filter) {
         Ok(Some(mut supervisor)) => {
-            let ready = Answer::Ready(supervisor.sandbox.clone());
-            // A node that died meanwhile finds us by the socket in the Pod's folder.
-            let _ = wire::send(&control, &Message::Answer { id: 0, answer: ready }, &[]);
+            let ready = Response::Ready(supervisor.sandbox.clone());
+            // If the node has died meanwhile, its next process connects through the socket in the Pod's folder.
+            let _ = protocol::send(&control, &Message::Response { id: 0, response: ready }, &[]);
             supervisor.add_connection(control);
             supervisor.serve()
         }
-        // Kept ready, and never needed.
+        // The supervisor was kept ready for a Pod and never needed.
         Ok(None) => 0,
         Err((step, error)) => {
             let failure = Failure::Kernel {
                 step: if error.raw_os_error().is_some() { step.to_owned() } else { format!("{step} ({error})") },
                 errno: error.raw_os_error().unwrap_or(libc::EIO),
             };
-            let _ = wire::send(&control, &Message::Answer { id: 0, answer: Answer::Failed(failure) }, &[]);
+            let _ = protocol::send(&control, &Message::Response { id: 0, response: Response::Failed(failure) }, &[]);
             1
         }
     }
 }
 
-/// Makes the ground, waits for the Pod that is to stand on it, and makes that. `None` when the node goes away before.
-fn begin(control: &OwnedFd, filter: Vec<libc::sock_filter>) -> Step<Option<Supervisor>> {
-    sys::ignore_broken_pipes();
+/// Creates the base, waits for the plan of a Pod, and creates the Pod on that base. `None` when the node closes the
+/// connection before.
+fn set_up(control: &OwnedFd, filter: Vec<libc::sock_filter>) -> StepResult<Option<Supervisor>> {
+    sys::ignore_sigpipe();
     let signals = sys::signal_descriptor(&[libc::SIGCHLD, libc::SIGTERM]).step("preparing signals")?;
     rustix::net::sockopt::set_socket_send_buffer_size(control, 4 * MAX_PACKET).step("sizing the control socket")?;
     sys::set_child_subreaper().step("becoming a sub-reaper")?;
-    let Some((Begin::Ground { answer }, file)) = receive_begin(control)? else { return Ok(None) };
-    let plan: GroundPlan = wire::read_memory_file(file).step("reading the plan")?;
-    let ground = match Ground::make(&plan) {
-        Ok(ground) => ground,
+    let Some((Setup::Base { answer }, file)) = receive_setup(control)? else { return Ok(None) };
+    let plan: PodBasePlan = protocol::read_memory_file(file).step("reading the plan")?;
+    let base = match PodBase::create(&plan) {
+        Ok(base) => base,
         Err(error) => {
-            pod::leave(&plan);
+            pod::leave_cgroups(&plan);
             return Err(error);
         }
     };
-    let settled = settle(control, answer, ground, signals, filter);
-    if !matches!(settled, Ok(Some(_))) {
-        // Nobody may be there any more to do it for us.
-        pod::leave(&plan);
+    let supervisor = wait_for_pod(control, answer, base, signals, filter);
+    if !matches!(supervisor, Ok(Some(_))) {
+        // The node may be gone and unable to remove the cgroups.
+        pod::leave_cgroups(&plan);
     }
-    settled
+    supervisor
 }
 
-/// Waits for the Pod and makes it; `None` when the node goes away before.
-fn settle(
+/// Waits for the Pod's plan and creates the Pod; `None` when the node closes the connection before.
+fn wait_for_pod(
     control: &OwnedFd,
     answer: bool,
-    ground: Ground,
+    base: PodBase,
     signals: OwnedFd,
     filter: Vec<libc::sock_filter>,
-) -> Step<Option<Supervisor>> {
+) -> StepResult<Option<Supervisor>> {
     if answer {
-        let ready = Message::Answer { id: 0, answer: Answer::Done };
-        if wire::send(control, &ready, &[]).is_err() {
+        let ready = Message::Response { id: 0, response: Response::Done };
+        if protocol::send(control, &ready, &[]).is_err() {
             return Ok(None);
         }
         sys::trim_heap();
     }
-    let Some((Begin::Pod, file)) = receive_begin(control)? else { return Ok(None) };
-    let plan: PodPlan = wire::read_memory_file(file).step("reading the plan")?;
-    start(plan, ground, signals, filter).map(Some)
+    let Some((Setup::Pod, file)) = receive_setup(control)? else { return Ok(None) };
+    let plan: PodPlan = protocol::read_memory_file(file).step("reading the plan")?;
+    start(plan, base, signals, filter).map(Some)
 }
 
-/// One message of the beginning with its memory file; `None` when nobody is there any more.
-fn receive_begin(control: &OwnedFd) -> Step<Option<(Begin, OwnedFd)>> {
+/// Receives one set-up message with its memory file; `None` when the connection is closed.
+fn receive_setup(control: &OwnedFd) -> StepResult<Option<(Setup, OwnedFd)>> {
     loop {
-        match wire::receive::<Begin>(control) {
-            Ok(Some((begin, descriptors))) => {
+        match protocol::receive::<Setup>(control) {
+            Ok(Some((setup, descriptors))) => {
                 let file = descriptors.into_iter().next();
                 let file = file.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADMSG)).step("reading the plan")?;
-                return Ok(Some((begin, file)));
+                return Ok(Some((setup, file)));
             }
             Ok(None) => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => return Ok(None),
-            Err(error) => return Err(("waiting for a Pod", error)),
+            Err(error) => return Err(("waiting for the Pod's plan", error)),
         }
     }
 }
 
-fn start(plan: PodPlan, mut ground: Ground, signals: OwnedFd, filter: Vec<libc::sock_filter>) -> Step<Supervisor> {
-    let oci =
-        oci::Runtime::of(&plan).map_err(|failure| ("finding the runtime", io::Error::other(format!("{failure:?}"))))?;
-    pod::settle(&plan, &mut ground.namespaces)?;
+fn start(plan: PodPlan, mut base: PodBase, signals: OwnedFd, filter: Vec<libc::sock_filter>) -> StepResult<Supervisor> {
+    let oci = oci::OciRuntime::of(&plan)
+        .map_err(|failure| ("finding the runtime", io::Error::other(format!("{failure:?}"))))?;
+    pod::configure(&plan, &mut base.namespaces)?;
     if !plan.ids.is_privileged() {
-        // Without privilege there is no way back into the host's network, and no need for it: stay inside.
-        sys::setns(ground.namespaces.net.as_fd(), libc::CLONE_NEWNET).step("joining the network namespace")?;
+        // Without privilege the supervisor cannot return to the host's network namespace, and does not need it, so it
+        // stays in the Pod's.
+        sys::setns(base.namespaces.net.as_fd(), libc::CLONE_NEWNET).step("joining the network namespace")?;
     }
     let listener = listen(&plan.dir).step("listening on the Pod's socket")?;
     let (first_host_id, id_count) = plan.ids.host_range();
@@ -178,9 +187,9 @@ fn start(plan: PodPlan, mut ground: Ground, signals: OwnedFd, filter: Vec<libc::
     Ok(Supervisor {
         plan,
         sandbox,
-        namespaces: ground.namespaces,
-        own_pid_namespace: ground.own_pid_namespace,
-        own_net_namespace: ground.own_net_namespace,
+        namespaces: base.namespaces,
+        own_pid_namespace: base.own_pid_namespace,
+        own_net_namespace: base.own_net_namespace,
         oci,
         filter,
         listener,
@@ -189,13 +198,13 @@ fn start(plan: PodPlan, mut ground: Ground, signals: OwnedFd, filter: Vec<libc::
         next_connection: 0,
         containers: Vec::new(),
         execs: Vec::new(),
-        ending: None,
-        untidy: true,
+        shutdown: None,
+        trim_pending: true,
         buffer: vec![0; OUTPUT_BUFFER],
     })
 }
 
-/// The name is bound relative to the folder: absolute paths may be longer than a socket address.
+/// The socket is bound by a relative name: absolute paths may be longer than a socket address.
 fn listen(dir: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -213,7 +222,7 @@ fn listen(dir: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// What a ready descriptor belongs to.
+/// The owner of a ready descriptor.
 #[derive(Clone, Copy)]
 enum Source {
     Listener,
@@ -229,19 +238,19 @@ impl Supervisor {
         self.connections.push(Connection { id: self.next_connection, socket, open: true });
     }
 
-    /// Works until the Pod has been shut down.
+    /// Serves until the Pod has been shut down.
     fn serve(&mut self) -> i32 {
         loop {
-            if let Some((connection, request)) = self.ending
+            if let Some((connection, request)) = self.shutdown
                 && self.containers.iter().all(|container| container.pid.is_none())
                 && self.execs.is_empty()
             {
                 self.clean_up();
-                self.answer(connection, request, Answer::Done, &[]);
+                self.respond(connection, request, Response::Done, &[]);
                 return 0;
             }
             let ready = self.wait();
-            if ready.is_empty() && std::mem::take(&mut self.untidy) {
+            if ready.is_empty() && std::mem::take(&mut self.trim_pending) {
                 sys::trim_heap();
             }
             for (source, ready) in ready {
@@ -268,7 +277,7 @@ impl Supervisor {
                 set.push(PollFd::new(&attached.fd, attached.interest()));
             }
         }
-        match poll(&mut set, self.untidy.then_some(&TIDY_AFTER)) {
+        match poll(&mut set, self.trim_pending.then_some(&TRIM_DELAY)) {
             Ok(_) => {
                 let ready = set.iter().map(PollFd::revents).collect::<Vec<_>>();
                 sources.into_iter().zip(ready).filter(|(_, flags)| !flags.is_empty()).collect()
@@ -282,7 +291,7 @@ impl Supervisor {
             Source::Listener => {
                 let flags = SocketFlags::CLOEXEC;
                 if let Ok(socket) = rustix::net::accept_with(&self.listener, flags) {
-                    // A peer that does not read must not stop us.
+                    // With a large buffer, a peer that does not read does not block the supervisor.
                     let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 * MAX_PACKET);
                     self.add_connection(socket);
                 }
@@ -318,19 +327,19 @@ impl Supervisor {
         while let Ok(Some((pid, status))) = sys::reap_any() {
             self.note_exit(pid, status);
         }
-        if terminate && self.ending.is_none() {
+        if terminate && self.shutdown.is_none() {
             self.shut_down(0, 0);
         }
     }
 
     fn handle_connection(&mut self, id: u64) {
         let Some(connection) = self.connections.iter().find(|connection| connection.id == id) else { return };
-        match wire::receive::<Request>(&connection.socket) {
+        match protocol::receive::<Request>(&connection.socket) {
             Ok(Some((request, descriptors))) => self.call(id, request, descriptors),
             Ok(None) => self.close_connection(id),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                self.answer(id, 0, Answer::Failed(Failure::Protocol { message: error.to_string() }), &[]);
+                self.respond(id, 0, Response::Failed(Failure::Protocol { message: error.to_string() }), &[]);
             }
             Err(_) => self.close_connection(id),
         }
@@ -341,8 +350,8 @@ impl Supervisor {
             connection.open = false;
         }
         self.forget_exec_peers(id);
-        let alone = self.connections.iter().all(|connection| !connection.open);
-        if alone && self.plan.ends_with_node && self.ending.is_none() {
+        let no_connections = self.connections.iter().all(|connection| !connection.open);
+        if no_connections && self.plan.ends_with_node && self.shutdown.is_none() {
             self.shut_down(0, 0);
         }
     }
@@ -352,22 +361,22 @@ impl Supervisor {
         let result = match request.call {
             Call::Start => self.start_container(descriptors),
             Call::Signal { container, signal } => {
-                self.signal_container(&container, signal).map(|()| (Answer::Done, None))
+                self.signal_container(&container, signal).map(|()| (Response::Done, None))
             }
-            Call::Kill { container } => self.kill_container(&container).map(|()| (Answer::Done, None)),
+            Call::Kill { container } => self.kill_container(&container).map(|()| (Response::Done, None)),
             Call::Exec(exec) => {
-                self.start_exec(connection, id, exec, descriptors).map(|terminal| (Answer::Done, terminal))
+                self.start_exec(connection, id, exec, descriptors).map(|terminal| (Response::Done, terminal))
             }
             Call::KillExec { exec } => {
                 self.kill_exec(connection, exec);
-                Ok((Answer::Done, None))
+                Ok((Response::Done, None))
             }
             Call::Attach { container, stdin, stdout, stderr } => {
-                self.attach(&container, stdin, stdout, stderr, descriptors).map(|input| (Answer::Done, input))
+                self.attach(&container, stdin, stdout, stderr, descriptors).map(|input| (Response::Done, input))
             }
-            Call::Socket { ipv6 } => self.open_socket(ipv6).map(|socket| (Answer::Done, Some(socket))),
+            Call::Socket { ipv6 } => self.open_socket(ipv6).map(|socket| (Response::Done, Some(socket))),
             Call::PacketFilter => net::open_filter_socket()
-                .map(|socket| (Answer::Done, Some(socket)))
+                .map(|socket| (Response::Done, Some(socket)))
                 .map_err(|error| Failure::kernel("opening the packet filter inside the Pod", &error)),
             Call::State => Ok((self.state(), None)),
             Call::Shutdown => {
@@ -376,35 +385,37 @@ impl Supervisor {
             }
         };
         match result {
-            Ok((answer, descriptor)) => {
+            Ok((response, descriptor)) => {
                 let descriptors = descriptor.iter().map(AsFd::as_fd).collect::<Vec<_>>();
-                self.answer(connection, id, answer, &descriptors);
+                self.respond(connection, id, response, &descriptors);
             }
-            Err(failure) => self.answer(connection, id, Answer::Failed(failure), &[]),
+            Err(failure) => self.respond(connection, id, Response::Failed(failure), &[]),
         }
-        self.untidy = true;
+        self.trim_pending = true;
     }
 
-    fn answer(&mut self, connection: u64, id: u64, answer: Answer, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
-        self.tell(Some(connection), &Message::Answer { id, answer }, descriptors);
+    fn respond(&mut self, connection: u64, id: u64, response: Response, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+        self.send(Some(connection), &Message::Response { id, response }, descriptors);
     }
 
-    /// Sends to one connection, or to all. A peer that cannot take it is closed: it will ask for the state again.
-    fn tell(&mut self, to: Option<u64>, message: &Message, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+    /// Sends to one connection, or to all. A peer that cannot receive is disconnected: it will reconnect and ask for
+    /// the state.
+    fn send(&mut self, to: Option<u64>, message: &Message, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
         for connection in &mut self.connections {
-            if to.is_none_or(|id| id == connection.id) && wire::send(&connection.socket, message, descriptors).is_err()
+            if to.is_none_or(|id| id == connection.id)
+                && protocol::send(&connection.socket, message, descriptors).is_err()
             {
                 connection.open = false;
             }
         }
     }
 
-    fn state(&self) -> Answer {
+    fn state(&self) -> Response {
         let containers = self.containers.iter().map(|container| container.state.clone()).collect();
-        Answer::State { sandbox: self.sandbox.clone(), containers }
+        Response::State { sandbox: self.sandbox.clone(), containers }
     }
 
-    /// A socket made inside the Pod's network namespace; who connects it, and from where, no longer matters.
+    /// A socket created inside the Pod's network namespace; the process that connects it can be in any namespace.
     fn open_socket(&self, ipv6: bool) -> Result<OwnedFd, Failure> {
         let failed = |error: io::Error| Failure::kernel("opening a socket inside the Pod", &error);
         let open = || {
@@ -417,7 +428,7 @@ impl Supervisor {
         }
         sys::setns(self.namespaces.net.as_fd(), libc::CLONE_NEWNET).map_err(failed)?;
         let socket = open();
-        // Staying inside would make every later call wrong: ending takes the Pod down, which is the lesser harm.
+        // Staying in the Pod's namespace would break every later call.
         if let Err(error) = sys::setns(self.own_net_namespace.as_fd(), libc::CLONE_NEWNET) {
             return Err(failed(error));
         }
@@ -425,7 +436,7 @@ impl Supervisor {
     }
 
     fn shut_down(&mut self, connection: u64, request: u64) {
-        self.ending = Some((connection, request));
+        self.shutdown = Some((connection, request));
         for container in &self.containers {
             container.kill();
         }
@@ -433,7 +444,7 @@ impl Supervisor {
             let _ = sys::kill(exec.pid, libc::SIGKILL);
         }
         if let Some((_, holder)) = &self.namespaces.shared_processes {
-            // Whatever is left in the shared namespace goes with its first process.
+            // All processes left in the shared pid namespace are killed with its first process.
             let _ = sys::kill(*holder, libc::SIGKILL);
         }
     }
@@ -443,8 +454,8 @@ impl Supervisor {
             let _ = container.plan.cgroup.remove();
         }
         if self.plan.ends_with_node && self.connections.iter().all(|connection| !connection.open) {
-            // Nobody is left to remove the Pod's groups once we are gone.
-            pod::leave(&self.plan);
+            // No node is connected that could remove the Pod's cgroups after the supervisor's exit.
+            pod::leave_cgroups(&self.plan);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Kernel calls that no crate of ours wraps, each made safe here so that the rest of the kernel half has no `unsafe`.
+//! System calls that no dependency wraps, each wrapped safely here so that the rest of the kernel half needs no
+//! `unsafe`.
 
 #![expect(unsafe_code, reason = "raw system calls: namespaces, mounts, capabilities, seccomp")]
 
@@ -7,15 +8,15 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-pub(crate) mod lent;
-pub(crate) mod twin;
+pub(crate) mod clone_vm;
+pub(crate) mod vfork;
 
-/// Turns a `-1` answer into the error of this thread.
-fn check(answer: libc::c_long) -> io::Result<libc::c_long> {
-    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+/// Turns a negative result into this thread's `errno`.
+fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Which side of a fork this is.
+/// The side of a fork.
 pub(crate) enum Fork {
     Child,
     Parent(i32),
@@ -24,25 +25,25 @@ pub(crate) enum Fork {
 /// Forks with namespace flags (`CLONE_NEWPID`, …), the child running on a copy of this stack.
 ///
 /// # Errors
-/// The kernel's. The caller must be single-threaded: the child goes on with ordinary Rust, allocation included.
+/// The kernel's. The caller must be single-threaded: the child continues with ordinary Rust code, including allocation.
 pub(crate) fn fork_with(flags: libc::c_int) -> io::Result<Fork> {
-    // SAFETY: without CLONE_VM this is fork(2): the child has its own copy of memory. Helpers are single-threaded, so no
-    // lock can be held by a thread that does not exist in the child.
+    // SAFETY: without CLONE_VM this is fork(2): the child has its own copy of memory. Helpers are single-threaded, so
+    // no lock can be held by a thread that does not exist in the child.
     let pid = check(unsafe {
         libc::syscall(libc::SYS_clone, libc::c_long::from(flags | libc::SIGCHLD), 0_usize, 0_usize, 0_usize, 0_usize)
     })?;
     Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
 }
 
-/// Of clone3: the child is born in the group whose descriptor is given.
-const INTO_CGROUP: u64 = 0x2_0000_0000;
+/// Flag of clone3: the child is created in the cgroup whose descriptor is given.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// As [`fork_with`], the child being in a group of the unified tree from its first moment. Moving it there later would wait
-/// for every processor of the machine.
+/// As [`fork_with`], with the child created in a cgroup of the unified hierarchy. Moving it there later would wait for
+/// every processor of the machine.
 pub(crate) fn fork_into(flags: libc::c_int, group: BorrowedFd<'_>) -> io::Result<Fork> {
     // SAFETY: all zeroes is a valid value: no flag, no pointer.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
-    arguments.flags = flags as u64 | INTO_CGROUP;
+    arguments.flags = flags as u64 | CLONE_INTO_CGROUP;
     arguments.exit_signal = libc::SIGCHLD as u64;
     arguments.cgroup = group.as_raw_fd() as u64;
     // SAFETY: as for `fork_with`; no stack is given, so the child runs on a copy of this one.
@@ -54,7 +55,7 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
 
-/// Ends a forked child without running the parent's exit handlers.
+/// Exits a forked child without running the parent's exit handlers.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit never returns and touches nothing.
     unsafe { libc::_exit(code) }
@@ -70,7 +71,7 @@ pub(crate) fn setns(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<
     check(libc::c_long::from(unsafe { libc::setns(namespace.as_raw_fd(), kind) })).map(drop)
 }
 
-/// What to change on a mount, for [`mount_setattr`].
+/// The changes for [`mount_setattr`].
 #[derive(Clone, Copy, Default)]
 pub(crate) struct MountChange<'a> {
     pub(crate) set: u64,
@@ -85,7 +86,7 @@ pub(crate) const ATTR_NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 pub(crate) const ATTR_NODEV: u64 = libc::MOUNT_ATTR_NODEV;
 pub(crate) const ATTR_NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 
-/// Changes a mount's attributes: read-only, nosuid, propagation, shift of user ids.
+/// Changes a mount's attributes: read-only, nosuid, propagation, id mapping.
 pub(crate) fn mount_setattr(mount: BorrowedFd<'_>, change: MountChange<'_>) -> io::Result<()> {
     let mut flags = libc::AT_EMPTY_PATH;
     if change.recursive {
@@ -115,7 +116,7 @@ pub(crate) fn mount_setattr(mount: BorrowedFd<'_>, change: MountChange<'_>) -> i
     .map(drop)
 }
 
-/// Makes `path` and everything below it private, so that nothing mounted here is seen outside.
+/// Makes `path` and everything below it private, so that mounts made here are not visible outside.
 pub(crate) fn make_private_recursive(path: &CStr) -> io::Result<()> {
     // SAFETY: null source, type and data are documented for a propagation change.
     check(libc::c_long::from(unsafe {
@@ -130,7 +131,7 @@ pub(crate) fn make_private_recursive(path: &CStr) -> io::Result<()> {
     .map(drop)
 }
 
-/// The kernel's capability sets of this process: effective, permitted and inheritable become `mask`.
+/// Sets the effective, permitted and inheritable capabilities of this process to `mask`.
 pub(crate) fn set_capabilities(mask: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
@@ -153,11 +154,11 @@ pub(crate) fn set_capabilities(mask: u64) -> io::Result<()> {
 
 fn prctl(option: libc::c_int, second: libc::c_ulong, third: libc::c_ulong) -> io::Result<libc::c_int> {
     // SAFETY: every caller in this module passes options whose arguments are plain integers.
-    let answer = unsafe { libc::prctl(option, second, third, 0 as libc::c_ulong, 0 as libc::c_ulong) };
-    check(libc::c_long::from(answer)).map(|value| value as libc::c_int)
+    let result = unsafe { libc::prctl(option, second, third, 0 as libc::c_ulong, 0 as libc::c_ulong) };
+    check(libc::c_long::from(result)).map(|value| value as libc::c_int)
 }
 
-/// Drops a capability from the bounding set. `EINVAL` means the kernel does not know it: success.
+/// Drops a capability from the bounding set. `EINVAL` means that the kernel does not know it.
 pub(crate) fn drop_bounding(capability: u32) -> io::Result<()> {
     prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0).map(drop)
 }
@@ -174,17 +175,17 @@ pub(crate) fn set_no_new_privileges() -> io::Result<()> {
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map(drop)
 }
 
-/// Keeps permitted capabilities over the change to another user.
+/// Keeps permitted capabilities over a change of user.
 pub(crate) fn keep_capabilities() -> io::Result<()> {
     prctl(libc::PR_SET_KEEPCAPS, 1, 0).map(drop)
 }
 
-/// Whether other processes of the same user may look into this one (`/proc/<pid>`, ptrace).
+/// Whether other processes of the same user may access this one (`/proc/<pid>`, ptrace).
 pub(crate) fn set_dumpable(dumpable: bool) -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(dumpable), 0).map(drop)
 }
 
-/// The signal this process gets when its parent dies.
+/// Sets the signal that this process gets when its parent dies.
 pub(crate) fn set_parent_death_signal(signal: libc::c_int) -> io::Result<()> {
     prctl(libc::PR_SET_PDEATHSIG, signal as libc::c_ulong, 0).map(drop)
 }
@@ -193,11 +194,11 @@ pub(crate) fn set_child_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map(drop)
 }
 
-/// The name shown by `ps`: at most 15 bytes count.
+/// Sets the name shown by `ps`, at most 15 bytes.
 pub(crate) fn set_process_name(name: &CStr) -> io::Result<()> {
     // SAFETY: a valid C string that outlives the call.
-    let answer = unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
-    check(libc::c_long::from(answer)).map(drop)
+    let result = unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
+    check(libc::c_long::from(result)).map(drop)
 }
 
 pub(crate) fn set_groups(groups: &[u32]) -> io::Result<()> {
@@ -230,22 +231,22 @@ pub(crate) fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
     .map(drop)
 }
 
-/// Every descriptor from `first` on is closed by exec, whoever opened it.
+/// Marks every descriptor from `first` on close-on-exec.
 pub(crate) fn close_from_on_exec(first: u32) -> io::Result<()> {
     // SAFETY: integers only; nothing is closed before exec.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) }).map(drop)
 }
 
-/// Closes every descriptor from 3 up but one that exec closes and, if there is any, one that is passed on to the program as 3. Owners of
-/// the others must never use or drop them again: only for a process that is about to execute another program.
+/// Closes every descriptor from 3 up, except `kept`, which exec closes, and `passed`, which becomes descriptor 3 of the
+/// program. Owners of the others must never use or drop them again: only for a process that is about to exec.
 pub(crate) fn close_all_but(kept: &OwnedFd, passed: Option<&OwnedFd>) -> io::Result<OwnedFd> {
     const FIRST: RawFd = 3;
     let only = if passed.is_some() { FIRST + 1 } else { FIRST };
-    // Out of the way first: either may be where the other is to go.
+    // Moved to higher numbers first: either may be at the number that the other should get.
     let kept = rustix::io::fcntl_dupfd_cloexec(kept, only + 1)?;
     if let Some(passed) = passed {
         let passed = rustix::io::fcntl_dupfd_cloexec(passed, only + 1)?;
-        // SAFETY: whatever this descriptor was, this process does not use it again.
+        // SAFETY: this process does not use the previous descriptor of this number again.
         check(libc::c_long::from(unsafe { libc::dup2(passed.as_raw_fd(), FIRST) }))?;
     }
     // SAFETY: as above.
@@ -253,7 +254,7 @@ pub(crate) fn close_all_but(kept: &OwnedFd, passed: Option<&OwnedFd>) -> io::Res
     std::mem::forget(kept);
     // SAFETY: integers only; the caller's promise covers what is closed.
     check(unsafe { libc::syscall(libc::SYS_close_range, only + 1, u32::MAX, 0) })?;
-    // SAFETY: open, and nobody else's any more.
+    // SAFETY: the descriptor is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(only) })
 }
 
@@ -268,32 +269,32 @@ pub(crate) fn dup_onto(source: BorrowedFd<'_>, target: RawFd) -> io::Result<()> 
     check(libc::c_long::from(unsafe { libc::dup2(source.as_raw_fd(), target) })).map(drop)
 }
 
-/// Replaces this process. Returns only the error.
+/// Executes a program. Returns only on failure.
 pub(crate) fn exec(program: &CStr, arguments: &[CString], environment: &[CString]) -> io::Error {
     let pointers = |strings: &[CString]| {
         strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
     };
     let (argv, envp) = (pointers(arguments), pointers(environment));
-    lent::executing(true);
+    vfork::set_executing(true);
     // SAFETY: both arrays are null-terminated and point to strings that live until exec.
     unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     let error = io::Error::last_os_error();
-    lent::executing(false);
+    vfork::set_executing(false);
     error
 }
 
-/// Sets the terminal `fd` as controlling terminal of this (new) session.
-pub(crate) fn take_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
+/// Makes the terminal `fd` the controlling terminal of this (new) session.
+pub(crate) fn set_controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: TIOCSCTTY takes an integer.
     check(libc::c_long::from(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSCTTY, 0) })).map(drop)
 }
 
-/// Restores default actions and an empty mask, as a new program expects them.
+/// Restores the default action of all signals and an empty mask, as a new program expects.
 pub(crate) fn reset_signals() {
     default_signals(&std::array::from_fn::<_, 64, _>(|index| index as libc::c_int + 1));
 }
 
-/// Gives these signals their first meaning back, and blocks none.
+/// Restores the default action of these signals, and blocks none.
 pub(crate) fn default_signals(signals: &[libc::c_int]) {
     for signal in signals {
         // SAFETY: SIG_DFL is always a valid action; numbers the kernel refuses (KILL, STOP, libc's own) are ignored.
@@ -322,23 +323,23 @@ pub(crate) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> 
     }
 }
 
-/// A write into a closed pipe is an error to handle, not a death.
-pub(crate) fn ignore_broken_pipes() {
+/// Ignores SIGPIPE: a write into a closed pipe returns an error instead.
+pub(crate) fn ignore_sigpipe() {
     // SAFETY: SIG_IGN is a valid action.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 
-/// Takes ownership of a descriptor number this process was started with.
+/// Takes ownership of a descriptor that this process was started with.
 ///
 /// Returns `None` when no such descriptor is open.
-pub(crate) fn adopt_descriptor(number: RawFd) -> Option<OwnedFd> {
-    // SAFETY: F_GETFD only asks.
+pub(crate) fn take_inherited_fd(number: RawFd) -> Option<OwnedFd> {
+    // SAFETY: F_GETFD changes nothing.
     let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
-    // SAFETY: the descriptor is open, and by the start convention of helpers nobody else in this process owns it.
+    // SAFETY: the descriptor is open, and by the start convention of helpers it has no other owner in this process.
     (flags >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Gives freed memory back to the kernel: a supervisor lives for months after a short burst of set-up work.
+/// Returns freed memory to the kernel: a supervisor lives for months after a short set-up.
 pub(crate) fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim may be called at any time.
@@ -347,7 +348,7 @@ pub(crate) fn trim_heap() {
     }
 }
 
-/// One child that ended, if any: pid, exit code or signal.
+/// Reaps one exited child, if any: pid and wait status.
 pub(crate) fn reap_any() -> io::Result<Option<(i32, libc::c_int)>> {
     let mut status = 0;
     // SAFETY: `status` outlives the call.
@@ -359,7 +360,7 @@ pub(crate) fn reap_any() -> io::Result<Option<(i32, libc::c_int)>> {
     }
 }
 
-/// Waits for one child of ours to end.
+/// Waits for one child to exit.
 pub(crate) fn wait_for(pid: i32) -> io::Result<libc::c_int> {
     let mut status = 0;
     loop {
@@ -384,9 +385,9 @@ pub(crate) fn set_limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u6
     check(libc::c_long::from(unsafe { libc::setrlimit(resource, &raw const limit) })).map(drop)
 }
 
-/// A mount of one file, read-only and in no namespace: nobody can write through it, whatever they may do where they are. The file is
-/// shared with everybody else who runs it, where a copy would cost its size in memory and the time to fill it.
-pub(crate) fn read_only_view(source: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// A detached read-only mount of one file: no process can write through it, whatever its privileges. The file's pages
+/// are shared with all other processes that run it; a copy would cost its size in memory, and time.
+pub(crate) fn read_only_mount(source: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     use rustix::mount::OpenTreeFlags;
     use std::os::fd::AsFd as _;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
@@ -395,17 +396,17 @@ pub(crate) fn read_only_view(source: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(view)
 }
 
-/// A sealed, executable copy of `source` that nobody can change any more: helpers that enter a sandbox run from it.
+/// A sealed, executable copy of `source` that cannot be changed any more: helpers that enter a sandbox run from it.
 pub(crate) fn sealed_copy(source: &mut std::fs::File, name: &CStr) -> io::Result<OwnedFd> {
     const MFD_EXEC: libc::c_uint = 0x10;
-    // SAFETY: a valid C string and flags; older kernels answer EINVAL to MFD_EXEC.
-    let mut answer =
+    // SAFETY: a valid C string and flags; older kernels return EINVAL for MFD_EXEC.
+    let mut result =
         unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | MFD_EXEC) };
-    if answer < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
+    if result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
         // SAFETY: as above.
-        answer = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        result = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     }
-    let fd = check(libc::c_long::from(answer))? as RawFd;
+    let fd = check(libc::c_long::from(result))? as RawFd;
     // SAFETY: a new descriptor that nothing else owns.
     let mut copy = unsafe { std::fs::File::from_raw_fd(fd) };
     io::copy(source, &mut copy)?;
@@ -415,7 +416,7 @@ pub(crate) fn sealed_copy(source: &mut std::fs::File, name: &CStr) -> io::Result
     Ok(copy.into())
 }
 
-/// Makes a device node.
+/// Creates a device node.
 pub(crate) fn make_device(folder: BorrowedFd<'_>, name: &CStr, major: u32, minor: u32, mode: u32) -> io::Result<()> {
     // SAFETY: a borrowed folder descriptor and a valid C string.
     check(libc::c_long::from(unsafe {
@@ -431,14 +432,14 @@ pub(crate) fn open_namespace(pid: i32, kind: &str) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Ended children vanish by themselves.
-pub(crate) fn ignore_children() {
+/// Ignores SIGCHLD, so that exited children are reaped automatically.
+pub(crate) fn ignore_sigchld() {
     // SAFETY: SIG_IGN is a valid action.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
-/// Closes every descriptor from `first` on and waits for a signal that ends the process.
-pub(crate) fn wait_for_ever(first: u32) -> ! {
+/// Closes every descriptor from `first` on and waits until a signal ends the process.
+pub(crate) fn pause_forever(first: u32) -> ! {
     // SAFETY: closes descriptors of a process that uses none of them any more; pause has no arguments.
     unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
     loop {
@@ -453,14 +454,14 @@ pub(crate) fn register(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<Owned
     Ok(unsafe { tokio::io::unix::AsyncFd::register(fd) }?)
 }
 
-/// A descriptor that becomes readable when a process has ended.
+/// A descriptor that becomes readable when a process has exited.
 pub(crate) fn watch_process(pid: u32) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     register(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
-/// The number of a loop device that nobody uses.
+/// The number of an unused loop device.
 pub(crate) fn free_loop_device(control: BorrowedFd<'_>) -> io::Result<i32> {
     const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
     // SAFETY: takes no argument.
@@ -468,7 +469,7 @@ pub(crate) fn free_loop_device(control: BorrowedFd<'_>) -> io::Result<i32> {
         .map(|number| number as i32)
 }
 
-/// Puts a file behind a loop device that frees itself with its last user.
+/// Attaches a file to a loop device that is freed with its last user.
 pub(crate) fn configure_loop_device(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {
     const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
     const AUTOCLEAR: u32 = 4;

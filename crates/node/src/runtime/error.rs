@@ -1,17 +1,17 @@
-//! What can go wrong in the kernel half, as the kubelet half must tell it apart.
+//! Errors of the kernel half, as far as the kubelet half has to distinguish them.
 
 use std::io;
 
-/// A failed runtime call. `reason` gives the word for Pod status and events.
+/// A failed runtime call. [`RuntimeError::reason`] gives the word for Pod status and events.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// The Pod is unknown here.
+    /// The Pod is unknown to this node.
     #[error("pod {0} is not known to this node")]
     UnknownPod(String),
-    /// The container is unknown or does not run.
+    /// The container is unknown or not running.
     #[error("container {container} of pod {pod} is not running")]
     NotRunning { pod: String, container: String },
-    /// The request breaks a rule of this node; retrying cannot help.
+    /// The request violates a rule of this node; a retry cannot succeed.
     #[error("refused: {0}")]
     Refused(String),
     /// The command could not be executed (not found, not executable, working folder missing).
@@ -19,15 +19,15 @@ pub enum RuntimeError {
     CannotRun {
         command: String,
         message: String,
-        /// There is no such program, as opposed to one that cannot be executed.
+        /// The program does not exist, as opposed to one that cannot be executed.
         missing: bool,
     },
-    /// A program that another isolation needs is not installed.
+    /// The program of an OCI runtime is not installed.
     #[error(
         "runtime class handler {handler} needs the program {program}, which is not installed; install it, or leave runtimeClassName out"
     )]
     MissingProgram { handler: String, program: String },
-    /// The Pod's supervisor is gone, and the Pod with it.
+    /// The Pod's supervisor is lost, and the Pod with it.
     #[error("the supervisor of pod {0} is gone")]
     SupervisorLost(String),
     /// No address, id block or disk space is left.
@@ -36,14 +36,14 @@ pub enum RuntimeError {
     /// The image cannot be used.
     #[error("image cannot be used")]
     Image(#[source] super::ImageError),
-    /// A step of the set-up failed in the kernel.
+    /// A system call of the set-up failed.
     #[error("{step} failed")]
     Kernel {
         step: String,
         #[source]
         source: io::Error,
     },
-    /// The supervisor answered something that does not fit.
+    /// The supervisor sent an unexpected response.
     #[error("supervisor protocol: {0}")]
     Protocol(String),
     /// A call did not finish in time.
@@ -71,7 +71,7 @@ impl RuntimeError {
     }
 }
 
-/// An error with its causes, for people.
+/// The text of an error with its causes.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Images, as the kubelet half asks for them and as a container spec carries them.
+//! Images, as requested by the kubelet half and as carried by a container spec.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// Finds, pulls and keeps images.
+/// Finds, pulls and stores images.
 #[async_trait]
 pub trait ImageService: Send + Sync + 'static {
     /// Makes an image available by the given policy. Concurrent calls for one image share the work.
@@ -26,14 +26,14 @@ pub enum PullPolicy {
     Never,
 }
 
-/// Bytes so far and in all, as far as known.
+/// Bytes transferred and in total, as far as known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PullProgress {
     pub done: u64,
     pub total: u64,
 }
 
-/// Credentials for the registry they name.
+/// Credentials for one registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RegistryCredentials {
     pub registry: String,
@@ -52,35 +52,35 @@ impl std::fmt::Debug for RegistryCredentials {
     }
 }
 
-/// One line of the list of images.
+/// One entry of the list of images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageSummary {
     pub name: String,
     pub digest: String,
-    /// Bytes on disk, layers that images share counted for each.
+    /// Bytes on disk; a layer that several images share is counted for each.
     pub size: u64,
 }
 
-/// An image that is here.
+/// An image in the store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResolvedImage {
-    /// What was asked for.
+    /// The requested reference.
     pub reference: String,
     /// `sha256:…` of the manifest; for `host` a digest of its allow list.
     pub digest: String,
     pub content: ImageContent,
     pub config: ImageConfig,
-    /// Set when an alias replaced the reference, so that an event can say so.
+    /// Set when an alias replaced the reference, for an event.
     pub alias_of: Option<String>,
 }
 
-/// What the container's root is made of.
+/// The parts of the container's root.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ImageContent {
-    /// The host's own programs by allow list.
+    /// The host's own programs, by allow list.
     Host {
-        /// The written part: `/etc`, `/home/user`, empty folders and links.
+        /// The generated part: `/etc`, `/home/user`, empty folders and links.
         skeleton: PathBuf,
         /// Host folders shown read-only at the same path.
         shown: Vec<PathBuf>,
@@ -89,7 +89,7 @@ pub enum ImageContent {
     Layers { layers: Vec<PathBuf> },
 }
 
-/// The image's own defaults.
+/// The image's configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
     pub entrypoint: Vec<String>,
@@ -99,7 +99,7 @@ pub struct ImageConfig {
     pub user: Option<String>,
     pub exposed_ports: Vec<u16>,
     pub stop_signal: Option<String>,
-    /// The image's first process is our sandboxd, which starts the command as its child.
+    /// The container's first process is sandboxd, which starts the command as its child.
     pub inject_sandboxd: bool,
 }
 
@@ -107,7 +107,7 @@ pub struct ImageConfig {
 pub enum ImageError {
     #[error("image reference {0:?} is not valid")]
     InvalidReference(String),
-    #[error("image {0} is not here and its pull policy is Never")]
+    #[error("image {0} is not present and its pull policy is Never")]
     NotPresent(String),
     #[error("there is no image {0} here")]
     Unknown(String),

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// Everything not listed is closed. The host's own addresses, spoofed sources and the like stay closed whatever is listed.
+/// Everything not listed is closed. The host's own addresses and spoofed sources are always closed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRules {
     pub ingress: Vec<Allow>,
@@ -12,13 +12,13 @@ pub struct PodRules {
 /// Traffic with any of `peers` on any of `ports`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allow {
-    /// Empty means nobody: "everybody" is `0.0.0.0/0`.
+    /// Empty allows no peer; every address is `0.0.0.0/0`.
     pub peers: Vec<IpBlock>,
     /// Empty means all ports and protocols.
     pub ports: Vec<PortRange>,
 }
 
-/// A network, less some smaller ones.
+/// A network without some smaller ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IpBlock {
     pub address: IpAddr,

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Exit, RuntimeError, User};
 
-/// A command to run in a running container. Absent parts are the container's own.
+/// A command to run in a running container. Unset fields use the container's values.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ExecRequest {
     pub command: Vec<String>,
@@ -24,7 +24,7 @@ pub struct ExecRequest {
     pub size: Option<TerminalSize>,
 }
 
-/// Which streams of the container's first process to join.
+/// The streams of the container's first process to attach to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AttachRequest {
     pub stdin: bool,
@@ -38,8 +38,8 @@ pub struct TerminalSize {
     pub columns: u16,
 }
 
-/// The open streams. Dropping `stdin` closes it for the process (without a terminal). Dropping `exit` before it resolved
-/// kills a command started by exec; an attached container runs on.
+/// The open streams. Dropping `stdin` closes it for the process (without a terminal). Dropping `exit` before it is
+/// resolved kills a command started by exec; an attached container continues.
 pub struct ExecSession {
     pub stdin: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     /// With a terminal both outputs arrive here.

@@ -1,4 +1,4 @@
-//! What a Pod and its containers should be: resolved, validated, free of Kubernetes objects.
+//! Specifications of Pods and containers: resolved, validated, free of Kubernetes objects.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,42 +7,43 @@ use serde::{Deserialize, Serialize};
 
 use super::ResolvedImage;
 
-/// The Pod itself: everything its containers share.
+/// The Pod: everything its containers share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodSandboxSpec {
     /// The Pod's uid: the key of every call.
     pub uid: String,
     pub namespace: String,
     pub name: String,
-    /// The controlling owner's uid, or the Pod's own: block of user ids and writable layers are kept under it.
+    /// Key of the block of user ids and of the writable layers: `namespace.uid` of the controlling owner, or `pod-uid`
+    /// of a Pod without one.
     pub owner: String,
     pub hostname: String,
     pub network: NetworkMode,
     /// Contents of `/etc/hosts` and `/etc/resolv.conf`. `{pod_ip}` in `hosts` is replaced by the Pod's address.
     pub hosts: String,
     pub resolv_conf: String,
-    /// Limits of all containers together; absent values get the node's defaults, never none.
+    /// Limits of all containers together; unset values get the node's defaults, never no limit.
     pub limits: Limits,
     pub handler: RuntimeHandler,
-    /// All containers in one process namespace (`shareProcessNamespace`).
+    /// All containers share one pid namespace (`shareProcessNamespace`).
     pub share_processes: bool,
     /// Memory volumes (`emptyDir` with medium Memory): name to size limit in bytes.
     pub memory_volumes: BTreeMap<String, Option<u64>>,
-    /// Kernel parameters of the Pod's own namespaces; only the safe, namespaced ones are accepted.
+    /// Sysctls of the Pod's own namespaces; only the safe, namespaced ones are accepted.
     pub sysctls: BTreeMap<String, String>,
 }
 
-/// How a Pod is connected.
+/// The network of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NetworkMode {
-    /// Own namespace with an address, reachable from the node and, as far as rules allow, reaching out.
+    /// Own namespace with an address, reachable from the node; egress as far as rules allow.
     Routed,
-    /// Own namespace with loopback only; the node still dials in through the supervisor.
+    /// Own namespace with loopback only; the node still connects through the supervisor.
     LoopbackOnly,
 }
 
-/// Which program isolates the Pod.
+/// The program that isolates the Pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RuntimeHandler {
@@ -71,16 +72,17 @@ pub struct Limits {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerSpec {
     pub name: String,
-    /// The restart count; part of the log's and the exit record's name.
+    /// The restart count; part of the names of the log and of the exit record.
     pub attempt: u32,
     pub image: ResolvedImage,
-    /// The whole command line: image entrypoint and Pod overrides already merged. Never empty.
+    /// The complete command line: image entrypoint and Pod overrides are merged. Never empty.
     pub command: Vec<String>,
-    /// The whole environment; nothing is inherited.
+    /// The complete environment; nothing is inherited.
     pub env: Vec<(String, String)>,
     pub working_dir: String,
-    /// A port that is open before the first process starts, which gets the listening socket in systemd's way (descriptor 3,
-    /// `LISTEN_FDS`): whoever connects early waits instead of being refused. Runtimes that cannot do that leave it out.
+    /// A port that is open before the first process starts; the process gets the listening socket as in systemd socket
+    /// activation (descriptor 3, `LISTEN_FDS`). Early connections wait instead of being refused. Runtimes that do not
+    /// support that ignore it.
     #[serde(default)]
     pub open_port: Option<u16>,
     pub user: User,
@@ -100,7 +102,7 @@ pub struct ContainerSpec {
     pub log: LogTarget,
 }
 
-/// Who the container's process is. Names are looked up in the image's `/etc/passwd` and `/etc/group`.
+/// The container's user. Names are looked up in the image's `/etc/passwd` and `/etc/group`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     /// `uid`, `name`, `uid:gid` or `name:group`, as in an image; empty means root.
@@ -110,7 +112,7 @@ pub struct User {
     pub supplementary_groups: Vec<u32>,
 }
 
-/// Capabilities a container may ask for. There is no way to name another one.
+/// Capabilities that a container may request; others cannot be expressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Capability {
@@ -170,7 +172,7 @@ impl Capability {
         }
     }
 
-    /// The kernel's number.
+    /// The kernel's number of the capability.
     pub fn number(self) -> u32 {
         match self {
             Self::Chown => 0,
@@ -189,34 +191,34 @@ impl Capability {
     }
 }
 
-/// Something shown at a path inside the container.
+/// A mount inside the container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Mount {
     pub source: MountSource,
-    /// Absolute path inside the container; made when missing, resolved without leaving the container's root.
+    /// Absolute path inside the container; created if missing, and resolved without leaving the container's root.
     pub target: String,
     pub read_only: bool,
 }
 
-/// Where a mount comes from.
+/// The source of a mount.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum MountSource {
-    /// A folder or file of ours (volume, projected files), shifted into the Pod's user ids. `sub_path` is resolved beneath
-    /// it without following links out of it, and made as a folder when missing.
+    /// A folder or file of the node (volume, projected files), id-mapped into the Pod's user ids. `sub_path` is
+    /// resolved beneath it without following links out of it, and created as a folder if missing.
     Data { path: PathBuf, sub_path: Option<String> },
-    /// A path of the host outside our data folder (an allowed `hostPath`, the sandboxd program): never shifted, so that
-    /// inside only what everybody may read can be read.
+    /// A path of the host outside the data folder (an allowed `hostPath`, the sandboxd program): never id-mapped, so
+    /// that inside only world-readable files can be read.
     Host { path: PathBuf },
     /// One of the Pod's [`PodSandboxSpec::memory_volumes`].
     Memory { volume: String, sub_path: Option<String> },
 }
 
-/// Where the supervisor writes a container's output, in CRI line format.
+/// The log file of a container's output, in CRI line format.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LogTarget {
     pub path: PathBuf,
     pub max_bytes: u64,
-    /// Rotated files kept beside the current one, as `path.1` (newest) and so on.
+    /// Number of rotated files kept next to the current one, as `path.1` (newest) and so on.
     pub max_files: u32,
 }

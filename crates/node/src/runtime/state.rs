@@ -1,17 +1,17 @@
-//! What Pods and containers are, as the kernel half sees them.
+//! States of Pods and containers, as reported by the kernel half.
 
 use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// A Pod that has been made.
+/// A created Pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodSandbox {
     pub uid: String,
     /// The Pod's addresses; empty when it has loopback only.
     pub ips: Vec<IpAddr>,
-    /// First host uid and gid of the Pod's block, and how many ids it has (1 when rootless without a block).
+    /// First host uid and gid of the Pod's block, and the number of ids (1 without a block).
     pub first_host_id: u32,
     pub id_count: u32,
     /// Host pid of the Pod's supervisor.
@@ -19,13 +19,13 @@ pub struct PodSandbox {
     pub weaknesses: Vec<Weakness>,
 }
 
-/// Everything known about one Pod.
+/// The state of one Pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodState {
     pub sandbox: PodSandbox,
     pub namespace: String,
     pub name: String,
-    /// False when the supervisor died: nothing of the Pod runs any more and only `remove_pod` makes sense.
+    /// False when the supervisor died: no process of the Pod is running any more, and only `remove_pod` is possible.
     pub alive: bool,
     pub containers: Vec<ContainerState>,
 }
@@ -40,10 +40,10 @@ pub struct ContainerState {
     pub pid: u32,
     pub started_at: Timestamp,
     pub exit: Option<Exit>,
-    /// Whether the port that was to be open from the start is.
+    /// Whether the requested [`open_port`](super::ContainerSpec::open_port) was opened.
     #[serde(default)]
     pub port_open: bool,
-    /// How the attempt before this one ended (`lastState`).
+    /// The previous attempt (`lastState`).
     pub previous: Option<PreviousAttempt>,
 }
 
@@ -56,7 +56,7 @@ pub struct PreviousAttempt {
     pub exit: Exit,
 }
 
-/// How a container ended.
+/// The exit of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
     /// The exit code, or 128 plus the signal.
@@ -66,7 +66,7 @@ pub struct Exit {
     pub finished_at: Timestamp,
 }
 
-/// Something that happened by itself.
+/// An event that no call caused.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RuntimeEvent {
     ContainerExited {
@@ -75,30 +75,30 @@ pub enum RuntimeEvent {
         attempt: u32,
         exit: Exit,
     },
-    /// The supervisor is gone; everything of the Pod has been killed.
+    /// The supervisor is lost; all processes of the Pod have been killed.
     SupervisorLost {
         pod: String,
     },
 }
 
-/// A wall that is lower than it could be on this host, and what to do about it.
+/// A layer of isolation that is weaker than possible, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Weakness {
     pub kind: WeaknessKind,
-    /// One sentence for people.
+    /// One sentence for users.
     pub message: String,
 }
 
-/// What is weaker.
+/// The kind of weakness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeaknessKind {
     /// All Pods run as the caller's one uid.
     SharedUid,
-    /// Memory or CPU limits are not held.
+    /// Memory or CPU limits are not enforced.
     LimitNotEnforced,
-    /// Disk limits are measured, not held.
+    /// Disk limits are measured, not enforced.
     StorageMeasuredOnly,
-    /// No traffic leaves the Pod.
+    /// Pods have no egress.
     NoEgress,
     /// The kernel lacks Landlock.
     NoLandlock,

@@ -1,5 +1,5 @@
-//! The node as a process of its own, killed with -9: Pods that should outlive it do, Pods that should not do not, and
-//! what it was in the middle of is found and finished or removed.
+//! The node as a separate process, killed with SIGKILL: Pods that should outlive it do, Pods that should not do not,
+//! and interrupted work is found and finished or removed.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -15,18 +15,17 @@ use crate::fixture::{DEADLINE, Node, config, container_of, is_root, pod};
 use crate::leaks::rounds;
 
 const FOLDER: &str = "NODE_CRASH_FOLDER";
-const THROWN_AWAY: &str = "NODE_CRASH_THROWN_AWAY";
+const EPHEMERAL: &str = "NODE_CRASH_EPHEMERAL";
 
-/// Not a test: what a second process of this program does when a test starts it. Makes one Pod that stays, tells its
-/// processes, then makes and removes others until it is killed.
+/// Not a test: runs in a second process of this program, started by the tests below. Creates one Pod that stays, prints
+/// its pids, then creates and removes others until it is killed.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "started by the tests of this file as a process of its own"]
 async fn node_process() {
     let folder = std::env::var(FOLDER).unwrap();
-    let thrown_away = std::env::var_os(THROWN_AWAY).is_some();
-    let runtime = KernelRuntime::open(config(Path::new(&folder), |config| config.pods_end_with_node = thrown_away))
-        .await
-        .unwrap();
+    let ephemeral = std::env::var_os(EPHEMERAL).is_some();
+    let runtime =
+        KernelRuntime::open(config(Path::new(&folder), |config| config.pods_end_with_node = ephemeral)).await.unwrap();
     let known = runtime.list().await.unwrap();
     if !known.iter().any(|state| state.sandbox.uid == "stays") {
         let sandbox = runtime.create_pod(routed("stays")).await.unwrap();
@@ -34,7 +33,7 @@ async fn node_process() {
         let state = runtime.start_container("stays", spec).await.unwrap();
         println!("\nprocesses {} {}", sandbox.supervisor_pid, state.pid);
     }
-    println!("\nworking");
+    println!("\nunder load");
     let mut workers = tokio::task::JoinSet::new();
     for worker in 0..3 {
         let (runtime, folder) = (Arc::clone(&runtime), folder.clone());
@@ -45,7 +44,7 @@ async fn node_process() {
                 let spec = container_of(&runtime, Path::new(&folder), &uid, "c", &["sh", "-c", "exit 7"]).await;
                 runtime.start_container(&uid, spec).await.unwrap();
                 runtime.remove_pod(&uid).await.unwrap();
-                runtime.forget_owner(&format!("owner-of-{uid}")).await.unwrap();
+                runtime.delete_owner_storage(&format!("owner-of-{uid}")).await.unwrap();
             }
         });
     }
@@ -56,15 +55,15 @@ fn routed(uid: &str) -> PodSandboxSpec {
     PodSandboxSpec { network: NetworkMode::Routed, ..pod(uid) }
 }
 
-/// A node in a process of its own, working.
+/// A node in a separate process that is under load.
 struct NodeProcess {
     child: Child,
-    /// Supervisor and container of the Pod that stays, when it made it.
+    /// Pids of the supervisor and the container of the Pod that stays, if this process created it.
     processes: Vec<u32>,
 }
 
 impl NodeProcess {
-    fn start(folder: &Path, thrown_away: bool) -> Self {
+    fn start(folder: &Path, ephemeral: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--ignored", "--exact", "crash::node_process", "--nocapture"])
@@ -72,8 +71,8 @@ impl NodeProcess {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .process_group(0);
-        if thrown_away {
-            command.env(THROWN_AWAY, "1");
+        if ephemeral {
+            command.env(EPHEMERAL, "1");
         }
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -82,12 +81,12 @@ impl NodeProcess {
             if let Some(rest) = line.strip_prefix("processes ") {
                 processes = rest.split(' ').map(|word| word.parse().unwrap()).collect();
             }
-            if line == "working" {
+            if line == "under load" {
                 return Self { child, processes };
             }
         }
         let status = child.wait();
-        panic!("the node's process ended before it worked: {status:?}");
+        panic!("the node's process exited before it was under load: {status:?}");
     }
 
     fn kill(mut self) {
@@ -96,7 +95,7 @@ impl NodeProcess {
     }
 }
 
-async fn gone(pid: u32) {
+async fn wait_until_gone(pid: u32) {
     let wait = async {
         while Path::new(&format!("/proc/{pid}")).exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -120,7 +119,7 @@ async fn a_node_killed_under_load_loses_no_pod_and_leaves_none() {
         let pause = u64::from(rand::random::<u8>()) * 2;
         tokio::time::sleep(Duration::from_millis(pause)).await;
         process.kill();
-        // It keeps none ready, so that what is counted below is what the dead one left.
+        // Without ready supervisors, so that what is counted below was left by the killed process.
         let node = Node::over(Arc::clone(&folder)).await;
         let listed = tokio::time::timeout(DEADLINE, node.runtime.list()).await.unwrap().unwrap();
         let stays = listed.iter().find(|state| state.sandbox.uid == "stays").expect("the Pod that stays is known");
@@ -136,31 +135,31 @@ async fn a_node_killed_under_load_loses_no_pod_and_leaves_none() {
             node.runtime.remove_pod(&state.sandbox.uid).await.unwrap();
         }
         for owner in node.runtime.kept_owners().await.unwrap().iter().filter(|owner| *owner != "owner-of-stays") {
-            node.runtime.forget_owner(owner).await.unwrap();
+            node.runtime.delete_owner_storage(owner).await.unwrap();
         }
         let pods: Vec<_> =
             std::fs::read_dir(node.data().join("pods")).unwrap().flatten().map(|e| e.file_name()).collect();
         assert_eq!(pods, ["stays"], "round {round}");
         assert_eq!(node.exec("stays", "c", &["echo", "here"]).await.1, "here\n");
-        let settled = async {
-            while crate::leaks::groups(&node).len() != 1 || crate::leaks::cables(&node).len() != 1 {
+        let clean = async {
+            while crate::leaks::cgroups(&node).len() != 1 || crate::leaks::veths(&node).len() != 1 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let left = || format!("{:?} {:?}", crate::leaks::groups(&node), crate::leaks::cables(&node));
-        assert!(tokio::time::timeout(DEADLINE, settled).await.is_ok(), "round {round}: {}", left());
-        // Forgotten like a crash, so that the Pod goes on.
+        let left = || format!("{:?} {:?}", crate::leaks::cgroups(&node), crate::leaks::veths(&node));
+        assert!(tokio::time::timeout(DEADLINE, clean).await.is_ok(), "round {round}: {}", left());
+        // Forgotten like in a crash, so that the Pod continues.
         if round + 1 < rounds(3, 50) {
             std::mem::forget(node);
         } else {
             node.runtime.remove_pod("stays").await.unwrap();
         }
     }
-    gone(pid).await;
+    wait_until_gone(pid).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_of_a_node_that_is_thrown_away_end_with_it_however_it_ends() {
+async fn pods_of_an_ephemeral_node_end_with_it_however_it_ends() {
     if !is_root() {
         return;
     }
@@ -169,16 +168,17 @@ async fn pods_of_a_node_that_is_thrown_away_end_with_it_however_it_ends() {
     let processes = process.processes.clone();
     process.kill();
     for pid in processes {
-        gone(pid).await;
+        wait_until_gone(pid).await;
     }
-    // Nodes that start later on the machine clean up what the dead one could not; other tests' nodes may have done so.
+    // Nodes that start later on the machine clean up what the dead one could not; nodes of other tests may have done so
+    // already.
     let clean = async {
-        while crate::leaks::note_path(folder.path()).exists() {
+        while crate::leaks::record_path(folder.path()).exists() {
             drop(Node::start().await);
         }
     };
-    tokio::time::timeout(DEADLINE, clean).await.expect("its note is dealt with");
-    // The kernel takes network namespaces down, and cables with them, in its own time.
+    tokio::time::timeout(DEADLINE, clean).await.expect("its record is removed");
+    // The kernel removes network namespaces, and their veths, asynchronously.
     let until = std::time::Instant::now() + DEADLINE;
     loop {
         let left = crate::leaks::host_traces(folder.path());

@@ -1,85 +1,87 @@
-//! The escape suite: every attempt fails behind all walls, and the same attempt succeeds once the walls that stop it are
-//! taken away, which shows that the attempt is a real one.
+//! The escape tests: every attempt fails with full isolation, and the same attempt succeeds once the layers that stop
+//! it are disabled (the control), which shows that the attempt is a real one.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-use agent_sandbox_node::kernel::Walls;
+use agent_sandbox_node::kernel::Isolation;
 use agent_sandbox_node::runtime::{Mount, MountSource, PodRuntime};
 
 use crate::fixture::{Node, is_root, pod, runs_as_root};
 
-/// Which walls a control takes away.
-type Without = fn(&mut Walls);
+/// Disables the layers of isolation for a control.
+type Without = fn(&mut Isolation);
 
 struct Attempt {
     name: &'static str,
     argument: String,
-    /// As root of the sandbox instead of its ordinary user.
+    /// Run as root of the sandbox instead of its ordinary user.
     as_root: bool,
     without: Without,
     control: Control,
 }
 
-/// Whose control of an attempt succeeds. To everybody else the kernel refuses it whatever we take away, and the suite shows that it does.
+/// For whom the control of an attempt succeeds. For all others the kernel refuses it even without our isolation, and
+/// the test shows that it does.
 #[derive(Clone, Copy)]
 enum Control {
-    Everybodys,
-    /// Needs power over the Pod's own namespaces. With one id the sandbox's root is root of a user namespace within that.
-    OfThoseWithIds,
-    /// Why nobody else can.
-    OfRoot(&'static str),
+    AnyUser,
+    /// Needs privileges over the Pod's own namespaces. With a single id, the sandbox's root is root of a nested user
+    /// namespace only.
+    WithIdBlock,
+    /// Succeeds for the host's root only; the text is the reason.
+    RootOnly(&'static str),
 }
 
 impl Control {
     fn succeeds(self, ids: u32) -> bool {
         match self {
-            Self::Everybodys => true,
-            Self::OfThoseWithIds => ids > 1,
-            Self::OfRoot(_) => runs_as_root(),
+            Self::AnyUser => true,
+            Self::WithIdBlock => ids > 1,
+            Self::RootOnly(_) => runs_as_root(),
         }
     }
 
     fn reason(self) -> &'static str {
         match self {
-            Self::OfRoot(why) => why,
+            Self::RootOnly(why) => why,
             _ => "it has one id",
         }
     }
 }
 
 fn attempt(name: &'static str, argument: impl Into<String>, without: Without) -> Attempt {
-    Attempt { name, argument: argument.into(), as_root: true, without, control: Control::Everybodys }
+    Attempt { name, argument: argument.into(), as_root: true, without, control: Control::AnyUser }
 }
 
 impl Attempt {
-    fn with_ids(self) -> Self {
-        Self { control: Control::OfThoseWithIds, ..self }
+    fn with_id_block(self) -> Self {
+        Self { control: Control::WithIdBlock, ..self }
     }
 
-    fn of_root(self, why: &'static str) -> Self {
-        Self { control: Control::OfRoot(why), ..self }
+    fn root_only(self, why: &'static str) -> Self {
+        Self { control: Control::RootOnly(why), ..self }
     }
 }
 
-/// The sandbox runs as the host's root with every capability: only mount and process namespaces are left.
-fn privileged(walls: &mut Walls) {
-    walls.user_namespace = false;
-    walls.capabilities = false;
-    walls.seccomp = false;
-    walls.landlock = false;
-    walls.masks = false;
+/// The sandbox runs as the host's root with all capabilities: only mount and pid namespaces are left.
+fn privileged(isolation: &mut Isolation) {
+    isolation.user_namespace = false;
+    isolation.capabilities = false;
+    isolation.seccomp = false;
+    isolation.landlock = false;
+    isolation.masks = false;
 }
 
-/// Runs one attempt and gives what it printed.
-async fn run(walls: Walls, attempt: &Attempt) -> String {
-    run_with_ids(walls, attempt).await.0
+/// Runs one attempt and returns its output.
+async fn run(isolation: Isolation, attempt: &Attempt) -> String {
+    run_with_ids(isolation, attempt).await.0
 }
 
-/// As [`run`], with the number of ids that the Pod had: where there are few, somebody else may have them all.
-async fn run_with_ids(walls: Walls, attempt: &Attempt) -> (String, u32) {
-    let node = Node::start_with(|config| config.walls = walls).await;
+/// As [`run`], with the number of ids that the Pod had: if there are few, other Pods may have them all.
+async fn run_with_ids(isolation: Isolation, attempt: &Attempt) -> (String, u32) {
+    let node = Node::start_with(|config| config.isolation = isolation).await;
     let ids = match node.runtime.create_pod(pod("escape")).await {
         Ok(sandbox) => sandbox.id_count,
         Err(error) => return (format!("errno of the Pod itself: {error}"), 0),
@@ -90,7 +92,7 @@ async fn run_with_ids(walls: Walls, attempt: &Attempt) -> (String, u32) {
         target: "/attempt".into(),
         read_only: true,
     });
-    if !walls.private_root {
+    if !isolation.private_root {
         // The host's own tree has no such mount point.
         spec.mounts.clear();
         spec.command[0] = attempts_program().to_str().unwrap().to_owned();
@@ -120,11 +122,11 @@ pub(crate) fn attempts_program() -> std::path::PathBuf {
 async fn check(list: &[Attempt]) {
     for attempt in list {
         let (name, argument) = (attempt.name, &attempt.argument);
-        let behind = run(Walls::ALL, attempt).await;
-        assert!(is_refusal(&behind) && !behind.contains(" of the "), "{name} {argument} got out: {behind}");
-        let mut walls = Walls::ALL;
-        (attempt.without)(&mut walls);
-        let (control, ids) = run_with_ids(walls, attempt).await;
+        let isolated = run(Isolation::ALL, attempt).await;
+        assert!(is_refusal(&isolated) && !isolated.contains(" of the "), "{name} {argument} escaped: {isolated}");
+        let mut isolation = Isolation::ALL;
+        (attempt.without)(&mut isolation);
+        let (control, ids) = run_with_ids(isolation, attempt).await;
         if attempt.control.succeeds(ids) {
             assert_eq!(control, "ok", "control of {name} {argument}: the attempt proves nothing");
         } else {
@@ -135,51 +137,51 @@ async fn check(list: &[Attempt]) {
     }
 }
 
-fn is_refusal(said: &str) -> bool {
-    said.starts_with("errno ")
+fn is_refusal(output: &str) -> bool {
+    output.starts_with("errno ")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn system_calls_that_open_the_kernel_are_refused() {
     check(&[
-        attempt("mount", "", privileged).with_ids(),
-        attempt("user-namespace", "", |walls| walls.seccomp = false),
-        attempt("keyring", "", |walls| walls.seccomp = false),
-        attempt("userfaultfd", "", |walls| walls.seccomp = false),
-        attempt("io-uring", "", |walls| walls.seccomp = false),
-        attempt("hostname", "", |walls| {
-            walls.seccomp = false;
-            walls.capabilities = false;
+        attempt("mount", "", privileged).with_id_block(),
+        attempt("user-namespace", "", |isolation| isolation.seccomp = false),
+        attempt("keyring", "", |isolation| isolation.seccomp = false),
+        attempt("userfaultfd", "", |isolation| isolation.seccomp = false),
+        attempt("io-uring", "", |isolation| isolation.seccomp = false),
+        attempt("hostname", "", |isolation| {
+            isolation.seccomp = false;
+            isolation.capabilities = false;
         })
-        .with_ids(),
-        attempt("chroot", "", |walls| walls.capabilities = false),
-        attempt("raw-socket", "", |walls| walls.capabilities = false).with_ids(),
-        attempt("packet-socket", "", |walls| {
-            walls.seccomp = false;
-            walls.capabilities = false;
+        .with_id_block(),
+        attempt("chroot", "", |isolation| isolation.capabilities = false),
+        attempt("raw-socket", "", |isolation| isolation.capabilities = false).with_id_block(),
+        attempt("packet-socket", "", |isolation| {
+            isolation.seccomp = false;
+            isolation.capabilities = false;
         })
-        .with_ids(),
-        attempt("device", "", privileged).of_root("the kernel lets no user namespace make devices"),
-        attempt("pidfd-getfd", "", |walls| walls.seccomp = false),
-        attempt("control-groups", "", privileged).with_ids(),
+        .with_id_block(),
+        attempt("device", "", privileged).root_only("the kernel lets no user namespace make devices"),
+        attempt("pidfd-getfd", "", |isolation| isolation.seccomp = false),
+        attempt("control-groups", "", privileged).with_id_block(),
     ])
     .await;
 }
 
-const KERNELS_FILE: &str = "it belongs to the host's root, and the caller may not write it either";
-const BESIDE: &str = "who is root of a user namespace only cannot stay in the host's others";
+const HOST_ROOT_FILE: &str = "the file belongs to the host's root, and the caller may not write it either";
+const USER_NAMESPACE_ROOT: &str = "root of a user namespace cannot stay in the host's other namespaces";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_kernels_own_files_are_out_of_reach() {
     check(&[
-        attempt("write", "/proc/sys/kernel/core_pattern", privileged).of_root(KERNELS_FILE),
-        attempt("write", "/proc/irq/default_smp_affinity", privileged).of_root(KERNELS_FILE),
-        attempt("read", "/sys/kernel/uevent_seqnum", |walls| walls.masks = false),
+        attempt("write", "/proc/sys/kernel/core_pattern", privileged).root_only(HOST_ROOT_FILE),
+        attempt("write", "/proc/irq/default_smp_affinity", privileged).root_only(HOST_ROOT_FILE),
+        attempt("read", "/sys/kernel/uevent_seqnum", |isolation| isolation.masks = false),
     ])
     .await;
-    // Hidden files are there but empty: what they would tell is not.
+    // Hidden files exist but are empty.
     let interrupts = attempt("read", "/proc/interrupts", |_| {});
-    assert_eq!(run(Walls::ALL, &interrupts).await, "ok");
+    assert_eq!(run(Isolation::ALL, &interrupts).await, "ok");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -195,35 +197,36 @@ async fn the_hosts_files_sockets_and_processes_are_out_of_reach() {
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut sleeper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let pid = sleeper.id().to_string();
-    let as_host_root: Without = |walls| {
-        privileged(walls);
-        walls.private_root = false;
+    let without_private_root: Without = |isolation| {
+        privileged(isolation);
+        isolation.private_root = false;
     };
-    let beside_host: Without = |walls| {
-        privileged(walls);
-        walls.pid_namespace = false;
+    let without_pid_namespace: Without = |isolation| {
+        privileged(isolation);
+        isolation.pid_namespace = false;
     };
     check(&[
-        attempt("read", "/etc/shadow", as_host_root).of_root("the caller may not read it either"),
-        attempt("read", secret.to_str().unwrap(), as_host_root),
-        attempt("look", folder.path().to_str().unwrap(), as_host_root),
-        attempt("socket-file", socket.to_str().unwrap(), as_host_root),
-        attempt("abstract-socket", name.as_str(), |walls| walls.network_namespace = false).of_root(BESIDE),
-        attempt("connect", tcp.local_addr().unwrap().to_string(), |walls| walls.network_namespace = false)
-            .of_root(BESIDE),
-        attempt("signal", pid.as_str(), beside_host).of_root(BESIDE),
-        attempt("trace", pid.as_str(), beside_host).of_root(BESIDE),
+        attempt("read", "/etc/shadow", without_private_root).root_only("the caller may not read it either"),
+        attempt("read", secret.to_str().unwrap(), without_private_root),
+        attempt("look", folder.path().to_str().unwrap(), without_private_root),
+        attempt("socket-file", socket.to_str().unwrap(), without_private_root),
+        attempt("abstract-socket", name.as_str(), |isolation| isolation.network_namespace = false)
+            .root_only(USER_NAMESPACE_ROOT),
+        attempt("connect", tcp.local_addr().unwrap().to_string(), |isolation| isolation.network_namespace = false)
+            .root_only(USER_NAMESPACE_ROOT),
+        attempt("signal", pid.as_str(), without_pid_namespace).root_only(USER_NAMESPACE_ROOT),
+        attempt("trace", pid.as_str(), without_pid_namespace).root_only(USER_NAMESPACE_ROOT),
     ])
     .await;
-    // No control for writing below /usr: it would leave the host changed.
+    // No control for writing below /usr: it would change the host.
     let planted = attempt("create", "/usr/planted", |_| {});
-    assert!(run(Walls::ALL, &planted).await.starts_with("errno "));
+    assert!(run(Isolation::ALL, &planted).await.starts_with("errno "));
     sleeper.kill().unwrap();
     sleeper.wait().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_set_user_id_program_gives_nothing() {
+async fn a_setuid_program_gains_nothing() {
     if !is_root() {
         return;
     }
@@ -243,7 +246,7 @@ async fn a_set_user_id_program_gives_nothing() {
     spec.user.user = "0".into();
     spec.log.path = node.log_path("escape", "control");
     node.run("escape", spec).await;
-    assert_eq!(node.output("escape", "control"), "ok", "control: root of the sandbox is told from its user");
+    assert_eq!(node.output("escape", "control"), "ok", "control: root of the sandbox is distinguished from its user");
     node.runtime.remove_pod("escape").await.unwrap();
 }
 
@@ -253,7 +256,7 @@ async fn sandboxes_do_not_see_each_other() {
     for uid in ["one", "two"] {
         node.runtime.create_pod(pod(uid)).await.unwrap();
     }
-    // It goes on accepting: were it to end, the namespace would go, and the command that asks in it.
+    // The server keeps accepting: if it exited, the pid namespace and the command that checks it would end.
     let server = "import socket\ns=socket.create_server(('127.0.0.1', 7000))\nopen('/home/user/mine','w').write('x')\nprint('up', flush=True)\nwhile True: s.accept()";
     let spec = node.container("one", "c", &["python3", "-c", server]).await;
     let neighbour = node.runtime.start_container("one", spec).await.unwrap();

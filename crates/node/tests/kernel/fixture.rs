@@ -1,4 +1,4 @@
-//! A node of its own for each test, and Pods that read as sentences.
+//! A separate node for each test, and helpers to describe Pods and containers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use agent_sandbox_node::runtime::{
 };
 use tokio::io::AsyncReadExt;
 
-/// Longest anything in these tests may take on a busy machine.
+/// Timeout for every wait in these tests, on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Whether the test can run here; prints why not.
+/// Whether the test can run here; otherwise prints why not.
 pub(crate) fn is_root() -> bool {
     let root = runs_as_root();
     if !root {
@@ -24,7 +24,7 @@ pub(crate) fn is_root() -> bool {
     root
 }
 
-/// Without root the same Pods run under the caller's one id.
+/// Without root, the same Pods run under the caller's own id.
 pub(crate) fn runs_as_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -45,7 +45,7 @@ impl Node {
         Self { runtime, folder: Arc::new(folder) }
     }
 
-    /// The node over a folder that another process used before.
+    /// A node over a data folder that another process has used before.
     pub(crate) async fn over(folder: Arc<tempfile::TempDir>) -> Self {
         let runtime = KernelRuntime::open(config(folder.path(), |config| config.ready_pods = 0)).await.unwrap();
         Self { runtime, folder }
@@ -55,9 +55,9 @@ impl Node {
         self.folder.path()
     }
 
-    /// A second node process over the same data, as after a crash of the first.
+    /// A second node over the same data, as after a crash of the first.
     pub(crate) async fn restart(self) -> Self {
-        // Forgotten, not dropped: a crash runs no destructor.
+        // Forgotten, not dropped: in a crash no destructor runs.
         let folder = Arc::clone(&self.folder);
         std::mem::forget(self);
         let runtime = KernelRuntime::open(config(folder.path(), |_| {})).await.unwrap();
@@ -72,7 +72,7 @@ impl Node {
         container_of(&self.runtime, self.data(), pod, name, command).await
     }
 
-    /// Starts a container and waits for its end.
+    /// Starts a container and waits for its exit.
     pub(crate) async fn run(&self, pod: &str, spec: ContainerSpec) -> Exit {
         let mut events = self.runtime.events();
         let (name, attempt) = (spec.name.clone(), spec.attempt);
@@ -99,16 +99,16 @@ impl Node {
                 }
             }
         };
-        tokio::time::timeout(DEADLINE, wait).await.expect("the container ends")
+        tokio::time::timeout(DEADLINE, wait).await.expect("the container exits")
     }
 
-    /// The container's output so far, without time stamps.
+    /// The container's output so far, without timestamps.
     pub(crate) fn output(&self, pod: &str, container: &str) -> String {
         let text = std::fs::read_to_string(self.log_path(pod, container)).unwrap_or_default();
         text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default()).collect::<Vec<_>>().join("\n")
     }
 
-    /// Runs a command in a container; gives its exit code, stdout and stderr.
+    /// Runs a command in a container; returns its exit code, stdout and stderr.
     pub(crate) async fn exec(&self, pod: &str, container: &str, command: &[&str]) -> (i32, String, String) {
         let request = ExecRequest {
             command: command.iter().map(|word| (*word).to_owned()).collect(),
@@ -123,7 +123,7 @@ impl Node {
             session.stderr.as_mut().unwrap().read_to_string(&mut err).await.unwrap();
             session.exit.await.unwrap().code
         };
-        let code = tokio::time::timeout(DEADLINE, read).await.expect("the command ends");
+        let code = tokio::time::timeout(DEADLINE, read).await.expect("the command exits");
         (code, out, err)
     }
 
@@ -134,7 +134,7 @@ impl Node {
 }
 
 impl Drop for Node {
-    /// A failed test leaves its Pods; they end here, and everything else of the node with them.
+    /// Kills the Pods that a failed test has left, and removes everything else of the node.
     fn drop(&mut self) {
         let Ok(pods) = std::fs::read_dir(self.folder.path().join("pods")) else { return };
         for pod in pods.flatten() {
@@ -154,7 +154,7 @@ pub(crate) fn config(folder: &Path, change: impl FnOnce(&mut KernelConfig)) -> K
     let helper = std::env::var_os("NODE_HELPER").map(PathBuf::from);
     config.helper =
         HelperProgram::Path(helper.unwrap_or_else(|| env!("CARGO_BIN_EXE_agent-sandbox-node-helper").into()));
-    // Enough to take both ways of making a Pod; tests run many nodes at once.
+    // Enough to test both ways of creating a Pod; tests run many nodes at once.
     config.ready_pods = 2;
     change(&mut config);
     config

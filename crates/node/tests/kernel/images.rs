@@ -1,4 +1,4 @@
-//! Images from files and from a registry on this machine, run for real.
+//! Images from files and from a local registry, run as containers.
 
 use std::io::Write;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A shell and what it needs, taken from this machine.
+/// A shell and its libraries, copied from this machine.
 fn shell_files() -> Vec<(String, Vec<u8>, u32)> {
     let listing = std::process::Command::new("ldd").args(["/bin/sh", "/bin/cat", "/bin/ls"]).output().unwrap();
     let text = String::from_utf8_lossy(&listing.stdout).into_owned();
@@ -140,7 +140,7 @@ async fn an_imported_layout_runs_with_its_whiteouts_and_defaults() {
     assert_eq!(std::fs::read_dir(node.data().join("images/layers")).unwrap().count(), 0);
 }
 
-/// A registry that serves one image, and counts blobs served.
+/// A registry that serves one image, and counts the served blobs.
 async fn registry(image: Image, served: Arc<std::sync::atomic::AtomicUsize>) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -162,7 +162,7 @@ async fn registry(image: Image, served: Arc<std::sync::atomic::AtomicUsize>) -> 
                     served.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     let named = |blob: &&Vec<u8>| path.ends_with(&digest(blob));
                     let all = image.layers.iter().chain([&image.config]);
-                    // A blob that is not what its name says is served for the first layer's name in `corrupt` images.
+                    // In corrupt images, the first layer is served for names that match no blob.
                     all.clone()
                         .find(named)
                         .or(image.layers.first().filter(|_| path.contains("/blobs/")))
@@ -245,7 +245,7 @@ fn gunzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_imported_docker_archive_runs_and_one_that_lies_is_refused() {
+async fn an_imported_docker_archive_runs_and_one_with_wrong_digests_is_refused() {
     if !is_root() {
         return;
     }
@@ -260,13 +260,13 @@ async fn an_imported_docker_archive_runs_and_one_that_lies_is_refused() {
     let swapped = [tars[1].clone(), tars[0].clone()];
     std::fs::write(&archive, docker_archive(&image, &swapped)).unwrap();
     node.runtime.prune_images(Vec::new()).await.unwrap();
-    let lie = node.runtime.import_image(&archive, None).await;
-    assert!(matches!(lie, Err(ImageError::DigestMismatch { .. })), "{lie:?}");
+    let swapped_layers = node.runtime.import_image(&archive, None).await;
+    assert!(matches!(swapped_layers, Err(ImageError::DigestMismatch { .. })), "{swapped_layers:?}");
 }
 
-/// What an archive calls its list of images could be a link to a file of the host, or a pipe that nobody writes to.
+/// In an archive, the list of images could be a link to a file of the host, or a pipe that no process writes to.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_archive_cannot_make_us_read_anything_but_its_own_files() {
+async fn an_archive_cannot_make_the_import_read_other_files() {
     let node = Node::start().await;
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret.json");
@@ -289,10 +289,9 @@ async fn an_archive_cannot_make_us_read_anything_but_its_own_files() {
     }
 }
 
-/// The way of an image made with Debian's own tools: packed by tar, described by skopeo's copy of a layout, served by the
-/// distribution's registry.
+/// An image made with Debian's own tools: packed by tar, copied from a layout by skopeo, served by docker-registry.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_of_debians_tools_goes_through_a_registry() {
+async fn an_image_made_with_debians_tools_is_pulled_from_a_registry() {
     if !is_root() {
         return;
     }
@@ -347,9 +346,9 @@ async fn an_image_of_debians_tools_goes_through_a_registry() {
     registry.wait().unwrap();
 }
 
-/// Layers made to harm: each is refused with its reason, and nothing of it stays.
+/// Malicious layers: each is rejected with its reason, and nothing of it is stored.
 #[tokio::test(flavor = "multi_thread")]
-async fn layers_made_to_harm_are_refused_over_the_wire() {
+async fn malicious_layers_are_refused_when_pulled() {
     if !is_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Many lives of Pods leave nothing behind, and a node that dies at any moment loses nothing.
+//! Creating and removing many Pods leaves nothing behind, and a node that dies at any moment loses nothing.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,29 +8,29 @@ use agent_sandbox_node::runtime::{NetworkMode, PodRuntime, PodSandboxSpec};
 
 use crate::fixture::{DEADLINE, Node, is_root, pod};
 
-/// How many lives: enough to see a leak per life, or many more for a soak.
+/// Number of rounds: enough to see a leak per Pod, or many more for a soak test.
 pub(crate) fn rounds(few: usize, many: usize) -> usize {
     if std::env::var_os("AGENT_SANDBOX_SOAK").is_some() { many } else { few }
 }
 
-/// Everything of a node that the host can see, but its own folder.
+/// Everything of a node that is visible on the host, except its data folder.
 pub(crate) fn host_traces(data: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let shown = data.to_str().unwrap();
     for line in std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().filter(|line| line.contains(shown)) {
         found.insert(format!("mount {line}"));
     }
-    let word = word_of(data);
+    let node_id = node_id(data);
     for entry in std::fs::read_dir("/sys/class/net").unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
-        if name.starts_with(&format!("asb{}", &word[..4])) {
-            found.insert(format!("cable {name}"));
+        if name.starts_with(&format!("asb{}", &node_id[..4])) {
+            found.insert(format!("veth {name}"));
         }
     }
-    for folder in group_folders(data).iter().filter(|folder| folder.exists()) {
+    for folder in cgroup_folders(data).iter().filter(|folder| folder.exists()) {
         found.insert(format!("group {}", folder.display()));
     }
-    for table in nft_tables().filter(|table| table.contains(&word)) {
+    for table in nft_tables().filter(|table| table.contains(&node_id)) {
         found.insert(format!("table {table}"));
     }
     for process in processes_with(shown) {
@@ -44,7 +44,7 @@ fn traces(node: &Node) -> BTreeSet<String> {
     let kept = ["group", "table"];
     let mut found: BTreeSet<_> =
         host_traces(node.data()).into_iter().filter(|trace| !kept.iter().any(|kind| trace.starts_with(kind))).collect();
-    found.extend(groups(node).into_iter().map(|name| format!("group {name}")));
+    found.extend(cgroups(node).into_iter().map(|name| format!("group {name}")));
     found.extend(id_blocks(node.data()).into_iter().map(|owner| format!("ids {owner}")));
     for folder in ["pods", "layers"] {
         for entry in std::fs::read_dir(node.data().join(folder)).unwrap().flatten() {
@@ -55,7 +55,7 @@ fn traces(node: &Node) -> BTreeSet<String> {
     found
 }
 
-/// Owners that have a block of ids: set by a line that begins with a plus, until one with a minus takes it back.
+/// Owners with a block of ids: a line that begins with a plus adds one, a line with a minus removes it.
 fn id_blocks(data: &std::path::Path) -> BTreeSet<String> {
     let mut owners = BTreeSet::new();
     for line in std::fs::read_to_string(data.join("ids.ledger")).unwrap().lines() {
@@ -66,9 +66,9 @@ fn id_blocks(data: &std::path::Path) -> BTreeSet<String> {
     owners
 }
 
-/// Groups of Pods, in whatever tree they are left.
-pub(crate) fn groups(node: &Node) -> Vec<String> {
-    let folders = group_folders(node.data());
+/// Cgroups of Pods, in any hierarchy.
+pub(crate) fn cgroups(node: &Node) -> Vec<String> {
+    let folders = cgroup_folders(node.data());
     let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
     let mut names: Vec<_> = entries
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
@@ -79,13 +79,13 @@ pub(crate) fn groups(node: &Node) -> Vec<String> {
     names
 }
 
-pub(crate) fn cables(node: &Node) -> Vec<String> {
-    host_traces(node.data()).into_iter().filter(|trace| trace.starts_with("cable ")).collect()
+pub(crate) fn veths(node: &Node) -> Vec<String> {
+    host_traces(node.data()).into_iter().filter(|trace| trace.starts_with("veth ")).collect()
 }
 
-/// The group above a node's Pods, in every tree there may be.
-fn group_folders(data: &Path) -> Vec<PathBuf> {
-    let name = format!("agent-sandbox-{}", word_of(data));
+/// The cgroup above a node's Pods, in every hierarchy.
+fn cgroup_folders(data: &Path) -> Vec<PathBuf> {
+    let name = format!("agent-sandbox-{}", node_id(data));
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let trees = mounts.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
     trees.map(|tree| Path::new(tree).join(&name)).collect()
@@ -99,7 +99,7 @@ fn nft_tables() -> impl Iterator<Item = String> {
 
 /// Chains of single Pods in the node's table.
 fn chains(node: &Node) -> Vec<String> {
-    let table = format!("agent-sandbox-{}", word_of(node.data()));
+    let table = format!("agent-sandbox-{}", node_id(node.data()));
     let output = Command::new("nft").args(["list", "table", "inet", &table]).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let chains = text.lines().filter_map(|line| line.trim().strip_prefix("chain ")).map(|line| line.replace(" {", ""));
@@ -114,25 +114,25 @@ fn processes_with(text: &str) -> Vec<String> {
         .filter(|pid| {
             let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            groups.contains(&word_of(Path::new(text))) || String::from_utf8_lossy(&line).contains(text)
+            groups.contains(&node_id(Path::new(text))) || String::from_utf8_lossy(&line).contains(text)
         })
         .collect()
 }
 
-/// What names of a node's cables, groups and table are made from.
-fn word_of(data: &Path) -> String {
+/// The node's id, which is part of the names of its veths, cgroups and table.
+fn node_id(data: &Path) -> String {
     use sha2::Digest;
     let hash = sha2::Sha256::digest(data.as_os_str().as_encoded_bytes());
     hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where a node tells the others of its machine what it put there.
-pub(crate) fn note_path(data: &Path) -> PathBuf {
-    Path::new("/run/agent-sandbox/nodes").join(word_of(data))
+/// The node's record in the registry of this machine's nodes.
+pub(crate) fn record_path(data: &Path) -> PathBuf {
+    Path::new("/run/agent-sandbox/nodes").join(node_id(data))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lives_of_pods_leave_nothing_behind() {
+async fn created_and_removed_pods_leave_nothing_behind() {
     if !is_root() {
         return;
     }
@@ -143,23 +143,23 @@ async fn lives_of_pods_leave_nothing_behind() {
         let spec = node.container(&uid, "c", &["sleep", "1000"]).await;
         let state = node.runtime.start_container(&uid, spec).await.unwrap();
         node.runtime.remove_pod(&uid).await.unwrap();
-        node.runtime.forget_owner(&format!("owner-of-{uid}")).await.unwrap();
+        node.runtime.delete_owner_storage(&format!("owner-of-{uid}")).await.unwrap();
         assert!(!std::path::Path::new(&format!("/proc/{}", state.pid)).exists(), "round {round}");
     }
     assert_eq!(node.runtime.kept_owners().await.unwrap(), Vec::<String>::new());
-    // Supervisors that wait for Pods to come go with it.
+    // Also ends the ready supervisors.
     node.runtime.close();
     let clean = async {
         while !traces(&node).is_empty() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    // The kernel takes network namespaces down in its own time.
+    // The kernel removes network namespaces asynchronously.
     if tokio::time::timeout(DEADLINE, clean).await.is_err() {
         panic!("left behind: {:?}", traces(&node));
     }
     assert_eq!(host_traces(node.data()), BTreeSet::new(), "after the node is closed");
-    assert!(!note_path(node.data()).exists());
+    assert!(!record_path(node.data()).exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -172,7 +172,7 @@ async fn a_node_that_dies_again_and_again_keeps_its_pods() {
     let spec = node.container("survivor", "c", &["sleep", "1000"]).await;
     let before = node.runtime.start_container("survivor", spec).await.unwrap();
     for round in 0..rounds(4, 50) {
-        // Dies in the middle of making and of removing other Pods.
+        // The node dies while it creates and removes other Pods.
         let uid = format!("victim-{round}");
         let runtime = std::sync::Arc::clone(&node.runtime);
         let made = uid.clone();
@@ -194,25 +194,25 @@ async fn a_node_that_dies_again_and_again_keeps_its_pods() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// A node that died with nothing running is cleaned up after by the next one, although its folder is still there; one whose Pods run on
-/// is left alone. A node that cannot be opened gives back what it had put in place.
+/// A node that died with nothing running is cleaned up by the next one, although its data folder still exists; one
+/// whose Pods are running is left alone.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_serves_nobody_is_cleared_away_and_what_serves_pods_is_not() {
+async fn resources_of_dead_nodes_are_removed_unless_their_pods_are_running() {
     if !is_root() {
         return;
     }
     let (empty, busy) = (tempfile::tempdir().unwrap(), Node::start().await);
     busy.runtime.create_pod(pod("runs-on")).await.unwrap();
-    let dead = NodeOfTheDead::new(empty.path());
-    let busy_note = note_path(busy.data());
-    let text = std::fs::read_to_string(&busy_note).unwrap();
+    let dead = DeadNode::new(empty.path());
+    let busy_record = record_path(busy.data());
+    let text = std::fs::read_to_string(&busy_record).unwrap();
     // As if its process had died.
-    std::fs::write(&busy_note, with_dead_process(&text)).unwrap();
+    std::fs::write(&busy_record, with_dead_process(&text)).unwrap();
     drop(Node::start().await);
     assert_eq!(host_traces(empty.path()), BTreeSet::new());
-    assert!(!dead.note.exists());
-    assert!(busy_note.exists() && host_traces(busy.data()).iter().any(|trace| trace.starts_with("table ")));
-    std::fs::write(&busy_note, text).unwrap();
+    assert!(!dead.record.exists());
+    assert!(busy_record.exists() && host_traces(busy.data()).iter().any(|trace| trace.starts_with("table ")));
+    std::fs::write(&busy_record, text).unwrap();
     busy.runtime.remove_pod("runs-on").await.unwrap();
 }
 
@@ -226,40 +226,40 @@ async fn a_node_that_cannot_be_opened_leaves_nothing() {
     let config = crate::fixture::config(folder.path(), |config| config.helper = missing);
     assert!(agent_sandbox_node::kernel::KernelRuntime::open(config).await.is_err());
     assert_eq!(host_traces(folder.path()), BTreeSet::new());
-    assert!(!note_path(folder.path()).exists());
+    assert!(!record_path(folder.path()).exists());
 }
 
-/// What a node leaves that died a moment after it was opened.
-struct NodeOfTheDead {
-    note: PathBuf,
+/// The resources of a node that died a moment after it was opened.
+struct DeadNode {
+    record: PathBuf,
 }
 
-impl NodeOfTheDead {
+impl DeadNode {
     fn new(data: &Path) -> Self {
-        let name = format!("agent-sandbox-{}", word_of(data));
+        let name = format!("agent-sandbox-{}", node_id(data));
         assert!(Command::new("nft").args(["add", "table", "inet", &name]).status().unwrap().success());
         let groups: Vec<_> =
-            group_folders(data).into_iter().filter(|group| std::fs::create_dir(group).is_ok()).collect();
+            cgroup_folders(data).into_iter().filter(|group| std::fs::create_dir(group).is_ok()).collect();
         assert!(!groups.is_empty());
         let process = serde_json::json!({"boot_id": "another", "pid": 1, "start_time": 1});
-        let note = serde_json::json!({
+        let record = serde_json::json!({
             "data_dir": data, "process": process, "thrown_away": false, "table": name, "gateway": null, "groups": groups,
         });
-        let path = note_path(data);
-        std::fs::write(&path, note.to_string()).unwrap();
-        Self { note: path }
+        let path = record_path(data);
+        std::fs::write(&path, record.to_string()).unwrap();
+        Self { record: path }
     }
 }
 
-fn with_dead_process(note: &str) -> String {
-    let mut note: serde_json::Value = serde_json::from_str(note).unwrap();
-    note["process"]["boot_id"] = "another".into();
-    note.to_string()
+fn with_dead_process(record: &str) -> String {
+    let mut record: serde_json::Value = serde_json::from_str(record).unwrap();
+    record["process"]["boot_id"] = "another".into();
+    record.to_string()
 }
 
-/// Whoever asked for a Pod may give up at any moment; the Pod is known all the same, and removed with the others.
+/// The caller that creates a Pod may be cancelled at any moment; the Pod is known all the same, and can be removed.
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_nobody_waited_for_are_found_and_removed() {
+async fn pods_of_cancelled_callers_are_found_and_removed() {
     if !is_root() {
         return;
     }

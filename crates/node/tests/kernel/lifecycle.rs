@@ -1,4 +1,4 @@
-//! From nothing to a running container and back to nothing.
+//! The life of a Pod: create, run, exec, attach, remove.
 
 use agent_sandbox_node::runtime::{PodRuntime, RuntimeError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,7 +20,7 @@ async fn a_container_runs_isolated_and_everything_is_gone_afterwards() {
     let first = sandbox.first_host_id.to_string();
     let map: &[&str] = match sandbox.id_count {
         65_536 => &["0", &first, "65536"],
-        // As set-up sees them, which has left the host's user namespace.
+        // As seen by the set-up process, which has left the host's user namespace.
         1 => &["1000", "0", "1"],
         _ => &["0", "1", "2047"],
     };
@@ -135,9 +135,9 @@ async fn a_restarted_node_finds_its_pods_and_what_ended_meanwhile() {
     node.runtime.remove_pod("p1").await.unwrap();
 }
 
-/// A command without standard error gets /dev/null, which belongs to the host and must stay so.
+/// A command without standard error gets /dev/null, which must keep its owner, the host's root.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_hosts_devices_are_never_given_away() {
+async fn the_owner_of_the_hosts_devices_never_changes() {
     use std::os::unix::fs::MetadataExt;
     let owner = || std::fs::metadata("/dev/null").map(|found| (found.uid(), found.gid(), found.mode())).unwrap();
     let node = Node::start().await;
@@ -156,8 +156,8 @@ async fn the_hosts_devices_are_never_given_away() {
     node.runtime.remove_pod(uid).await.unwrap();
 }
 
-/// What is written to an attachment is the container's input; its output comes back, and the end of input is the first
-/// caller's to give.
+/// Writes to an attachment are the container's input, its output is copied back, and the first client's end of input
+/// ends the container's.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attachment_talks_to_the_first_process() {
     let node = Node::start().await;

@@ -1,18 +1,18 @@
-//! Limits hold, and what breaks them is told.
+//! Limits are enforced, and exceeding them is reported.
 
 use agent_sandbox_node::runtime::{Limits, PodRuntime, PodSandboxSpec, RuntimeEvent, StorageMechanism};
 
 use crate::fixture::{DEADLINE, Node, is_root, pod};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_memory_bomb_is_killed_and_called_so() {
+async fn a_memory_bomb_is_killed_and_reported_as_oom() {
     if !is_root() {
         return;
     }
     kill_a_memory_bomb(&Node::start().await).await;
 }
 
-/// The limit holds, and the exit says why.
+/// The limit is enforced, and the exit reports it.
 pub(crate) async fn kill_a_memory_bomb(node: &Node) {
     let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };
     node.runtime.create_pod(PodSandboxSpec { limits, ..pod("p1") }).await.unwrap();
@@ -23,9 +23,9 @@ pub(crate) async fn kill_a_memory_bomb(node: &Node) {
     node.runtime.remove_pod("p1").await.unwrap();
 }
 
-/// The first process of a container has its supervisor's memory on loan, and must not share its score.
+/// The first process of a container shares its supervisor's memory until exec, and must not share its OOM score.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_supervisor_stays_the_last_to_die() {
+async fn a_supervisor_keeps_the_lowest_oom_score() {
     let node = Node::start().await;
     let supervisor = node.runtime.create_pod(pod("p1")).await.unwrap().supervisor_pid;
     let score = |pid: u32| {
@@ -67,7 +67,7 @@ async fn all_pods_together_weigh_a_task_for_each_processor() {
         Some(group) => (format!("/sys/fs/cgroup/cpu/{group}"), "cpu.shares", 1024),
         None => (format!("/sys/fs/cgroup/{}", of("").unwrap()), "cpu.weight", 100),
     };
-    // The container's group or its Pod's, up to the one of the whole node.
+    // From the container's or its Pod's cgroup up to the node's.
     let parent = std::path::Path::new(&folder)
         .ancestors()
         .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("agent-sandbox-")))
@@ -124,7 +124,7 @@ async fn a_killed_supervisor_takes_its_pod_down_and_nothing_is_left() {
     assert!(!node.data().join("pods/p1").exists());
 }
 
-/// Thousands of Pods need more descriptors than shells let programs have.
+/// Thousands of Pods need more descriptors than the default soft limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_takes_as_many_open_files_as_the_host_allows() {
     let _node = Node::start().await;

@@ -1,4 +1,4 @@
-//! What is tried only inside a machine of its own: control groups of the unified tree alone, and a clock that moves.
+//! Tests that run only inside a virtual machine: with cgroup v2 alone, and with a clock that can be set.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use agent_sandbox_node::runtime::{
 };
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::bench::{Bench, plain, shell};
 use crate::fixture::{Node, pod};
 use crate::plain_user::USER;
+use crate::pod_fixture::{Fixture, plain, shell};
 
-/// Whether this is such a machine; prints that it is not.
+/// Whether this process runs in such a machine; otherwise prints that the test is skipped.
 fn is_inside() -> bool {
     let inside = std::env::var_os(crate::vm::INSIDE).is_some();
     if !inside {
-        eprintln!("skipped: run by another test, inside a machine of its own");
+        eprintln!("skipped: run by another test, inside a virtual machine");
     }
     inside
 }
@@ -27,7 +27,7 @@ async fn control_groups_are_unified() {
         return;
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains(" - cgroup "), "control: no tree of the first kind is here\n{mounts}");
+    assert!(!mounts.contains(" - cgroup "), "control: there is no v1 hierarchy\n{mounts}");
     let node = Node::start().await;
     let weak = node.runtime.weaknesses();
     assert!(weak.is_empty(), "Debian's kernel has everything a node wants: {weak:?}");
@@ -53,7 +53,8 @@ async fn control_groups_are_unified() {
     assert!(!of_node.exists(), "nothing is left");
 }
 
-/// As systemd delegates a group to a user: the engine itself sits in it, and has to make room before Pods can.
+/// As with a cgroup that systemd delegates to a user: the engine itself is in it, and has to move to a child before
+/// Pods can get limits.
 #[test]
 fn a_delegated_group_holds_limits_without_root() {
     use std::io::Write;
@@ -86,7 +87,7 @@ fn a_delegated_group_holds_limits_without_root() {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// Run by the test above.
+/// Run by the test above, in a separate process.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_memory_bomb_ends_in_a_delegated_group() {
     if !is_inside() || !crate::plain_user::is_plain_user() {
@@ -94,11 +95,11 @@ async fn a_memory_bomb_ends_in_a_delegated_group() {
     }
     let node = Node::start().await;
     let weak = node.runtime.weaknesses();
-    assert!(weak.iter().all(|weak| weak.kind != WeaknessKind::LimitNotEnforced), "said: {weak:?}");
+    assert!(weak.iter().all(|weak| weak.kind != WeaknessKind::LimitNotEnforced), "reported: {weak:?}");
     crate::limits::kill_a_memory_bomb(&node).await;
 }
 
-/// A file system with project quotas, mounted at a folder for as long as this lives.
+/// A file system with project quotas, mounted at a folder until dropped.
 struct WithQuotas(tempfile::TempDir);
 
 impl WithQuotas {
@@ -160,21 +161,21 @@ async fn project_quotas_hold_layers_and_volumes() {
     };
     spec.mounts = vec![bind(&held, "/held"), bind(&free, "/free")];
     node.run("p1", spec).await;
-    // The last is the control: the same program in a folder without a limit.
+    // The last one is the control: the same command in a folder without a limit.
     assert_eq!(node.output("p1", "c"), "1\n1\n0\nbounded");
     let used = node.runtime.storage_usage("p1").await.unwrap();
     assert_eq!(used.layer_mechanism, StorageMechanism::ProjectQuota);
     assert!((4 << 20..=8 << 20).contains(&used.layers[0].1), "{used:?}");
     node.runtime.remove_pod("p1").await.unwrap();
-    // What is removed gives its room and its number back.
+    // A removed volume frees its space and its project id.
     node.runtime.remove_volume(&VolumeKey::Persistent { name: "held".into() }).await.unwrap();
     let again = node.runtime.ensure_volume(request("held", Some(8 << 20))).await.unwrap();
     assert_eq!(again.mechanism, StorageMechanism::ProjectQuota);
     assert_eq!(std::fs::read_dir(&again.path).unwrap().count(), 0);
-    node.runtime.forget_owner("owner-of-p1").await.unwrap();
+    node.runtime.delete_owner_storage("owner-of-p1").await.unwrap();
     node.runtime.discard();
     drop(node);
-    // Control: counted but not held by the file system, limits are held by other means.
+    // Control: if the file system counts but does not enforce quotas, loop files enforce limits.
     drop(disk);
     let disk = WithQuotas::mount("loop");
     let data = disk.top().join("data");
@@ -184,7 +185,7 @@ async fn project_quotas_hold_layers_and_volumes() {
     node.runtime.discard();
 }
 
-/// The clock as programs see it, in seconds; set by root of the machine.
+/// Moves the machine's clock by some seconds; needs root.
 fn move_clock(seconds: i64) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let then = rustix::time::Timespec { tv_sec: now.tv_sec + seconds, tv_nsec: now.tv_nsec };
@@ -209,7 +210,7 @@ async fn pods_go_on_when_the_clock_moves() {
     if !is_inside() {
         return;
     }
-    let bench = Bench::open().await;
+    let bench = Fixture::open().await;
     let spec = || {
         let mut container = shell("trap 'exit 7' TERM; while :; do sleep 0.1; done");
         container["readinessProbe"] = serde_json::json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
@@ -228,7 +229,7 @@ async fn pods_go_on_when_the_clock_moves() {
         let same = bench.output("steady", "main", &["cat", "/proc/1/stat"]).await;
         let start = |stat: &str| stat.split_whitespace().nth(21).map(str::to_owned);
         assert_eq!(start(&same), start(&first), "{name}: it is the same process");
-        // What begins and ends from now on is told by the new clock.
+        // Times of new containers follow the new clock.
         bench.create(name, plain(), spec()).await;
         let fresh = bench.until_ready(name).await;
         let age = jiff::Timestamp::now().as_second() - started_at(&fresh).unwrap().as_second();

@@ -1,4 +1,4 @@
-//! Pods with addresses: closed by default, open where rules say so, never open to the host.
+//! Pods with addresses: closed by default, open where rules allow it, never open to the host.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn routed(uid: &str) -> PodSandboxSpec {
     PodSandboxSpec { network: NetworkMode::Routed, ..pod(uid) }
 }
 
-/// A Pod that says hello on port 8000 to everybody who connects.
+/// A Pod that sends a greeting to every client on port 8000.
 async fn greeter(node: &Node, uid: &str) -> IpAddr {
     let sandbox = node.runtime.create_pod(routed(uid)).await.unwrap();
     let server = "import socket\ns=socket.create_server(('0.0.0.0', 8000))\nwhile True:\n c,_=s.accept(); c.sendall(b'hello'); c.close()";
@@ -30,7 +30,7 @@ async fn greeter(node: &Node, uid: &str) -> IpAddr {
     sandbox.ips[0]
 }
 
-/// Whether a command in the Pod can connect. A dropped packet is told from a refusal: only silence counts as closed.
+/// Whether a command in the Pod can connect. Only a timeout (dropped packets) counts as closed, not a refusal.
 async fn reaches(node: &Node, uid: &str, address: IpAddr, port: u16) -> bool {
     let script = format!(
         "import socket\ntry:\n socket.create_connection(('{address}', {port}), 1); print('open')\nexcept TimeoutError:\n print('closed')"
@@ -51,10 +51,10 @@ fn allow(peer: IpAddr, port: u16) -> Vec<Allow> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_user_has_low_ports_of_a_pod_unless_the_pod_says_otherwise() {
+async fn every_user_may_bind_low_ports_unless_the_pod_sets_the_sysctl() {
     let node = Node::start().await;
     let name = "net.ipv4.ip_unprivileged_port_start";
-    let hosts = std::fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).unwrap();
+    let host_value = std::fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).unwrap();
     for (uid, said, seen, bound) in [("low-1", None, "0", "bound"), ("low-2", Some("1024"), "1024", "refused")] {
         let sysctls = said.map(|value| (name.to_owned(), value.to_owned())).into_iter().collect();
         node.runtime.create_pod(PodSandboxSpec { sysctls, ..pod(uid) }).await.unwrap();
@@ -69,7 +69,7 @@ async fn every_user_has_low_ports_of_a_pod_unless_the_pod_says_otherwise() {
         node.runtime.remove_pod(uid).await.unwrap();
     }
     let now = std::fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).unwrap();
-    assert_eq!(now, hosts, "the host's own is as it was");
+    assert_eq!(now, host_value, "the host's own setting is unchanged");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,7 +84,7 @@ async fn the_host_reaches_a_pod_and_a_pod_never_reaches_the_host() {
     stream.read_to_string(&mut text).await.unwrap();
     assert_eq!(text, "hello");
     let (_, addresses, _) = node.exec("net-1", "c", &["cat", "/proc/net/if_inet6"]).await;
-    assert!(addresses.lines().all(|line| line.ends_with(" lo")), "a way around our table: {addresses}");
+    assert!(addresses.lines().all(|line| line.ends_with(" lo")), "IPv6 would bypass the nftables table: {addresses}");
     let gateway = node.runtime.dns_address().unwrap();
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -120,9 +120,9 @@ async fn pods_reach_each_other_only_where_both_sides_allow_it() {
     }
 }
 
-/// What was learned by asking fills a table of the whole machine: 512 sandboxes, and the next is never reached.
+/// ARP entries fill a neighbour table of the whole machine: with 512 Pods it is full, and the next Pod is unreachable.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_ends_of_a_cable_know_each_other_without_asking() {
+async fn the_ends_of_a_veth_have_permanent_neighbour_entries() {
     if !is_root() {
         return;
     }
@@ -141,19 +141,19 @@ async fn the_ends_of_a_cable_know_each_other_without_asking() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_that_is_opened_ahead_lets_callers_wait_for_the_program() {
+async fn connections_to_a_port_opened_in_advance_wait_for_the_program() {
     if !is_root() {
         return;
     }
     let node = Node::start().await;
     let address = node.runtime.create_pod(routed("open-1")).await.unwrap().ips[0];
-    // It never looks at the socket, and ends when it is told to.
+    // The program never uses the socket, and exits when its input ends.
     let script = "echo $LISTEN_FDS $LISTEN_PID $LISTEN_FDNAMES; test -S /proc/self/fd/3 && echo socket; read _";
     let mut spec = node.container("open-1", "c", &["sh", "-c", script]).await;
     (spec.open_port, spec.stdin) = (Some(8888), true);
     spec.env.push(("LISTEN_FDNAMES".to_owned(), "another's".to_owned()));
     assert!(node.runtime.start_container("open-1", spec).await.unwrap().port_open);
-    TcpStream::connect((address, 8888)).await.expect("open, although nobody answers there");
+    TcpStream::connect((address, 8888)).await.expect("open, although no program accepts there");
     TcpStream::connect((address, 8889)).await.expect_err("control: other ports are closed");
     for way in ["by the socket that came with the start", "by one that the supervisor opens"] {
         let stream = node.runtime.dial("open-1", 8888).await.expect(way);
@@ -162,12 +162,12 @@ async fn a_port_that_is_opened_ahead_lets_callers_wait_for_the_program() {
     let mut late = node.container("open-1", "late", &["sleep", "1000"]).await;
     late.open_port = Some(8888);
     assert!(!node.runtime.start_container("open-1", late).await.unwrap().port_open, "another container has it");
-    let told = async {
+    let printed = async {
         while node.output("open-1", "c") != "1 1\nsocket" {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let told = tokio::time::timeout(Duration::from_secs(10), told).await;
-    assert!(told.is_ok(), "{}", node.output("open-1", "c"));
+    let printed = tokio::time::timeout(Duration::from_secs(10), printed).await;
+    assert!(printed.is_ok(), "{}", node.output("open-1", "c"));
     node.runtime.remove_pod("open-1").await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! The life of a Pod once more, as an ordinary user: without subordinate ids, with few and with many.
+//! The tests of a Pod's life again as an ordinary user: without subordinate ids, with few and with many.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -9,46 +9,46 @@ use agent_sandbox_node::runtime::{
 use crate::fixture::{Node, is_root, pod};
 use crate::plain_user::{self, FAR_ADDRESS, Ids, MORE_ADDRESS, OWN_ADDRESS, USER, World, has_uidmap, is_plain_user};
 
-/// Ids that no user of a fresh machine has; those of one test are not another's, because all are one user's.
+/// Ids that no user of a fresh machine has; each test has its own range, because all belong to the same user.
 const FEW: Ids = Ids::From(2_000_000_000, 65_536);
-const OTHERS: Ids = Ids::From(2_020_000_000, 65_536);
+const FEW_FOR_EGRESS: Ids = Ids::From(2_020_000_000, 65_536);
 const MANY: Ids = Ids::From(2_010_000_000, 1 << 20);
 
 #[test]
-fn pods_live_the_same_life_without_privilege() {
+fn pods_work_the_same_without_privilege() {
     if is_root() {
-        plain_user::run(Ids::None, &["lifecycle::", "escape::", "rootless::alone"], World::Hosts);
+        plain_user::run(Ids::None, &["lifecycle::", "escape::", "rootless::alone"], World::Host);
     }
 }
 
-/// What Debian gives to every user: too little for whole blocks.
+/// Debian's default for each user: too few for whole blocks.
 #[test]
-fn pods_live_the_same_life_with_few_subordinate_ids() {
+fn pods_work_the_same_with_few_subordinate_ids() {
     if is_root() && has_uidmap() {
-        plain_user::run(FEW, &["lifecycle::", "escape::", "rootless::blocks"], World::Hosts);
+        plain_user::run(FEW, &["lifecycle::", "escape::", "rootless::blocks"], World::Host);
     }
 }
 
 #[test]
 fn pods_have_whole_blocks_with_many_subordinate_ids() {
     if is_root() && has_uidmap() {
-        plain_user::run(MANY, &["rootless::blocks"], World::Hosts);
+        plain_user::run(MANY, &["rootless::blocks"], World::Host);
     }
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_programs_are_reported() {
     if is_root() {
         plain_user::run(FEW, &["rootless::bare"], World::Bare);
     }
 }
 
-/// Run as an ordinary user who has subordinate ids, and none of the programs that would help.
+/// Run as an ordinary user with subordinate ids, without the programs that would use them.
 mod bare {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn programs_to_install_are_named() {
+    async fn packages_to_install_are_named() {
         if !is_plain_user() {
             return;
         }
@@ -56,16 +56,16 @@ mod bare {
         let sandbox = node.runtime.create_pod(pod("p1")).await.unwrap();
         assert_eq!((sandbox.first_host_id, sandbox.id_count), (USER, 1));
         for (kind, package) in [(WeaknessKind::SharedUid, "uidmap"), (WeaknessKind::NoEgress, "passt")] {
-            let said = sandbox.weaknesses.iter().find(|weak| weak.kind == kind).expect("it is said");
-            assert!(said.message.contains(package), "{said:?}");
+            let weakness = sandbox.weaknesses.iter().find(|weak| weak.kind == kind).expect("the weakness is reported");
+            assert!(weakness.message.contains(package), "{weakness:?}");
         }
         node.runtime.remove_pod("p1").await.unwrap();
     }
 }
 
-/// Through `pasta`, in a network of the test's own.
+/// Through `pasta`, in a network namespace of the test.
 #[test]
-fn policies_open_the_way_out_without_privilege() {
+fn policies_allow_egress_without_privilege() {
     let pasta = std::path::Path::new("/usr/bin/pasta").exists();
     assert!(pasta || std::env::var_os("CI").is_none(), "pasta (package passt) must be installed where CI is set");
     if !pasta {
@@ -75,11 +75,11 @@ fn policies_open_the_way_out_without_privilege() {
         plain_user::run(Ids::None, &["rootless::egress"], World::Own);
     }
     if is_root() && pasta && has_uidmap() {
-        plain_user::run(OTHERS, &["rootless::egress"], World::Own);
+        plain_user::run(FEW_FOR_EGRESS, &["rootless::egress"], World::Own);
     }
 }
 
-/// Run as an ordinary user in a network of the test's own.
+/// Run as an ordinary user in a network namespace of the test.
 mod egress {
     use super::*;
     use agent_sandbox_node::runtime::{Allow, IpBlock, NetworkMode, PodRules, PortRange, Protocol};
@@ -93,8 +93,8 @@ mod egress {
         PodRules { egress: vec![Allow { peers, ports: ports.collect() }], ingress: Vec::new() }
     }
 
-    /// What a Pod hears from an address: a greeting, or nothing.
-    async fn hears(node: &Node, uid: &str, address: IpAddr, port: u16) -> bool {
+    /// Whether a Pod receives a greeting from an address.
+    async fn receives_greeting(node: &Node, uid: &str, address: IpAddr, port: u16) -> bool {
         let script = format!(
             "import socket\ntry: print(socket.create_connection(('{address}', {port}), 0.7).recv(9).decode())\nexcept OSError as e: print('closed', e)"
         );
@@ -103,15 +103,16 @@ mod egress {
         out.starts_with("hello")
     }
 
-    /// The host gets an address while a Pod that may reach everything runs: it is closed to the Pod a moment later.
-    async fn get_another_address(node: &Node, port: u16) {
+    /// The host gets another address while a Pod runs that may reach everything: a moment later the address is closed
+    /// to the Pod.
+    async fn add_host_address(node: &Node, port: u16) {
         let (address, file) = MORE_ADDRESS;
         std::fs::write(std::env::var_os(file).unwrap(), "").unwrap();
         let closed = async {
             while TcpStream::connect((IpAddr::from(address), port)).await.is_err() {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
-            while hears(node, "open", address.into(), port).await {}
+            while receives_greeting(node, "open", address.into(), port).await {}
         };
         tokio::time::timeout(crate::fixture::DEADLINE, closed).await.expect("no rule opens a new address of the host");
     }
@@ -123,7 +124,7 @@ mod egress {
         }
         let far = IpAddr::from(FAR_ADDRESS);
         TcpStream::connect((far, 7777)).await.expect("control: the server behind the default route is there");
-        // The host's own: on every address, and on the one that others are told of.
+        // A service of the host, on all its addresses.
         let host = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let port = host.local_addr().unwrap().port();
         tokio::spawn(async move {
@@ -138,16 +139,16 @@ mod egress {
             let spec = PodSandboxSpec { network: NetworkMode::Routed, ..pod(uid) };
             node.runtime.create_pod(spec).await.unwrap();
             node.runtime.start_container(uid, node.container(uid, "c", &["sleep", "1000"]).await).await.unwrap();
-            assert!(!hears(&node, uid, far, 7777).await, "closed until a policy opens it");
+            assert!(!receives_greeting(&node, uid, far, 7777).await, "closed until a policy opens it");
         }
         node.runtime.set_rules("open", everything(&[], &[])).await.unwrap();
-        assert!(hears(&node, "open", far, 7777).await);
-        assert!(!hears(&node, "shut", far, 7777).await, "another Pod has no way out");
+        assert!(receives_greeting(&node, "open", far, 7777).await);
+        assert!(!receives_greeting(&node, "shut", far, 7777).await, "another Pod has no egress");
         let gateway = node.runtime.resolver().unwrap();
         for address in [OWN_ADDRESS.into(), gateway, IpAddr::from(Ipv4Addr::LOCALHOST)] {
-            assert!(!hears(&node, "open", address, port).await, "no rule opens the host: {address}");
+            assert!(!receives_greeting(&node, "open", address, port).await, "no rule opens the host: {address}");
         }
-        get_another_address(&node, port).await;
+        add_host_address(&node, port).await;
         for (name, rules, reached) in [
             ("another port", everything(&[], &[7778]), false),
             ("this port", everything(&[], &[7777]), true),
@@ -156,14 +157,14 @@ mod egress {
             ("everything again", everything(&[], &[]), true),
         ] {
             node.runtime.set_rules("open", rules).await.unwrap();
-            assert_eq!(hears(&node, "open", far, 7777).await, reached, "{name}");
+            assert_eq!(receives_greeting(&node, "open", far, 7777).await, reached, "{name}");
         }
-        // A node that starts again finds the way open, and its Pod still closed to the host.
+        // A restarted node finds the uplink running, and the Pod still closed to the host.
         let node = node.restart().await;
         node.runtime.list().await.unwrap();
-        assert!(hears(&node, "open", far, 7777).await);
+        assert!(receives_greeting(&node, "open", far, 7777).await);
         node.runtime.set_rules("open", PodRules::default()).await.unwrap();
-        assert!(!hears(&node, "open", far, 7777).await);
+        assert!(!receives_greeting(&node, "open", far, 7777).await);
         for uid in ["open", "shut"] {
             node.runtime.remove_pod(uid).await.unwrap();
         }
@@ -176,25 +177,25 @@ mod egress {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(crate::fixture::DEADLINE, left).await.expect("the way goes with its Pod");
+        tokio::time::timeout(crate::fixture::DEADLINE, left).await.expect("pasta ends with its Pod");
     }
 }
 
-/// Run as an ordinary user who has nothing but his own id.
+/// Run as an ordinary user without subordinate ids.
 mod alone {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn without_subordinate_ids_pods_have_the_callers_and_say_so() {
+    async fn without_subordinate_ids_pods_use_the_callers_and_report_it() {
         if !is_plain_user() {
             return;
         }
         let node = Node::start().await;
         let sandbox = node.runtime.create_pod(pod("p1")).await.unwrap();
         assert_eq!((sandbox.first_host_id, sandbox.id_count), (USER, 1));
-        let said = sandbox.weaknesses.iter().find(|weak| weak.kind == WeaknessKind::SharedUid);
-        let said = &said.expect("the Pod says that it shares its caller's id").message;
-        assert!(said.contains("uidmap") || said.contains("/etc/subuid"), "what to do about it: {said}");
+        let weakness = sandbox.weaknesses.iter().find(|weak| weak.kind == WeaknessKind::SharedUid);
+        let weakness = &weakness.expect("the Pod reports that it shares its caller's id").message;
+        assert!(weakness.contains("uidmap") || weakness.contains("/etc/subuid"), "what to do about it: {weakness}");
         node.runtime.remove_pod("p1").await.unwrap();
     }
 
@@ -215,7 +216,7 @@ mod alone {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn limits_that_cannot_be_held_are_said_and_refused_when_strict() {
+    async fn limits_that_cannot_be_enforced_are_reported_and_rejected_when_strict() {
         if !is_plain_user() {
             return;
         }
@@ -225,7 +226,7 @@ mod alone {
         let refused = strict.runtime.create_pod(wanted()).await;
         let Err(RuntimeError::Refused(why)) = refused else { panic!("{refused:?}") };
         assert!(why.contains("memory") && why.contains("strict"), "{why}");
-        // Control: without the flag the same Pod runs, and says that its limit is a wish.
+        // Control: without the flag the same Pod runs, and reports that its limit is not enforced.
         let node = Node::start().await;
         let sandbox = node.runtime.create_pod(wanted()).await.unwrap();
         assert!(sandbox.weaknesses.iter().any(|weak| weak.kind == WeaknessKind::LimitNotEnforced), "{sandbox:?}");
@@ -235,11 +236,11 @@ mod alone {
     }
 }
 
-/// Run as an ordinary user who has subordinate ids.
+/// Run as an ordinary user with subordinate ids.
 mod blocks {
     use super::*;
 
-    /// The host's uid of a container's process.
+    /// The host uid of a container's process.
     fn uid_of(pid: u32) -> u32 {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
@@ -268,7 +269,7 @@ mod blocks {
         }
         assert!(uids[0].end <= uids[1].start || uids[1].end <= uids[0].start, "{uids:?}");
         assert!(uids.iter().all(|range| !range.contains(&USER)), "{uids:?}");
-        // The outermost ids work: root, nobody, and nothing of the caller's.
+        // The id map works: root, an ordinary user, and none of the caller's ids.
         let (code, out, err) = node.exec("one", "c", &["sh", "-c", "id -u; stat -c %u ~; ls -ln /etc/passwd"]).await;
         assert!(code == 0 && out.starts_with("1000\n1000\n"), "{out}{err}");
         for uid in ["one", "two"] {
@@ -304,14 +305,14 @@ mod blocks {
         for uid in ["p2", "p3"] {
             node.runtime.remove_pod(uid).await.unwrap();
         }
-        node.runtime.forget_owner("mine").await.unwrap();
-        node.runtime.forget_owner("other").await.unwrap();
+        node.runtime.delete_owner_storage("mine").await.unwrap();
+        node.runtime.delete_owner_storage("other").await.unwrap();
         assert!(node.runtime.kept_owners().await.unwrap().is_empty());
         node.runtime.close();
         assert_eq!(std::fs::read_dir(node.data().join("layers")).unwrap().count(), 0);
         let trash = node.data().join("trash");
         let left = std::fs::read_dir(&trash).into_iter().flatten().count();
-        assert_eq!(left, 0, "what was thrown away is gone from the disk");
+        assert_eq!(left, 0, "removed files are deleted from disk");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,5 @@
-//! A machine that has nothing but the unified control group tree, and whose clock may be moved: Debian's cloud kernel under an
-//! emulator, with a system of this very program, a shell and little more. Tests of limits run in it as they are.
+//! A virtual machine with cgroup v2 only, and with a clock that can be set: Debian's cloud kernel under qemu, with a
+//! root file system of this test program, a shell and little more. The tests of limits run in it unchanged.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use crate::fixture::is_root;
 
-/// Set for the tests that run inside.
+/// Environment variable set for the tests that run inside.
 pub(crate) const INSIDE: &str = "AGENT_SANDBOX_MACHINE";
 
-/// Longest the machine may run. It takes a sixth of that.
+/// Timeout for the machine. It takes a sixth of that.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Tests that run inside, by the beginning of their names.
+/// Tests that run inside, by prefix of their names.
 const TESTS: &[&str] = &["limits::", "machine::"];
 
-/// Kernel modules that Pods need, by name; what these need comes along.
+/// Kernel modules that Pods need; their dependencies are added.
 const MODULES: &[&str] = &[
     "overlay",
     "veth",
@@ -34,7 +34,7 @@ const MODULES: &[&str] = &[
     "nfnetlink",
 ];
 
-/// Programs besides the shell's own; their libraries come along.
+/// Programs besides those of the shell; their libraries are added.
 const PROGRAMS: &[&str] = &["/usr/sbin/mkfs.ext4"];
 
 #[test]
@@ -47,16 +47,16 @@ fn a_machine_with_only_unified_control_groups_and_a_clock_that_moves() {
     let system = folder.path().join("system.cpio");
     System::collect(&kernel).write(&system);
     let text = boot(&kernel.image, &system);
-    let told = || text.lines().filter(|line| !line.starts_with('[')).collect::<Vec<_>>().join("\n");
-    assert!(text.contains("MACHINE DONE 0"), "{}", told());
+    let output = || text.lines().filter(|line| !line.starts_with('[')).collect::<Vec<_>>().join("\n");
+    assert!(text.contains("MACHINE DONE 0"), "{}", output());
     for needed in [
-        "limits::a_memory_bomb_is_killed_and_called_so",
+        "limits::a_memory_bomb_is_killed_and_reported_as_oom",
         "machine::a_delegated_group_holds_limits_without_root",
         "machine::control_groups_are_unified",
         "machine::pods_go_on_when_the_clock_moves",
         "machine::project_quotas_hold_layers_and_volumes",
     ] {
-        assert!(text.contains(&format!("{needed} ... ok")), "{needed} is missing: {}", told());
+        assert!(text.contains(&format!("{needed} ... ok")), "{needed} is missing: {}", output());
     }
 }
 
@@ -67,7 +67,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// The newest cloud kernel that is installed or was unpacked by set-up; prints what is missing.
+    /// The newest cloud kernel that is installed or was unpacked by set-up; otherwise prints what is missing.
     fn find() -> Option<Self> {
         let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/machine");
         let tops = [unpacked.as_path(), Path::new("/")];
@@ -89,7 +89,7 @@ impl Kernel {
     }
 }
 
-/// Files of the machine's system: where they are inside, and their content.
+/// Files of the machine's root file system: path inside, and content.
 #[derive(Default)]
 struct System {
     files: Vec<(String, Entry)>,
@@ -157,7 +157,7 @@ impl System {
         }
     }
 
-    /// The shell, under the names of all the programs in it.
+    /// busybox, with links for all its programs.
     fn add_busybox(&mut self) {
         self.add("usr/bin/busybox", Entry::File(std::fs::read("/usr/bin/busybox").unwrap(), 0o755));
         let list = Command::new("/usr/bin/busybox").arg("--list").output().unwrap();
@@ -166,7 +166,7 @@ impl System {
         }
     }
 
-    /// What the loader would load.
+    /// The shared libraries of a program.
     fn add_libraries(&mut self, program: &Path) {
         let list = Command::new("ldd").arg(program).output().unwrap();
         for word in String::from_utf8(list.stdout).unwrap().split_whitespace().filter(|word| word.starts_with('/')) {
@@ -179,7 +179,7 @@ impl System {
     fn add_modules(&mut self, kernel: &Kernel) {
         let version = kernel.modules.file_name().unwrap().to_str().unwrap();
         let list = std::fs::read_to_string(kernel.modules.join("modules.dep")).unwrap_or_else(|_| {
-            // Unpacked and not installed: nobody has worked out yet what needs what.
+            // Unpacked and not installed: the dependencies are not computed yet.
             let base = kernel.modules.ancestors().nth(3).unwrap();
             assert!(Command::new("depmod").arg("-b").arg(base).arg(version).status().unwrap().success());
             std::fs::read_to_string(kernel.modules.join("modules.dep")).unwrap()
@@ -200,7 +200,7 @@ impl System {
         }
     }
 
-    /// Writes the archive that the kernel unpacks as its first file system.
+    /// Writes the initramfs (cpio archive).
     fn write(self, path: &Path) {
         let mut out = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
         for (number, (name, entry)) in self.files.into_iter().enumerate() {
@@ -240,7 +240,7 @@ fn write_entry(out: &mut impl Write, number: usize, mode: u32, name: &str, conte
     out.write_all(&padded(content.len())).unwrap();
 }
 
-/// A program without what only debuggers need: it is most of it.
+/// A program without debug information, which is most of its size.
 fn stripped(program: &Path) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("program");
@@ -248,7 +248,7 @@ fn stripped(program: &Path) -> Vec<u8> {
     std::fs::read(if done.is_ok_and(|status| status.success()) { &copy } else { program }).unwrap()
 }
 
-/// Runs the machine until it switches itself off; gives what it printed.
+/// Runs the machine until it powers off; returns its output.
 fn boot(kernel: &Path, system: &Path) -> String {
     let mut machine = Command::new("/usr/bin/qemu-system-x86_64")
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536", "-nographic", "-no-reboot"])
@@ -283,7 +283,7 @@ fn boot(kernel: &Path, system: &Path) -> String {
     reader.join().unwrap()
 }
 
-/// The first file system cannot be left by changing the root, which every sandbox does: everything moves to another.
+/// The initramfs cannot be the old root of pivot_root, which every sandbox calls: everything is copied to a tmpfs.
 const FIRST_INIT: &str = "#!/usr/bin/busybox sh
 mount -t tmpfs -o mode=755 tmpfs /new
 cp -a /usr /bin /sbin /lib /lib64 /t /etc /init2 /new

@@ -1,24 +1,24 @@
-//! Runs tests of this very program once more as an ordinary user, in a mount namespace whose lists of users and of subordinate ids
-//! are the test's own.
+//! Runs tests of this program again as an ordinary user, in a mount namespace whose `/etc/passwd`, `/etc/subuid` and
+//! `/etc/subgid` belong to the test.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Set for the tests that are run so.
+/// Environment variable set for the tests that are run so.
 pub(crate) const MARK: &str = "AGENT_SANDBOX_PLAIN_USER";
 
-/// An id that owns nothing.
+/// A uid that owns no files.
 pub(crate) const USER: u32 = 54_321;
 
-/// The machine the tests run on: its network and programs.
+/// The network and programs that the tests see.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum World {
-    Hosts,
-    /// The host's, without the programs that make up for a lack of privilege.
+    Host,
+    /// The host's, without the programs that an unprivileged node uses.
     Bare,
-    /// One of their own: a host with the address [`OWN_ADDRESS`], and behind its default route a server that says hello on port 7777.
-    /// Its users may make tunnels, which without udev they may not.
+    /// A network namespace of the test: a host with the address [`OWN_ADDRESS`], and behind its default route a server
+    /// that sends a greeting on port 7777. Its users may open /dev/net/tun, which without udev they may not.
     Own,
 }
 
@@ -29,7 +29,7 @@ const HIDDEN_PROGRAMS: &str = "for program in pasta newuidmap newgidmap; do
     if [ -e /usr/bin/$program ]; then mount --bind /dev/null /usr/bin/$program; fi
 done";
 
-/// The far side is a namespace of a process that ends with its parent, and goes with it.
+/// The far side is the network namespace of a process that ends with its parent, and is removed with it.
 const OWN_WORLD: &str = r#"
 mount -t tmpfs none /dev/net
 mknod -m 666 /dev/net/tun c 10 200
@@ -56,30 +56,30 @@ rm $AGENT_SANDBOX_MORE_ADDRESS
 ip address add 198.51.100.9/32 dev up0' </dev/null >/dev/null 2>&1 &
 "#;
 
-/// An address that the host gets when a test makes the file that this variable names.
+/// An address that is added to the host when a test creates the file named by this variable.
 pub(crate) const MORE_ADDRESS: ([u8; 4], &str) = ([198, 51, 100, 9], "AGENT_SANDBOX_MORE_ADDRESS");
 
-/// What the user has been given.
+/// The user's subordinate ids.
 #[derive(Clone, Copy)]
 pub(crate) enum Ids {
-    /// Nothing.
+    /// No subordinate ids.
     None,
-    /// So many subordinate ids from here on, uids and gids alike.
+    /// First id and number of subordinate ids, for uids and gids alike.
     From(u32, u32),
 }
 
-/// The programs a test needs besides itself, and the variable that tells it where each is.
+/// The programs that a test needs besides itself, and the variable with the path of each.
 const PROGRAMS: [(&str, &str); 2] = [
     ("NODE_HELPER", env!("CARGO_BIN_EXE_agent-sandbox-node-helper")),
     ("NODE_ATTEMPTS", env!("CARGO_BIN_EXE_escape-attempts")),
 ];
 
-/// Runs the tests whose names begin so, and fails unless at least one ran and all passed.
+/// Runs the tests whose names begin with one of the filters, and fails unless at least one ran and all passed.
 pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
     let folder = tempfile::tempdir().unwrap();
-    // Cargo's folders may be closed to other users; a copy of the programs is not.
+    // Cargo's folders may be inaccessible to other users; a copy of the programs is not.
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    // What the tests leave behind belongs to ids that the user cannot act as; it goes with our folder.
+    // Files that the tests leave belong to ids that the user cannot use; they are removed with this folder.
     let temporary = folder.path().join("t");
     std::fs::create_dir(&temporary).unwrap();
     std::os::unix::fs::chown(&temporary, Some(USER), Some(USER)).unwrap();
@@ -88,7 +88,7 @@ pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
     let script = write_lists(folder.path(), ids);
     let mut command = Command::new("unshare");
     let script = match world {
-        World::Hosts => script,
+        World::Host => script,
         World::Bare => format!("{HIDDEN_PROGRAMS}\n{script}"),
         World::Own => {
             command.arg("--net");
@@ -108,7 +108,7 @@ pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
         std::fs::copy(program, &copy).unwrap();
         command.env(variable, copy);
     }
-    // Where cargo has built it; tests that need none run without.
+    // If cargo has built it; tests that do not need it run without.
     let own = std::env::current_exe().unwrap();
     let built = own.parent().and_then(Path::parent).unwrap().join("examples/sandboxd-for-tests");
     if std::fs::copy(&built, folder.path().join("daemon")).is_ok() {
@@ -120,7 +120,7 @@ pub(crate) fn run(ids: Ids, filters: &[&str], world: World) {
     assert!(text.contains("test result: ok") && !text.contains(" 0 passed"), "{text}");
 }
 
-/// Writes the lists; gives the script that shows them in place of the host's and becomes the user.
+/// Writes the lists; returns the script that mounts them over the host's and changes to the user.
 fn write_lists(folder: &Path, ids: Ids) -> String {
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap();
     let given = match ids {
@@ -143,7 +143,7 @@ fn write_lists(folder: &Path, ids: Ids) -> String {
     script + &format!("exec setpriv --reuid {USER} --regid {USER} --clear-groups \"$@\"\n")
 }
 
-/// Whether this is such a run; prints that it is not.
+/// Whether this is such a run; otherwise prints that the test is skipped.
 pub(crate) fn is_plain_user() -> bool {
     let plain = std::env::var_os(MARK).is_some();
     if !plain {
@@ -152,7 +152,7 @@ pub(crate) fn is_plain_user() -> bool {
     plain
 }
 
-/// Whether a user's subordinate ids can be had here. Where everything is installed, its absence is a failure.
+/// Whether subordinate ids can be used here. Where CI is set, their absence is a failure.
 pub(crate) fn has_uidmap() -> bool {
     let found = Path::new("/usr/bin/newuidmap").exists() && Path::new("/etc/subuid").exists();
     assert!(found || std::env::var_os("CI").is_none(), "newuidmap (package uidmap) must be installed where CI is set");

@@ -1,56 +1,56 @@
-//! From the API to a process and back.
+//! Tests of a Pod's lifecycle, from the API object to its processes and back.
 
 use std::time::Instant;
 
-use agent_sandbox_node::logs::LogOptions;
+use agent_sandbox_node::kubelet::logs::LogOptions;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::bench::{Bench, LIMIT, Ran, is_root, key, plain, shell, terminated};
+use crate::fixture::{CommandOutput, Fixture, LIMIT, is_root, key, plain, shell, terminated};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_of_the_image_host_is_a_computer_with_a_daemon() {
+async fn a_pod_of_the_image_host_runs_sandboxd() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
+    let fixture = Fixture::open().await;
     let asked = Instant::now();
-    bench.create("p", json!({}), json!({"containers": [{"name": "main", "image": "host"}]})).await;
-    bench.until_ready("p").await;
+    fixture.create("p", json!({}), json!({"containers": [{"name": "main", "image": "host"}]})).await;
+    fixture.until_ready("p").await;
     eprintln!("created to ready: {:?}", asked.elapsed());
-    assert_eq!(bench.output("p", "main", &["echo", "hello"]).await, "hello\n");
-    let failed = bench.exec("p", "main", &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
-    assert_eq!(failed, Ran { code: 3, stdout: "out\n".into(), stderr: "err\n".into() });
-    let mut stream = bench.node.dial(&key("p"), 8888).await.unwrap();
+    assert_eq!(fixture.output("p", "main", &["echo", "hello"]).await, "hello\n");
+    let failed = fixture.exec("p", "main", &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
+    assert_eq!(failed, CommandOutput { code: 3, stdout: "out\n".into(), stderr: "err\n".into() });
+    let mut stream = fixture.node.dial(&key("p"), 8888).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     tokio::time::timeout(LIMIT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert_eq!(bench.output("p", "main", &["hostname"]).await, "p\n");
+    assert_eq!(fixture.output("p", "main", &["hostname"]).await, "p\n");
     let asked = Instant::now();
-    bench.delete("p").await;
+    fixture.delete("p").await;
     eprintln!("deleted: {:?}", asked.elapsed());
-    bench.close().await;
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn exits_logs_and_last_words_are_reported() {
+async fn exits_logs_and_termination_messages_are_reported() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
+    let fixture = Fixture::open().await;
     let mut container = shell("echo one; echo two >&2; printf bye > /dev/termination-log; exit 7");
     container["terminationMessagePolicy"] = "File".into();
-    bench.create("p", plain(), json!({"restartPolicy": "Never", "containers": [container]})).await;
-    let ended = terminated(&bench.until_phase("p", "Failed").await);
+    fixture.create("p", plain(), json!({"restartPolicy": "Never", "containers": [container]})).await;
+    let ended = terminated(&fixture.until_phase("p", "Failed").await);
     assert_eq!((ended.exit_code, ended.reason.as_deref()), (7, Some("Error")));
     assert_eq!(ended.message.as_deref(), Some("bye"));
     let mut lines: Vec<String> =
-        bench.logs("p", "main", false, LogOptions::default()).await.lines().map(str::to_owned).collect();
+        fixture.logs("p", "main", false, LogOptions::default()).await.lines().map(str::to_owned).collect();
     lines.sort();
     assert_eq!(lines, ["one", "two"]);
-    bench.delete("p").await;
-    bench.close().await;
+    fixture.delete("p").await;
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,18 +58,18 @@ async fn d_233_logs_are_followed_until_the_container_ends() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
+    let fixture = Fixture::open().await;
     let spec = json!({"restartPolicy": "Never", "containers": [shell("for i in 1 2 3; do echo $i; sleep 0.1; done")]});
-    bench.create("p", plain(), spec).await;
-    bench
+    fixture.create("p", plain(), spec).await;
+    fixture
         .until("p", "started", |p| {
             let statuses = p.status.iter().flat_map(|s| s.container_statuses.iter().flatten());
             statuses.into_iter().any(|c| c.state.as_ref().is_some_and(|s| s.waiting.is_none()))
         })
         .await;
     let options = LogOptions { follow: true, ..LogOptions::default() };
-    assert_eq!(bench.logs("p", "main", false, options).await, "1\n2\n3\n");
-    bench.close().await;
+    assert_eq!(fixture.logs("p", "main", false, options).await, "1\n2\n3\n");
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,11 +77,11 @@ async fn a_crashing_container_restarts_and_keeps_its_previous_log() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
-    // The counter is in the writable layer, which outlives attempts.
+    let fixture = Fixture::open().await;
+    // The counter is in the writable layer, which is kept across restarts.
     let script = "n=$(cat /home/user/n 2>/dev/null || echo 0); echo $((n+1)) > /home/user/n; echo attempt $n; [ $n -ge 1 ] && sleep 1000; exit 5";
-    bench.create("p", plain(), json!({"containers": [shell(script)]})).await;
-    let pod = bench
+    fixture.create("p", plain(), json!({"containers": [shell(script)]})).await;
+    let pod = fixture
         .until("p", "restarted", |p| {
             let mut statuses = p.status.iter().flat_map(|s| s.container_statuses.iter().flatten());
             statuses.any(|c| c.restart_count == 1 && c.ready)
@@ -89,8 +89,8 @@ async fn a_crashing_container_restarts_and_keeps_its_previous_log() {
         .await;
     let last = pod.status.unwrap().container_statuses.unwrap()[0].last_state.clone().unwrap().terminated.unwrap();
     assert_eq!(last.exit_code, 5);
-    assert_eq!(bench.logs("p", "main", true, LogOptions::default()).await, "attempt 0\n");
-    bench.close().await;
+    assert_eq!(fixture.logs("p", "main", true, LogOptions::default()).await, "attempt 0\n");
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,7 +98,7 @@ async fn init_containers_prepare_what_main_containers_share() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
+    let fixture = Fixture::open().await;
     let mount = json!([{"name": "shared", "mountPath": "/shared"}]);
     let mut init = shell("echo prepared > /shared/file");
     init["name"] = "init".into();
@@ -112,11 +112,11 @@ async fn init_containers_prepare_what_main_containers_share() {
     main["readinessProbe"] = json!({"exec": {"command": ["grep", "prepared", "/shared/copy"]}});
     let spec = json!({"initContainers": [init, side], "containers": [main],
         "terminationGracePeriodSeconds": 1, "volumes": [{"name": "shared", "emptyDir": {}}]});
-    bench.create("p", plain(), spec).await;
-    bench.until_ready("p").await;
-    assert_eq!(bench.output("p", "main", &["cat", "/shared/copy"]).await, "prepared\n");
-    bench.delete("p").await;
-    bench.close().await;
+    fixture.create("p", plain(), spec).await;
+    fixture.until_ready("p").await;
+    assert_eq!(fixture.output("p", "main", &["cat", "/shared/copy"]).await, "prepared\n");
+    fixture.delete("p").await;
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,12 +124,12 @@ async fn a_command_that_does_not_exist_fails_with_its_name() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
+    let fixture = Fixture::open().await;
     let spec = json!({"restartPolicy": "Never",
         "containers": [{"name": "main", "image": "host", "command": ["/no/such/program"]}]});
-    bench.create("p", plain(), spec).await;
-    let ended = terminated(&bench.until_phase("p", "Failed").await);
+    fixture.create("p", plain(), spec).await;
+    let ended = terminated(&fixture.until_phase("p", "Failed").await);
     assert_eq!(ended.reason.as_deref(), Some("StartError"));
     assert!(ended.message.unwrap().contains("/no/such/program"));
-    bench.close().await;
+    fixture.close().await;
 }

@@ -1,10 +1,11 @@
-//! Pods that really run: the embedded API, the node and the kernel together.
+//! Tests of Pods that really run: the embedded API, the node and the kernel runtime together.
 //!
-//! Needs root; every test but those that are run as an ordinary user says so and passes without doing anything where it is missing.
+//! Root is needed. Without it, every test prints that it is skipped and passes, except those that run as an ordinary
+//! user.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed step of a test is a failed test")]
 
-mod bench;
+mod fixture;
 mod lifecycle;
 mod oci;
 #[path = "../plain_user/run.rs"]

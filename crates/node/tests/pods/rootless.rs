@@ -1,24 +1,24 @@
-//! Pods of an ordinary user: the same computers, and events that say what is weaker about them.
+//! Tests of Pods of an ordinary user: they work like those of root, and events report what is enforced less strictly.
 
 use serde_json::json;
 
-use crate::bench::{Bench, is_root, plain, shell};
+use crate::fixture::{Fixture, is_root, plain, shell};
 use crate::plain_user::{self, Ids, World, has_uidmap, is_plain_user};
 
-/// Ids that no other test has.
-const SOME: Ids = Ids::From(2_030_000_000, 65_536);
+/// Subordinate ids that no other test uses.
+const SUBORDINATE: Ids = Ids::From(2_030_000_000, 65_536);
 
 #[test]
-fn a_plain_users_pods_say_what_is_weaker() {
+fn pods_of_an_ordinary_user_report_what_is_weaker() {
     if is_root() {
-        plain_user::run(Ids::None, &["rootless::events", "rootless::whole"], World::Hosts);
+        plain_user::run(Ids::None, &["rootless::events", "rootless::whole"], World::Host);
     }
 }
 
 #[test]
-fn a_plain_users_pods_are_whole_computers_with_subordinate_ids() {
+fn pods_of_an_ordinary_user_work_with_subordinate_ids() {
     if is_root() && has_uidmap() {
-        plain_user::run(SOME, &["rootless::whole"], World::Hosts);
+        plain_user::run(SUBORDINATE, &["rootless::whole"], World::Host);
     }
 }
 
@@ -26,19 +26,19 @@ mod events {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn limits_that_are_not_held_and_ids_that_are_shared_are_told() {
+    async fn unenforced_limits_and_shared_ids_are_reported() {
         if !is_plain_user() {
             return;
         }
-        let bench = Bench::open().await;
+        let fixture = Fixture::open().await;
         let mut container = shell("sleep 1000");
         container["resources"] = json!({"limits": {"memory": "64Mi"}});
-        bench.create("p", plain(), json!({"containers": [container], "terminationGracePeriodSeconds": 0})).await;
-        bench.until_ready("p").await;
-        assert!(bench.until_event("LimitNotEnforced").await.contains("memory"));
-        assert!(bench.until_event("SharedUid").await.contains("subuid"));
-        bench.delete("p").await;
-        bench.close().await;
+        fixture.create("p", plain(), json!({"containers": [container], "terminationGracePeriodSeconds": 0})).await;
+        fixture.until_ready("p").await;
+        assert!(fixture.until_event("LimitNotEnforced").await.contains("memory"));
+        assert!(fixture.until_event("SharedUid").await.contains("subuid"));
+        fixture.delete("p").await;
+        fixture.close().await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -46,15 +46,15 @@ mod events {
         if !is_plain_user() {
             return;
         }
-        let bench = Bench::open_with(|config| config.strict_limits = true).await;
+        let fixture = Fixture::open_with(|config| config.strict_limits = true).await;
         let mut container = shell("sleep 1000");
         container["resources"] = json!({"limits": {"memory": "64Mi"}});
-        bench.create("p", plain(), json!({"containers": [container], "terminationGracePeriodSeconds": 0})).await;
-        let refused = bench.until_phase("p", "Failed").await.status.unwrap();
+        fixture.create("p", plain(), json!({"containers": [container], "terminationGracePeriodSeconds": 0})).await;
+        let refused = fixture.until_phase("p", "Failed").await.status.unwrap();
         let why = refused.message.unwrap_or_default();
         assert!(why.contains("memory") && why.contains("strict limits"), "{why}");
-        bench.delete("p").await;
-        bench.close().await;
+        fixture.delete("p").await;
+        fixture.close().await;
     }
 }
 
@@ -63,15 +63,15 @@ mod whole {
     use k8s_openapi::api::core::v1::{ConfigMap, Secret};
     use kube::api::{Api, PostParams};
 
-    /// What the node writes for a Pod can be read in it under whatever ids it has, and what it writes is kept.
+    /// Files that the node writes are readable in the Pod under any id mapping, and what the Pod writes is kept.
     #[tokio::test(flavor = "multi_thread")]
-    async fn daemon_files_secrets_and_messages_work() {
+    async fn sandboxd_files_secrets_and_messages_work() {
         if !is_plain_user() {
             return;
         }
-        let bench = Bench::open().await;
-        let secrets: Api<Secret> = Api::namespaced(bench.client.clone(), "default");
-        let maps: Api<ConfigMap> = Api::namespaced(bench.client.clone(), "default");
+        let fixture = Fixture::open().await;
+        let secrets: Api<Secret> = Api::namespaced(fixture.client.clone(), "default");
+        let maps: Api<ConfigMap> = Api::namespaced(fixture.client.clone(), "default");
         let secret = json!({"metadata": {"name": "s"}, "stringData": {"key": "hidden"}});
         secrets.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
         let map = json!({"metadata": {"name": "m"}, "data": {"key": "shown"}});
@@ -82,21 +82,22 @@ mod whole {
         let spec = json!({"containers": [container], "restartPolicy": "Never", "volumes": [
             {"name": "s", "secret": {"secretName": "s", "defaultMode": 0o400}},
             {"name": "m", "configMap": {"name": "m"}}, {"name": "e", "emptyDir": {}}]});
-        bench.create("p", plain(), spec).await;
-        let ended = bench.until_phase("p", "Failed").await;
-        let end = crate::bench::terminated(&ended);
+        fixture.create("p", plain(), spec).await;
+        let ended = fixture.until_phase("p", "Failed").await;
+        let end = crate::fixture::terminated(&ended);
         assert_eq!((end.exit_code, end.message.as_deref()), (4, Some("last words\n")));
-        let log = bench.logs("p", "main", false, Default::default()).await;
+        let log = fixture.logs("p", "main", false, Default::default()).await;
         assert_eq!(log, "hiddenshown\nmine\n1000\n");
-        bench.delete("p").await;
-        // With the daemon as its first process, which is asked from inside: the Pod's address leads nowhere out here.
+        fixture.delete("p").await;
+        // With sandboxd as first process, which is probed from inside the Pod: its address is not reachable from the
+        // host.
         let probe = json!({"httpGet": {"port": 8888, "path": "/"}, "periodSeconds": 1});
         let spec = json!({"containers": [{"name": "main", "image": "host", "readinessProbe": probe}],
             "terminationGracePeriodSeconds": 0});
-        bench.create("d", json!({}), spec).await;
-        bench.until_ready("d").await;
-        assert_eq!(bench.output("d", "main", &["sh", "-c", "echo x > ~/x; cat ~/x"]).await, "x\n");
-        bench.delete("d").await;
-        bench.close().await;
+        fixture.create("d", json!({}), spec).await;
+        fixture.until_ready("d").await;
+        assert_eq!(fixture.output("d", "main", &["sh", "-c", "echo x > ~/x; cat ~/x"]).await, "x\n");
+        fixture.delete("d").await;
+        fixture.close().await;
     }
 }

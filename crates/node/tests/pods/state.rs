@@ -1,12 +1,12 @@
-//! What Pods are given and what outlives them.
+//! Tests of configuration given to Pods, and of data and Pods that survive.
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, is_root, plain, shell};
+use crate::fixture::{Fixture, is_root, plain, shell};
 
-async fn make<K>(bench: &Bench, object: Value) -> K
+async fn create<K>(fixture: &Fixture, object: Value) -> K
 where
     K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
         + Clone
@@ -14,7 +14,7 @@ where
         + serde::Serialize
         + serde::de::DeserializeOwned,
 {
-    let api: Api<K> = Api::namespaced(bench.client.clone(), "default");
+    let api: Api<K> = Api::namespaced(fixture.client.clone(), "default");
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
 
@@ -23,9 +23,9 @@ async fn configuration_arrives_as_variables_and_files() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
-    make::<ConfigMap>(&bench, json!({"metadata": {"name": "c"}, "data": {"key": "from map"}})).await;
-    make::<Secret>(&bench, json!({"metadata": {"name": "s"}, "data": {"pass": "aHVzaA=="}})).await;
+    let fixture = Fixture::open().await;
+    create::<ConfigMap>(&fixture, json!({"metadata": {"name": "c"}, "data": {"key": "from map"}})).await;
+    create::<Secret>(&fixture, json!({"metadata": {"name": "s"}, "data": {"pass": "aHVzaA=="}})).await;
     let mut container = shell("sleep 1000");
     container["env"] = json!([
         {"name": "A", "value": "literal"},
@@ -43,19 +43,19 @@ async fn configuration_arrives_as_variables_and_files() {
         {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]});
     let mut metadata = plain();
     metadata["labels"] = json!({"app": "x"});
-    bench.create("p", metadata, spec).await;
-    bench.until_ready("p").await;
-    let shown = bench.output("p", "main", &["sh", "-c", "echo $A $B $C $S $N"]).await;
+    fixture.create("p", metadata, spec).await;
+    fixture.until_ready("p").await;
+    let shown = fixture.output("p", "main", &["sh", "-c", "echo $A $B $C $S $N"]).await;
     assert_eq!(shown, "literal literal! from map hush p\n");
     assert_eq!(
-        bench.output("p", "main", &["cat", "/etc/map/key", "/etc/secret/pass", "/etc/about/labels"]).await,
+        fixture.output("p", "main", &["cat", "/etc/map/key", "/etc/secret/pass", "/etc/about/labels"]).await,
         "from maphushapp=\"x\""
     );
-    let full = bench.exec("p", "main", &["sh", "-c", "head -c 2000000 /dev/zero > /memory/x"]).await;
-    assert_ne!(full.code, 0, "memory volumes hold their size");
-    let write = bench.exec("p", "main", &["sh", "-c", "echo x > /etc/map/key"]).await;
+    let full = fixture.exec("p", "main", &["sh", "-c", "head -c 2000000 /dev/zero > /memory/x"]).await;
+    assert_ne!(full.code, 0, "memory volumes enforce their size");
+    let write = fixture.exec("p", "main", &["sh", "-c", "echo x > /etc/map/key"]).await;
     assert_ne!(write.code, 0, "configuration is read-only");
-    bench.close().await;
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,9 +63,9 @@ async fn a_claim_keeps_its_data_from_pod_to_pod() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
-    make::<PersistentVolumeClaim>(
-        &bench,
+    let fixture = Fixture::open().await;
+    create::<PersistentVolumeClaim>(
+        &fixture,
         json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": "64Mi"}}}}),
     )
@@ -76,59 +76,61 @@ async fn a_claim_keeps_its_data_from_pod_to_pod() {
         json!({"restartPolicy": "Never", "containers": [container], "securityContext": {"fsGroup": 1000},
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]})
     };
-    bench.create("writer", plain(), spec("echo kept > /data/file")).await;
-    bench.until_phase("writer", "Succeeded").await;
-    bench.delete("writer").await;
-    bench.create("reader", plain(), spec("grep kept /data/file")).await;
-    bench.until_phase("reader", "Succeeded").await;
-    bench.close().await;
+    fixture.create("writer", plain(), spec("echo kept > /data/file")).await;
+    fixture.until_phase("writer", "Succeeded").await;
+    fixture.delete("writer").await;
+    fixture.create("reader", plain(), spec("grep kept /data/file")).await;
+    fixture.until_phase("reader", "Succeeded").await;
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_writable_layer_goes_to_the_owners_next_pod_and_to_nobody_else() {
+async fn a_writable_layer_goes_only_to_the_next_pod_of_its_owner() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
-    let owner: ConfigMap = make(&bench, json!({"metadata": {"name": "owner"}})).await;
+    let fixture = Fixture::open().await;
+    let owner: ConfigMap = create(&fixture, json!({"metadata": {"name": "owner"}})).await;
     let mut owned = plain();
     owned["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner",
         "uid": owner.metadata.uid, "controller": true}]);
     let spec = json!({"containers": [shell("sleep 1000")], "terminationGracePeriodSeconds": 0});
-    bench.create("p", owned.clone(), spec.clone()).await;
-    bench.until_ready("p").await;
-    bench.output("p", "main", &["sh", "-c", "echo mine > /home/user/file"]).await;
-    bench.delete("p").await;
-    bench.create("p", owned, spec.clone()).await;
-    bench.until_ready("p").await;
-    assert_eq!(bench.output("p", "main", &["cat", "/home/user/file"]).await, "mine\n");
-    bench.create("q", plain(), spec).await;
-    bench.until_ready("q").await;
-    assert_ne!(bench.exec("q", "main", &["cat", "/home/user/file"]).await.code, 0);
-    bench.close().await;
+    fixture.create("p", owned.clone(), spec.clone()).await;
+    fixture.until_ready("p").await;
+    fixture.output("p", "main", &["sh", "-c", "echo mine > /home/user/file"]).await;
+    fixture.delete("p").await;
+    fixture.create("p", owned, spec.clone()).await;
+    fixture.until_ready("p").await;
+    assert_eq!(fixture.output("p", "main", &["cat", "/home/user/file"]).await, "mine\n");
+    fixture.create("q", plain(), spec).await;
+    fixture.until_ready("q").await;
+    assert_ne!(fixture.exec("q", "main", &["cat", "/home/user/file"]).await.code, 0);
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_node_finds_its_pods_as_they_were() {
+async fn a_restarted_node_recovers_its_pods() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
+    let fixture = Fixture::open().await;
     let spec = |script: &str| json!({"containers": [shell(script)], "terminationGracePeriodSeconds": 0});
-    bench.create("stays", plain(), spec("echo $$ > /home/user/pid; sleep 1000")).await;
-    bench.create("ends", plain(), json!({"restartPolicy": "Never", "containers": [shell("sleep 0.4; exit 6")]})).await;
-    let before = bench.until_ready("stays").await;
-    bench.until_phase("ends", "Running").await;
-    let bench = bench.restart().await;
-    let ended = crate::bench::terminated(&bench.until_phase("ends", "Failed").await);
+    fixture.create("stays", plain(), spec("echo $$ > /home/user/pid; sleep 1000")).await;
+    fixture
+        .create("ends", plain(), json!({"restartPolicy": "Never", "containers": [shell("sleep 0.4; exit 6")]}))
+        .await;
+    let before = fixture.until_ready("stays").await;
+    fixture.until_phase("ends", "Running").await;
+    let fixture = fixture.restart().await;
+    let ended = crate::fixture::terminated(&fixture.until_phase("ends", "Failed").await);
     assert_eq!(ended.exit_code, 6);
-    let after = bench.until_ready("stays").await;
+    let after = fixture.until_ready("stays").await;
     let id = |pod: &k8s_openapi::api::core::v1::Pod| {
         pod.status.clone().unwrap().container_statuses.unwrap()[0].container_id.clone()
     };
     assert_eq!(id(&before), id(&after), "the same process");
-    assert_eq!(bench.output("stays", "main", &["echo", "here"]).await, "here\n");
-    bench.close().await;
+    assert_eq!(fixture.output("stays", "main", &["echo", "here"]).await, "here\n");
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,20 +138,20 @@ async fn pods_stopped_with_the_node_start_again_with_their_files() {
     if !is_root() {
         return;
     }
-    let bench = Bench::open().await;
+    let fixture = Fixture::open().await;
     let spec =
         json!({"restartPolicy": "Never", "containers": [shell("sleep 1000")], "terminationGracePeriodSeconds": 0});
-    bench.create("p", plain(), spec).await;
-    bench.until_ready("p").await;
-    bench.output("p", "main", &["sh", "-c", "echo mine > /home/user/file"]).await;
-    bench.node.stop_all().await.unwrap();
-    let bench = bench.restart().await;
-    bench
+    fixture.create("p", plain(), spec).await;
+    fixture.until_ready("p").await;
+    fixture.output("p", "main", &["sh", "-c", "echo mine > /home/user/file"]).await;
+    fixture.node.stop_all().await.unwrap();
+    let fixture = fixture.restart().await;
+    fixture
         .until("p", "started again", |p| {
             let mut statuses = p.status.iter().flat_map(|s| s.container_statuses.iter().flatten());
             statuses.any(|c| c.restart_count == 1 && c.ready)
         })
         .await;
-    assert_eq!(bench.output("p", "main", &["cat", "/home/user/file"]).await, "mine\n");
-    bench.close().await;
+    assert_eq!(fixture.output("p", "main", &["cat", "/home/user/file"]).await, "mine\n");
+    fixture.close().await;
 }

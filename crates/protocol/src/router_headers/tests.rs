@@ -119,7 +119,7 @@ fn repeated_headers_are_ambiguous() {
     }
 }
 
-/// D-134: what counts as a wish; the cap is the router's.
+/// D-134: which timeouts are accepted; the router applies the maximum.
 #[test]
 fn timeouts_are_finite_positive_decimals() {
     for (text, expected) in [("60", 60.0), ("1.5", 1.5), (" 2 ", 2.0), ("1e1", 10.0)] {
@@ -131,12 +131,15 @@ fn timeouts_are_finite_positive_decimals() {
 }
 
 proptest! {
-    /// No header value makes the parser panic, and whatever it accepts keeps its promises.
+    /// No header value makes the parser panic, and every accepted value is valid.
     #[test]
-    fn arbitrary_values_are_judged_not_trusted(values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 6)) {
+    fn arbitrary_values_are_validated(
+        values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 6),
+    ) {
         let names = [SANDBOX_ID, SANDBOX_NAMESPACE, SANDBOX_PORT, SANDBOX_POD_IP, SANDBOX_UID, SANDBOX_TIMEOUT];
         let values = values.iter().map(|bytes| HeaderValue::from_bytes(bytes));
-        let headers: HeaderMap = names.into_iter().zip(values).filter_map(|(name, value)| Some((name, value.ok()?))).collect();
+        let headers: HeaderMap =
+            names.into_iter().zip(values).filter_map(|(name, value)| Some((name, value.ok()?))).collect();
         if let Ok(request) = SandboxRequest::parse(&headers, Loopback::Refused) {
             prop_assert!(is_dns_label(request.id.as_str().as_bytes()) && request.port > 0);
             prop_assert!(request.pod_ip.is_none_or(|ip| address::classify(ip) == AddressClass::Routable));

@@ -112,7 +112,7 @@ fn secrets_do_not_print() {
 }
 
 proptest! {
-    /// No text makes the verifier panic, and none that we did not mint is accepted.
+    /// No text makes the verifier panic, and no text that was not minted is accepted.
     #[test]
     fn arbitrary_text_is_never_a_token(text in ".{0,200}", mac in "[A-Za-z0-9_-]{43}") {
         prop_assert!(secret().verify(&text, NOW).is_err());

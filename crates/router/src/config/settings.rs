@@ -1,5 +1,5 @@
 //! Every setting of the router process in one table: flag, environment variable, default and help. Command line beats
-//! file beats environment beats default; all mistakes are reported at once.
+//! file beats environment beats default; all errors are reported at once.
 
 mod parse;
 mod read;
@@ -7,7 +7,7 @@ mod read;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Variables that are read but are no setting of their own.
+/// Environment variables that are read but are not settings.
 pub use agent_sandbox_telemetry::{OTLP_ENDPOINT, OTLP_METRICS_ENDPOINT, OTLP_TRACES_ENDPOINT};
 pub(crate) use parse::parse_duration;
 pub use read::read;
@@ -44,7 +44,7 @@ impl Setting {
     }
 }
 
-/// All settings. The table is long because the list is.
+/// All settings.
 pub const SETTINGS: &[Setting] = &[
     value("config", "", "YAML file with settings, one 'flag-name: value' per line").env("SANDBOX_ROUTER_CONFIG"),
     value("http-bind-address", ":8080", "Address of the proxy; empty disables plain HTTP"),
@@ -56,20 +56,24 @@ pub const SETTINGS: &[Setting] = &[
     value("tls-client-ca-file", "", "CA bundle that client certificates are checked against (PEM)"),
     value("mtls-mode", "off", "Client certificates: off, optional or required"),
     value("cluster-domain", "cluster.local", "Domain of Service names").env("CLUSTER_DOMAIN"),
-    value("proxy-timeout", "180s", "Longest wait for a response; clients may ask for less with X-Sandbox-Timeout")
+    value("proxy-timeout", "180s", "Timeout for a response; clients may ask for less with X-Sandbox-Timeout")
         .env("PROXY_TIMEOUT_SECONDS"),
-    value("response-header-timeout", "", "A stricter bound for the same wait; empty for none"),
-    value("stream-idle-timeout", "1h", "Close response streams that move nothing for so long; 0 for never"),
-    value("shutdown-timeout", "30s", "Time that requests under way get when the router stops"),
-    value("drain-delay", "0s", "Keep accepting so long after the stop signal, while load balancers notice"),
+    value("response-header-timeout", "", "A stricter timeout for the same wait; empty for none"),
+    value("stream-idle-timeout", "1h", "Close response streams that are idle for this time; 0 for never"),
+    value("shutdown-timeout", "30s", "Time that open requests get when the router stops"),
+    value("drain-delay", "0s", "Keep accepting for this time after the stop signal, while load balancers notice"),
     value("max-request-body-bytes", "0", "Refuse larger request bodies with 413; 0 for any size"),
     value("max-connections", "20000", "Client connections at once; 0 for any number"),
     value("max-inflight-requests", "10000", "Requests at once; beyond it clients get 503; 0 for any number"),
     value("max-requests-per-sandbox", "1000", "Requests to one sandbox at once; 0 for any number"),
     value("workers", "0", "Threads that serve connections; 0 for one per core"),
-    value("upstream-max-retries", "3", "Repeated connection attempts; requests already sent are never repeated"),
-    value("upstream-retry-initial-delay", "200ms", "Wait before the first repetition; doubles each time"),
-    value("upstream-retry-max-delay", "800ms", "Longest wait between repetitions"),
+    value(
+        "upstream-max-retries",
+        "3",
+        "Retries of failed connection attempts; requests already sent are never repeated",
+    ),
+    value("upstream-retry-initial-delay", "200ms", "Delay before the first retry; doubles each time"),
+    value("upstream-retry-max-delay", "800ms", "Maximum delay between retries"),
     switch("allow-loopback-pod-ip", "false", "Dial loopback addresses named by clients, unverified (tests only)"),
     switch("allow-unverified-targets", "false", "Dial addresses that no live sandbox Pod is known to have"),
     switch("cache-enabled", "true", "Keep an index of sandbox Pods; false needs --allow-unverified-targets"),
@@ -80,26 +84,22 @@ pub const SETTINGS: &[Setting] = &[
         "",
         "allow-all, or a comma list of rbac, tokenreview, scoped-token, static-token [default: allow-all]",
     ),
-    value(
-        "authz-tokenreview-ttl",
-        "30s",
-        "How long the answer about a token, and in mode rbac about access, is cached",
-    ),
-    value("authz-tokenreview-cache-size", "2048", "How many answers are remembered"),
+    value("authz-tokenreview-ttl", "30s", "How long the review of a token, and in mode rbac of access, is cached"),
+    value("authz-tokenreview-cache-size", "2048", "How many reviews are cached"),
     switch("authz-tokenreview-require-token", "false", "Refuse requests without a token in mode tokenreview"),
     value("authz-tokenreview-audiences", "", "Comma list of audiences a token must be for"),
     value("authz-scoped-token-secret-file", "", "Comma list of files with secrets of scoped tokens; each is accepted"),
-    value("authz-static-token", "", "The one token of mode static-token; prefer the variable").env("ROUTER_AUTH_TOKEN"),
+    value("authz-static-token", "", "The token of mode static-token; prefer the variable").env("ROUTER_AUTH_TOKEN"),
     switch("access-log", "true", "Write a JSON line per request to standard error"),
     value("enable-tracing", "auto", "Export spans over OTLP: auto (when an endpoint is set), true or false"),
     value("enable-otel-metrics", "auto", "Export metrics over OTLP: auto (when an endpoint is set), true or false"),
     value(
         "websocket-idle-timeout-seconds",
         "3600",
-        "Close upgraded connections that move nothing for so long; 0 never",
+        "Close upgraded connections that are idle for this time; 0 for never",
     )
     .env("WEBSOCKET_IDLE_TIMEOUT_SECONDS"),
-    value("websocket-max-lifetime-seconds", "0", "Close upgraded connections after so long; 0 never")
+    value("websocket-max-lifetime-seconds", "0", "Close upgraded connections after this time; 0 for never")
         .env("WEBSOCKET_MAX_LIFETIME_SECONDS"),
     value("websocket-max-connections-per-client", "0", "Upgraded connections per client address; 0 for any number")
         .env("WEBSOCKET_MAX_CONNECTIONS_PER_CLIENT"),
@@ -109,7 +109,7 @@ pub const SETTINGS: &[Setting] = &[
         .env("TRUSTED_PROXY_CIDRS"),
 ];
 
-/// Why the router cannot be configured as asked.
+/// Why the configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read configuration file {path}")]
@@ -132,7 +132,7 @@ pub fn setting(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
 }
 
-/// Merges the sources. `env` reads a variable; `file` has been read already.
+/// Merges the sources. `env` reads a variable; `file` is already parsed.
 pub fn merge(command_line: Values, file: Values, env: &dyn Fn(&str) -> Option<String>) -> Values {
     let mut merged: Values =
         SETTINGS.iter().filter_map(|setting| Some((setting.name, from_env(setting, env)?))).collect();
@@ -141,7 +141,7 @@ pub fn merge(command_line: Values, file: Values, env: &dyn Fn(&str) -> Option<St
     merged
 }
 
-/// An environment value in the form its flag takes; empty and unusable values are as good as none.
+/// An environment value in the form of its flag; empty and invalid values count as unset.
 fn from_env(setting: &Setting, env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let text = env(setting.env?)?;
     let text = text.trim();

@@ -1,9 +1,9 @@
-//! Which target wins, and which is refused.
+//! Which endpoint is chosen, and which is refused.
 
 use http::HeaderMap;
 
 use super::*;
-use crate::index::PodFacts;
+use crate::resolve::index::PodFacts;
 use agent_sandbox_protocol::router_headers::Loopback;
 
 const STRICT: Verification = Verification { verify_targets: true, allow_loopback: false };
@@ -41,7 +41,7 @@ fn request(pairs: &[(&'static str, &str)]) -> SandboxRequest {
 
 fn outcome(pairs: &[(&'static str, &str)], verification: Verification) -> String {
     match decide(&request(pairs), &index(), verification, Some("cluster.local")) {
-        Decision::Dial(target) => format!("{} pod={}", target.addr, target.pod.is_some()),
+        Decision::Dial(endpoint) => format!("{} pod={}", endpoint.addr, endpoint.pod.is_some()),
         Decision::LookUp(name) => name,
         Decision::Absent => "absent".into(),
         Decision::Forbidden => "forbidden".into(),
@@ -58,7 +58,7 @@ fn address_beats_uid_beats_name_beats_dns() {
     assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u1")], STRICT), "10.0.0.7:8888 pod=true");
     assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "unknown")], STRICT), "10.0.0.7:8888 pod=true");
     assert_eq!(outcome(&[BOX, ("x-sandbox-port", "9")], STRICT), "10.0.0.7:9 pod=true");
-    assert_eq!(outcome(&[("x-sandbox-id", "nobody")], STRICT), "nobody.default.svc.cluster.local");
+    assert_eq!(outcome(&[("x-sandbox-id", "missing")], STRICT), "missing.default.svc.cluster.local");
     // Without verification the order is the same, and a UID alone decides.
     assert_eq!(
         outcome(&[BOX, ("x-sandbox-pod-ip", "10.9.9.9"), ("x-sandbox-uid", "u2")], LOOSE),
@@ -70,10 +70,10 @@ fn address_beats_uid_beats_name_beats_dns() {
 /// D-116, D-117
 #[test]
 fn unknown_names_are_looked_up_as_services() {
-    let wanted = [("x-sandbox-id", "nobody"), ("x-sandbox-namespace", "team-a")];
-    assert_eq!(outcome(&wanted, LOOSE), "nobody.team-a.svc.cluster.local");
+    let wanted = [("x-sandbox-id", "missing"), ("x-sandbox-namespace", "team-a")];
+    assert_eq!(outcome(&wanted, LOOSE), "missing.team-a.svc.cluster.local");
     let decision = decide(&request(&wanted), &index(), LOOSE, Some("example.local"));
-    assert!(matches!(decision, Decision::LookUp(name) if name == "nobody.team-a.svc.example.local"));
+    assert!(matches!(decision, Decision::LookUp(name) if name == "missing.team-a.svc.example.local"));
     assert!(matches!(decide(&request(&wanted), &index(), STRICT, None), Decision::Absent));
 }
 
@@ -92,10 +92,10 @@ fn addresses_and_uids_of_others_are_refused() {
     assert_eq!(outcome(&[BOX, ("x-sandbox-pod-ip", "10.96.0.1")], STRICT), "forbidden");
     assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u2")], STRICT), "forbidden");
     assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u2"), ("x-sandbox-pod-ip", "10.0.0.8")], STRICT), "forbidden");
-    assert_eq!(outcome(&[("x-sandbox-id", "nobody"), ("x-sandbox-pod-ip", "10.0.0.7")], STRICT), "absent");
+    assert_eq!(outcome(&[("x-sandbox-id", "missing"), ("x-sandbox-pod-ip", "10.0.0.7")], STRICT), "absent");
     assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u6")], STRICT), "forbidden", "a UID of another namespace");
     assert_eq!(outcome(&[BOX, ("x-sandbox-uid", "u6"), ("x-sandbox-pod-ip", "10.6.6.7")], STRICT), "forbidden");
-    // Without a live Pod of its own a request waits; whoever borrowed its UID meanwhile cannot keep it from waking.
+    // Without a live Pod the request waits; a Pod that took over its UID meanwhile cannot prevent the wake-up.
     let asleep = [("x-sandbox-id", "asleep"), ("x-sandbox-uid", "u6")];
     assert_eq!(outcome(&asleep, STRICT), "asleep.default.svc.cluster.local");
     assert!(matches!(decide(&request(&asleep), &index(), STRICT, None), Decision::Absent));
@@ -115,28 +115,28 @@ fn loopback_is_dialled_only_when_allowed() {
 }
 
 #[test]
-fn dns_answers_are_judged_like_any_other_claim() {
-    let judge = |id: &str, answer: &[&str], verification| {
+fn dns_answers_are_verified_like_any_other_address() {
+    let decide_by_dns = |id: &str, answer: &[&str], verification| {
         let answer: Vec<IpAddr> = answer.iter().map(|ip| ip.parse().unwrap()).collect();
-        match judge_dns_answer(&request(&[("x-sandbox-id", id)]), &answer, &index(), verification) {
-            Decision::Dial(target) => target.addr.ip().to_string(),
+        match decide_by_dns_answer(&request(&[("x-sandbox-id", id)]), &answer, &index(), verification) {
+            Decision::Dial(endpoint) => endpoint.addr.ip().to_string(),
             _ => "refused".into(),
         }
     };
-    assert_eq!(judge("pooled", &["10.0.0.9"], STRICT), "10.0.0.9");
-    assert_eq!(judge("pooled", &["10.96.0.10", "::ffff:10.0.0.9"], STRICT), "10.0.0.9");
-    assert_eq!(judge("pooled", &["10.0.0.8"], STRICT), "refused");
-    assert_eq!(judge("nobody", &["10.0.0.9"], STRICT), "refused");
-    assert_eq!(judge("nobody", &["10.96.0.10"], LOOSE), "10.96.0.10");
+    assert_eq!(decide_by_dns("pooled", &["10.0.0.9"], STRICT), "10.0.0.9");
+    assert_eq!(decide_by_dns("pooled", &["10.96.0.10", "::ffff:10.0.0.9"], STRICT), "10.0.0.9");
+    assert_eq!(decide_by_dns("pooled", &["10.0.0.8"], STRICT), "refused");
+    assert_eq!(decide_by_dns("missing", &["10.0.0.9"], STRICT), "refused");
+    assert_eq!(decide_by_dns("missing", &["10.96.0.10"], LOOSE), "10.96.0.10");
     for rebound in ["127.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "64:ff9b::a9fe:a9fe", "0.0.0.0"] {
-        assert_eq!(judge("nobody", &[rebound], LOOSE), "refused", "{rebound}");
+        assert_eq!(decide_by_dns("missing", &[rebound], LOOSE), "refused", "{rebound}");
     }
-    assert_eq!(judge("nobody", &[], LOOSE), "refused");
+    assert_eq!(decide_by_dns("missing", &[], LOOSE), "refused");
 }
 
-/// The published SDKs keep sending the address they learnt; after a suspension it is an old one.
+/// The published SDKs keep sending the address they learnt, which is outdated after a suspension.
 #[test]
-fn an_old_address_of_the_sandbox_itself_leads_to_its_present_one() {
+fn a_former_address_of_the_sandbox_resolves_to_its_current_one() {
     let index = index();
     let was = |ip: &str| PodFacts {
         namespace: "default".into(),
@@ -149,7 +149,7 @@ fn an_old_address_of_the_sandbox_itself_leads_to_its_present_one() {
     };
     index.apply(was("10.0.0.20"));
     let decided = |ip: &str| decide(&request(&[BOX, ("x-sandbox-pod-ip", ip)]), &index, STRICT, None);
-    assert!(matches!(decided("10.0.0.7"), Decision::Dial(target) if target.addr.ip().to_string() == "10.0.0.20"));
+    assert!(matches!(decided("10.0.0.7"), Decision::Dial(endpoint) if endpoint.addr.ip().to_string() == "10.0.0.20"));
     assert!(matches!(decided("10.0.0.8"), Decision::Forbidden), "another Pod's");
-    assert!(matches!(decided("10.96.0.1"), Decision::Forbidden), "nobody's, ever");
+    assert!(matches!(decided("10.96.0.1"), Decision::Forbidden), "an address that no Pod ever had");
 }

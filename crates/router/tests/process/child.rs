@@ -1,4 +1,4 @@
-//! A router in a process of its own.
+//! A router in its own process.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Arguments for the child, separated by newlines.
 const ARGUMENTS: &str = "ROUTER_TEST_ARGUMENTS";
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Not a test: what the child runs. Without its variable it does nothing.
+/// Not a test: the main function of the child. Without the variable it does nothing.
 #[test]
 fn be_a_router() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
@@ -54,7 +54,7 @@ fn exit(code: i32, why: &dyn std::fmt::Display) -> ! {
 /// A running router.
 pub(crate) struct RouterProcess {
     child: Child,
-    /// Everything it has said.
+    /// Everything it has logged.
     pub(crate) log: Arc<Mutex<String>>,
 }
 
@@ -66,7 +66,7 @@ impl Drop for RouterProcess {
 }
 
 impl RouterProcess {
-    /// Starts a router that proxies to loopback without an API; `arguments` come last and win.
+    /// Starts a router that proxies to loopback without an API; `arguments` come last and take precedence.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let base =
             ["--cache-enabled=false", "--allow-unverified-targets", "--allow-loopback-pod-ip", "--access-log=false"];
@@ -95,7 +95,7 @@ impl RouterProcess {
     }
 
     pub(crate) async fn wait_for(&self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.log.lock().contains(text) {
             assert!(Instant::now() < deadline, "no '{text}' in: {}", self.log.lock());
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -108,7 +108,7 @@ impl RouterProcess {
     }
 
     pub(crate) async fn ended(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -126,7 +126,7 @@ impl RouterProcess {
     }
 }
 
-/// A port nobody uses right now. Another process may take it first; tests that care start again.
+/// A port that is currently free. Another process may take it first; tests that care start again.
 pub(crate) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -135,13 +135,13 @@ pub(crate) fn local(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-/// `GET path`: status and body; `None` when nobody answers.
+/// `GET path`: status and body; `None` if there is no response.
 pub(crate) async fn get(port: u16, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(local(port)).await.ok()?;
     let head = format!("GET {path} HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.ok()?;
     let mut answer = String::new();
-    tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.ok()?.ok()?;
+    tokio::time::timeout(TIMEOUT, stream.read_to_string(&mut answer)).await.ok()?.ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }

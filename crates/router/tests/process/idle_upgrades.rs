@@ -1,11 +1,11 @@
-//! Thousands of upgraded connections that do nothing cost little memory.
+//! Thousands of idle upgraded connections cost little memory.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::child::*;
 
-/// 200 MB for 5,000, as promised; fewer connections get a proportional share beyond what the process needs anyway.
+/// 200 MB for 5,000 connections, as promised; fewer get a proportional share beyond what the process needs anyway.
 const BASE_KIB: u64 = 20 * 1024;
 const PER_UPGRADE_KIB: u64 = (200 * 1024 - BASE_KIB) / 5000;
 
@@ -55,7 +55,7 @@ async fn idle_upgrades_are_cheap() {
         let mut stream = TcpStream::connect(local(port)).await.unwrap();
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut answer = [0; 12];
-        tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+        tokio::time::timeout(TIMEOUT, stream.read_exact(&mut answer)).await.unwrap().unwrap();
         assert_eq!(&answer, b"HTTP/1.1 101");
         open.push(stream);
     }

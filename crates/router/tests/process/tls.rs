@@ -1,4 +1,4 @@
-//! HTTPS, client certificates, and certificates that change under way.
+//! HTTPS, client certificates, and certificates that change while the router runs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -128,7 +128,7 @@ async fn new_certificates_are_used_within_a_second_and_broken_ones_never() {
     let roots = [authority.der()];
     let dir = tempfile::tempdir().unwrap();
     let first = authority.issue();
-    // As Kubernetes lays out a projected volume: names point through `..data`.
+    // The layout of a projected volume in Kubernetes: names point through `..data`.
     let version = |name: &str, issued: &Issued| {
         std::fs::create_dir(dir.path().join(name)).unwrap();
         write_pair(&dir.path().join(name), issued);
@@ -164,7 +164,7 @@ async fn new_certificates_are_used_within_a_second_and_broken_ones_never() {
         std::fs::write(dir.path().join("new"), text).unwrap();
         std::fs::rename(dir.path().join("new"), dir.path().join(file)).unwrap();
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while handshake(port, &roots, None).await.as_ref() != Some(&first.der) {
         assert!(Instant::now() < deadline, "a rename is noticed");
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,4 +1,4 @@
-//! Who is let in, as callers see it; and what is counted and logged about it.
+//! Which requests are accepted, as clients see it; and what is counted and logged about it.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_sandbox_protocol::scoped_token::Secret;
 use agent_sandbox_router::{
-    AccessReview, AuthzConfig, Caller, Deps, Modes, ReviewOutcome, RouterConfig, StaticToken, TokenReview,
-    TokenReviewConfig, Trust,
+    AccessReview, AuthzConfig, Caller, ConnectionAuth, Deps, Modes, ReviewOutcome, RouterConfig, StaticToken,
+    TokenReview, TokenReviewConfig,
 };
 use async_trait::async_trait;
 use http::{Request, StatusCode};
@@ -53,20 +53,20 @@ async fn refusals_are_401_403_and_500_and_never_reach_the_sandbox() {
         modes.token_review = Some(TokenReviewConfig::default());
     });
     let deps = Deps { token_review: Some(Arc::new(Down)), ..Deps::detached() };
-    let rig = Rig::with_deps(config, backend.addr, deps).await;
-    let reply = rig.get("/").await;
+    let router = TestRouter::with_deps(config, backend.addr, deps).await;
+    let reply = router.get("/").await;
     assert_eq!((reply.status, reply.detail().as_str()), (StatusCode::UNAUTHORIZED, "unauthenticated"));
     assert_eq!(reply.headers["www-authenticate"], "Bearer");
-    let reply = rig.get_with("/", &[("authorization", &token("other"))]).await;
+    let reply = router.get_with("/", &[("authorization", &token("other"))]).await;
     assert_eq!((reply.status, reply.detail().as_str()), (StatusCode::FORBIDDEN, "forbidden"));
-    let reply = rig.get_with("/", &[("authorization", "Bearer opaque")]).await;
+    let reply = router.get_with("/", &[("authorization", "Bearer opaque")]).await;
     assert_eq!(reply.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(reply.detail().starts_with("tokenreview: "));
-    assert!(rig.dialled().is_empty());
-    assert_eq!(rig.get_with("/", &[("authorization", &token("box"))]).await.status, StatusCode::OK);
+    assert!(router.dialled().is_empty());
+    assert_eq!(router.get_with("/", &[("authorization", &token("box"))]).await.status, StatusCode::OK);
     let decisions = |decision| {
         metric(
-            &rig,
+            &router,
             &format!("sandbox_router_authz_decisions_total{{sandbox_namespace=\"default\",decision=\"{decision}\"}}"),
         )
     };
@@ -75,38 +75,41 @@ async fn refusals_are_401_403_and_500_and_never_reach_the_sandbox() {
 
 /// D-144
 #[tokio::test]
-async fn allow_all_counts_what_it_lets_in() {
+async fn allow_all_counts_accepted_requests() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
-    rig.get("/").await;
+    let router = TestRouter::before(backend.addr).await;
+    router.get("/").await;
     let allowed = "sandbox_router_authz_decisions_total{sandbox_namespace=\"default\",decision=\"allow\"}";
-    assert_eq!(metric(&rig, allowed), 1.0);
+    assert_eq!(metric(&router, allowed), 1.0);
 }
 
-/// Callers nobody knows learn nothing about which headers are valid.
+/// Unauthenticated callers learn nothing about which headers are valid.
 #[tokio::test]
 async fn authentication_comes_before_validation() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(any_of(|modes| modes.static_token = Some(StaticToken("s3cret".into()))), backend.addr).await;
+    let router =
+        TestRouter::with(any_of(|modes| modes.static_token = Some(StaticToken("s3cret".into()))), backend.addr).await;
     let bad = Request::get("/").header("x-sandbox-id", "NOT VALID").body(Default::default()).unwrap();
-    assert_eq!(rig.send(bad).await.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(router.send(bad).await.status, StatusCode::UNAUTHORIZED);
     let bad = Request::get("/").header("authorization", "Bearer s3cret").body(Default::default()).unwrap();
-    assert_eq!(rig.send(bad).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(router.send(bad).await.status, StatusCode::BAD_REQUEST);
 }
 
 /// D-168
 #[tokio::test]
-async fn static_tokens_are_refused_in_the_old_routers_words() {
+async fn static_tokens_are_refused_with_the_old_routers_messages() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(any_of(|modes| modes.static_token = Some(StaticToken(" s3cret\n".into()))), backend.addr).await;
-    let reply = rig.get("/").await;
+    let router =
+        TestRouter::with(any_of(|modes| modes.static_token = Some(StaticToken(" s3cret\n".into()))), backend.addr)
+            .await;
+    let reply = router.get("/").await;
     assert_eq!(
         (reply.status, reply.detail().as_str()),
         (StatusCode::UNAUTHORIZED, "Missing or invalid Authorization header.")
     );
-    let reply = rig.get_with("/", &[("authorization", "Bearer wrong")]).await;
+    let reply = router.get_with("/", &[("authorization", "Bearer wrong")]).await;
     assert_eq!((reply.status, reply.detail().as_str()), (StatusCode::UNAUTHORIZED, "Invalid token."));
-    assert_eq!(rig.get_with("/", &[("authorization", "bearer s3cret")]).await.status, StatusCode::OK);
+    assert_eq!(router.get_with("/", &[("authorization", "bearer s3cret")]).await.status, StatusCode::OK);
 }
 
 /// D-155, D-156: stock clients always send the address they know.
@@ -114,8 +117,9 @@ async fn static_tokens_are_refused_in_the_old_routers_words() {
 async fn scoped_callers_may_name_their_own_address_and_no_other() {
     let backend = Backend::echo().await;
     let file = secret_file();
-    let rig = Rig::with(any_of(|modes| modes.scoped_token_secrets = vec![file.path().to_owned()]), backend.addr).await;
-    rig.router.index().apply(pod("other", "10.0.0.8"));
+    let router =
+        TestRouter::with(any_of(|modes| modes.scoped_token_secrets = vec![file.path().to_owned()]), backend.addr).await;
+    router.router.index().apply(pod("other", "10.0.0.8"));
     let authorization = ("authorization", token("box"));
     let authorization = (authorization.0, authorization.1.as_str());
     for (extra, status) in [
@@ -125,9 +129,9 @@ async fn scoped_callers_may_name_their_own_address_and_no_other() {
         (("x-sandbox-uid", "uid-other"), StatusCode::FORBIDDEN),
         (("x-sandbox-namespace", "team-a"), StatusCode::FORBIDDEN),
     ] {
-        assert_eq!(rig.get_with("/", &[authorization, extra]).await.status, status, "{extra:?}");
+        assert_eq!(router.get_with("/", &[authorization, extra]).await.status, status, "{extra:?}");
     }
-    assert!(rig.dialled().iter().all(|addr| addr.ip() == ip(POD_IP)));
+    assert!(router.dialled().iter().all(|addr| addr.ip() == ip(POD_IP)));
 }
 
 /// Users and the namespaces whose ports they may forward.
@@ -151,64 +155,64 @@ async fn every_request_of_an_authenticated_connection_needs_access_to_its_namesp
     };
     let grants = Arc::new(parking_lot::Mutex::new(vec![("alice", "default")]));
     let deps = Deps { access_review: Some(Arc::new(Grants(Arc::clone(&grants)))), ..Deps::detached() };
-    let rig = Rig::with_deps(config, backend.addr, deps).await;
-    let connect = |trust: Trust| {
+    let router = TestRouter::with_deps(config, backend.addr, deps).await;
+    let connect = |auth: ConnectionAuth| {
         let (ours, theirs) = tokio::io::duplex(4096);
-        let router = Arc::clone(&rig.router);
-        tokio::spawn(async move { router.serve_connection(theirs, trust).await });
+        let served = Arc::clone(&router.router);
+        tokio::spawn(async move { served.serve_connection(theirs, auth).await });
         hyper::client::conn::http1::handshake(TokioIo::new(ours))
     };
-    let caller = |user: &str| Trust::Authenticated(Arc::new(Caller { user: user.to_owned(), ..Caller::default() }));
-    for (trust, namespaces) in [
+    let caller = |user: &str| ConnectionAuth::User(Arc::new(Caller { user: user.to_owned(), ..Caller::default() }));
+    for (auth, namespaces) in [
         (
             caller("alice"),
             vec![("default", StatusCode::OK), ("team-b", StatusCode::FORBIDDEN), ("default", StatusCode::OK)],
         ),
         (caller("bob"), vec![("default", StatusCode::FORBIDDEN)]),
-        (Trust::None, vec![("default", StatusCode::FORBIDDEN)]),
+        (ConnectionAuth::Unauthenticated, vec![("default", StatusCode::FORBIDDEN)]),
     ] {
-        let (mut sender, connection) = connect(trust.clone()).await.unwrap();
+        let (mut sender, connection) = connect(auth.clone()).await.unwrap();
         let connection = tokio::spawn(connection);
         for (namespace, expected) in namespaces {
             let request = Request::get("/").header("host", "sandbox-router-svc").header("x-sandbox-id", "box");
             let request = request.header("x-sandbox-namespace", namespace).body(Empty::<bytes::Bytes>::new()).unwrap();
             let response = sender.send_request(request).await.unwrap();
-            assert_eq!(response.status(), expected, "{trust:?} {namespace}");
+            assert_eq!(response.status(), expected, "{auth:?} {namespace}");
             response.into_body().collect().await.unwrap();
         }
-        if trust == caller("alice") {
+        if auth == caller("alice") {
             grants.lock().clear();
             let request = Request::get("/").header("host", "x").header("x-sandbox-id", "box");
             let response = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
             assert_eq!(response.status(), StatusCode::FORBIDDEN, "a right that was taken away ends at once");
         }
         drop(sender);
-        tokio::time::timeout(PATIENCE, connection).await.expect("it ends with its client").unwrap().unwrap();
+        tokio::time::timeout(TIMEOUT, connection).await.expect("it ends with its client").unwrap().unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_local_router_is_reached_by_local_names_only() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(RouterConfig { loopback_hosts_only: true, ..quiet() }, backend.addr).await;
+    let router = TestRouter::with(RouterConfig { loopback_hosts_only: true, ..quiet() }, backend.addr).await;
     for host in ["localhost:1", "127.0.0.1", "[::1]:8080"] {
-        assert_eq!(rig.get_with("/", &[("host", host)]).await.status, StatusCode::OK, "{host}");
+        assert_eq!(router.get_with("/", &[("host", host)]).await.status, StatusCode::OK, "{host}");
     }
     for host in ["evil.example", "127.0.0.1.nip.io", "10.0.0.1"] {
-        assert_eq!(rig.get_with("/", &[("host", host)]).await.status, StatusCode::FORBIDDEN, "{host}");
+        assert_eq!(router.get_with("/", &[("host", host)]).await.status, StatusCode::FORBIDDEN, "{host}");
     }
     let foreign_target =
         "GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-ID: box\r\nConnection: close\r\n\r\n";
-    let answer = raw(rig.addr, foreign_target.as_bytes(), PATIENCE).await;
+    let answer = raw(router.addr, foreign_target.as_bytes(), TIMEOUT).await;
     assert!(answer.starts_with(b"HTTP/1.1 403"), "{}", String::from_utf8_lossy(&answer));
 }
 
-/// D-167; and callers cannot invent label values.
+/// D-167; and clients cannot create label values.
 #[tokio::test]
 async fn metrics_have_the_contracts_names_and_bounded_labels() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
-    rig.get("/").await;
+    let router = TestRouter::before(backend.addr).await;
+    router.get("/").await;
     for number in 0..50 {
         let request = Request::builder()
             .method(format!("M{number}").as_str())
@@ -216,9 +220,9 @@ async fn metrics_have_the_contracts_names_and_bounded_labels() {
             .header("x-sandbox-id", "box")
             .header("x-sandbox-namespace", format!("invented-{number}"));
         let request = request.header("x-sandbox-port", "bad").body(Default::default()).unwrap();
-        rig.send(request).await;
+        router.send(request).await;
     }
-    let text = rig.router.render_metrics();
+    let text = router.router.render_metrics();
     for name in [
         "sandbox_router_requests_total{method=\"GET\",code=\"200\",sandbox_namespace=\"default\"} 1",
         "sandbox_router_request_duration_seconds_bucket{le=\"0.005\",method=\"GET\"",
@@ -234,7 +238,7 @@ async fn metrics_have_the_contracts_names_and_bounded_labels() {
     }
     assert!(!text.contains("invented") && !text.contains("M1"), "{text}");
     assert_eq!(
-        metric(&rig, "sandbox_router_requests_total{method=\"OTHER\",code=\"400\",sandbox_namespace=\"-\"}"),
+        metric(&router, "sandbox_router_requests_total{method=\"OTHER\",code=\"400\",sandbox_namespace=\"-\"}"),
         50.0
     );
 }
@@ -244,18 +248,18 @@ async fn every_request_leaves_one_line_in_the_access_log() {
     let backend = Backend::echo().await;
     let (mut reader, writer) = std::io::pipe().unwrap();
     let deps = Deps { access_log: Some(Box::new(writer)), ..Deps::detached() };
-    let rig = Rig::with_deps(RouterConfig { access_log: true, ..quiet() }, backend.addr, deps).await;
+    let router = TestRouter::with_deps(RouterConfig { access_log: true, ..quiet() }, backend.addr, deps).await;
     let headers =
         [("user-agent", "test/1"), ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")];
-    rig.get_with("/a%2Fb?secret=1", &headers).await;
-    rig.send(Request::get("/healthz").body(Default::default()).unwrap()).await;
+    router.get_with("/a%2Fb?secret=1", &headers).await;
+    router.send(Request::get("/healthz").body(Default::default()).unwrap()).await;
     assert_eq!(backend.only().header("traceparent"), Some(headers[1].1), "the caller's trace reaches the sandbox");
     let text = tokio::task::spawn_blocking(move || {
         let mut text = vec![0; 4096];
         let count = reader.read(&mut text).unwrap();
         String::from_utf8(text[..count].to_vec()).unwrap()
     });
-    let text = tokio::time::timeout(PATIENCE, text).await.unwrap().unwrap();
+    let text = tokio::time::timeout(TIMEOUT, text).await.unwrap().unwrap();
     let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 1, "health checks are not logged: {text}");
     for (key, value) in [

@@ -1,4 +1,4 @@
-//! The request contract: which requests are refused how, and what sandboxes see of the others.
+//! The request contract: which requests are refused and how, and what sandboxes see of the others.
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
@@ -16,9 +16,9 @@ fn request(headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
 
 /// D-110, D-111, D-112, D-113, D-114: the wording and status of every refusal.
 #[tokio::test]
-async fn malformed_headers_are_answered_400_with_the_contracts_words() {
+async fn malformed_headers_are_answered_400_with_the_contracts_messages() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
+    let router = TestRouter::before(backend.addr).await;
     let id = ("x-sandbox-id", "box");
     for (headers, detail) in [
         (vec![], "X-Sandbox-ID header is required."),
@@ -29,21 +29,21 @@ async fn malformed_headers_are_answered_400_with_the_contracts_words() {
         (vec![id, ("x-sandbox-pod-ip", "169.254.169.254")], "Invalid target IP address."),
         (vec![id, ("x-sandbox-pod-ip", "127.0.0.1")], "Invalid target IP address."),
     ] {
-        let reply = rig.send(request(&headers)).await;
+        let reply = router.send(request(&headers)).await;
         assert_eq!((reply.status, reply.detail()), (StatusCode::BAD_REQUEST, detail.to_owned()), "{headers:?}");
     }
-    assert!(rig.dialled().is_empty());
+    assert!(router.dialled().is_empty());
 }
 
 /// D-120
 #[tokio::test]
 async fn methods_pass_unchanged() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
+    let router = TestRouter::before(backend.addr).await;
     let methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "PROPFIND"];
     for method in methods {
         let request = Request::builder().method(method).uri("/").header("x-sandbox-id", "box");
-        let reply = rig.send(request.body(Full::default()).unwrap()).await;
+        let reply = router.send(request.body(Full::default()).unwrap()).await;
         assert_eq!(reply.status, StatusCode::OK);
     }
     let seen: Vec<String> = backend.seen.lock().iter().map(|seen| seen.method.clone()).collect();
@@ -63,8 +63,8 @@ async fn path_query_status_and_headers_pass_unchanged() {
             .unwrap()
     })
     .await;
-    let rig = Rig::before(backend.addr).await;
-    let reply = rig.get("/api/v1/items?a=1&b=2").await;
+    let router = TestRouter::before(backend.addr).await;
+    let reply = router.get("/api/v1/items?a=1&b=2").await;
     assert_eq!(backend.only().target, "/api/v1/items?a=1&b=2");
     assert_eq!((reply.status.as_u16(), reply.text()), (418, "short and stout"));
     assert_eq!(reply.headers["x-custom"], "1");
@@ -75,7 +75,7 @@ async fn path_query_status_and_headers_pass_unchanged() {
 #[tokio::test]
 async fn paths_pass_byte_for_byte() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
+    let router = TestRouter::before(backend.addr).await;
     let paths = [
         "/files/a%2Fb%2e%2e",
         "/a//b/./c/../d",
@@ -89,7 +89,7 @@ async fn paths_pass_byte_for_byte() {
     ];
     for path in paths {
         let head = format!("GET {path} HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nConnection: close\r\n\r\n");
-        let answer = raw(rig.addr, head.as_bytes(), PATIENCE).await;
+        let answer = raw(router.addr, head.as_bytes(), TIMEOUT).await;
         assert!(answer.starts_with(b"HTTP/1.1 200 "), "{path}: {}", String::from_utf8_lossy(&answer));
     }
     let seen: Vec<String> = backend.seen.lock().iter().map(|seen| seen.target.clone()).collect();
@@ -100,7 +100,7 @@ async fn paths_pass_byte_for_byte() {
 #[tokio::test]
 async fn streamed_uploads_arrive_complete() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
+    let router = TestRouter::before(backend.addr).await;
     let body: Vec<u8> = (0..57 * 1024).map(|n| (n % 251) as u8).collect();
     let mut chunked =
         b"POST /up HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
@@ -111,14 +111,14 @@ async fn streamed_uploads_arrive_complete() {
         chunked.extend(b"\r\n");
     }
     chunked.extend(b"0\r\n\r\n");
-    let answer = raw(rig.addr, &chunked, PATIENCE).await;
+    let answer = raw(router.addr, &chunked, TIMEOUT).await;
     assert!(answer.starts_with(b"HTTP/1.1 200 "));
     assert_eq!(backend.only().body, body);
 }
 
-/// D-124, D-125, D-126, D-127: what of a request is the sandbox's business.
+/// D-124, D-125, D-126, D-127: which parts of a request the sandbox sees.
 #[tokio::test]
-async fn headers_of_this_hop_and_secrets_stay_here() {
+async fn hop_by_hop_headers_and_credentials_are_not_passed_on() {
     let backend = Backend::answering(|_| {
         Response::builder()
             .header("connection", "x-secret")
@@ -130,8 +130,8 @@ async fn headers_of_this_hop_and_secrets_stay_here() {
             .unwrap()
     })
     .await;
-    let rig = Rig::before(backend.addr).await;
-    let reply = rig
+    let router = TestRouter::before(backend.addr).await;
+    let reply = router
         .get_with(
             "/",
             &[
@@ -172,9 +172,9 @@ async fn headers_of_this_hop_and_secrets_stay_here() {
 #[tokio::test]
 async fn an_ipv6_authority_is_bracketed() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
-    rig.router.index().apply(pod("six", "2001:db8::1"));
-    let reply = rig.send(request(&[("x-sandbox-id", "six"), ("x-sandbox-pod-ip", "2001:db8::1")])).await;
+    let router = TestRouter::before(backend.addr).await;
+    router.router.index().apply(pod("six", "2001:db8::1"));
+    let reply = router.send(request(&[("x-sandbox-id", "six"), ("x-sandbox-pod-ip", "2001:db8::1")])).await;
     assert_eq!(reply.status, StatusCode::OK);
     assert_eq!(backend.only().header("host"), Some("[2001:db8::1]:8888"));
 }
@@ -183,22 +183,22 @@ async fn an_ipv6_authority_is_bracketed() {
 #[tokio::test]
 async fn the_routers_own_health_and_the_sandboxs_are_told_apart() {
     let backend = Backend::answering(|_| Response::new(Full::from("sandbox"))).await;
-    let rig = Rig::before(backend.addr).await;
+    let router = TestRouter::before(backend.addr).await;
     for method in [Method::GET, Method::POST] {
-        let reply = rig.send(Request::builder().method(method).uri("/healthz").body(Full::default()).unwrap()).await;
+        let reply = router.send(Request::builder().method(method).uri("/healthz").body(Full::default()).unwrap()).await;
         assert_eq!((reply.status, reply.text()), (StatusCode::OK, "{\"status\":\"ok\"}"));
     }
-    assert_eq!(rig.get("/healthz").await.text(), "sandbox");
+    assert_eq!(router.get("/healthz").await.text(), "sandbox");
 }
 
 #[tokio::test]
 async fn connections_to_a_sandbox_are_used_again() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
+    let router = TestRouter::before(backend.addr).await;
     for _ in 0..10 {
         let body = Bytes::from_static(b"hello");
         let request = Request::post("/").header("x-sandbox-id", "box").body(Full::new(body)).unwrap();
-        assert_eq!(rig.send(request).await.text(), "hello");
+        assert_eq!(router.send(request).await.text(), "hello");
     }
-    assert_eq!(rig.dialled().len(), 1);
+    assert_eq!(router.dialled().len(), 1);
 }

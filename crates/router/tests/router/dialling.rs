@@ -1,4 +1,4 @@
-//! Reaching a sandbox: refusals, repetitions, dead hosts, Pods that come late, limits.
+//! Reaching a sandbox: refused connections, retries, dead hosts, Pods that appear late, limits.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -27,27 +27,27 @@ async fn unused() -> std::net::SocketAddr {
 /// D-128, D-130
 #[tokio::test]
 async fn a_dead_port_is_answered_502_after_one_dial_without_retries() {
-    let rig = Rig::with(retries(0, 1), unused().await).await;
-    let reply = rig.get("/").await;
+    let router = TestRouter::with(retries(0, 1), unused().await).await;
+    let reply = router.get("/").await;
     assert_eq!(reply.status, StatusCode::BAD_GATEWAY);
     assert_eq!(reply.detail(), "Could not connect to the backend sandbox: box");
-    assert_eq!(rig.dialled().len(), 1);
+    assert_eq!(router.dialled().len(), 1);
 }
 
 /// D-129
 #[tokio::test]
 async fn a_backend_that_starts_late_is_reached_by_retries() {
     let addr = unused().await;
-    let rig = Rig::with(RouterConfig { ..quiet() }, addr).await;
+    let router = TestRouter::with(RouterConfig { ..quiet() }, addr).await;
     let late = tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(300)).await;
         Backend::on(TcpListener::bind(addr).await.unwrap(), |seen| http::Response::new(Full::new(seen.body.clone())))
     });
     let request = Request::post("/").header("x-sandbox-id", "box").body(Full::from("once")).unwrap();
-    let reply = rig.send(request).await;
+    let reply = router.send(request).await;
     assert_eq!((reply.status, reply.text()), (StatusCode::OK, "once"));
     assert_eq!(late.await.unwrap().only().body, "once");
-    let retried = metric(&rig, "sandbox_router_upstream_retries_total{sandbox_namespace=\"default\"}");
+    let retried = metric(&router, "sandbox_router_upstream_retries_total{sandbox_namespace=\"default\"}");
     assert!(retried >= 1.0, "{retried}");
 }
 
@@ -55,7 +55,7 @@ async fn a_backend_that_starts_late_is_reached_by_retries() {
 #[tokio::test]
 async fn a_request_that_was_sent_is_never_sent_again() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let rig = Rig::with(retries(3, 1), listener.local_addr().unwrap()).await;
+    let router = TestRouter::with(retries(3, 1), listener.local_addr().unwrap()).await;
     let requests = Arc::new(Mutex::new(0));
     let count = Arc::clone(&requests);
     let server = tokio::spawn(async move {
@@ -66,65 +66,65 @@ async fn a_request_that_was_sent_is_never_sent_again() {
             }
         }
     });
-    let reply = rig.get("/").await;
+    let reply = router.get("/").await;
     assert_eq!(reply.status, StatusCode::BAD_GATEWAY);
-    assert_eq!((*requests.lock(), rig.dialled().len()), (1, 1));
+    assert_eq!((*requests.lock(), router.dialled().len()), (1, 1));
     server.abort();
 }
 
 /// D-132
 #[tokio::test]
 async fn a_client_that_leaves_ends_the_retries() {
-    let rig = Rig::with(retries(100, 50), unused().await).await;
-    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    let router = TestRouter::with(retries(100, 50), unused().await).await;
+    let mut client = TcpStream::connect(router.addr).await.unwrap();
     client.write_all(b"GET / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\n\r\n").await.unwrap();
-    eventually("a first dial", || !rig.dialled().is_empty()).await;
+    eventually("a first dial", || !router.dialled().is_empty()).await;
     drop(client);
-    eventually("the end of the request", || metric(&rig, "sandbox_router_inflight_requests") == 0.0).await;
-    let dials = rig.dialled().len();
+    eventually("the end of the request", || metric(&router, "sandbox_router_inflight_requests") == 0.0).await;
+    let dials = router.dialled().len();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(rig.dialled().len(), dials, "no dial follows");
+    assert_eq!(router.dialled().len(), dials, "no dial follows");
 }
 
 /// D-161
 #[tokio::test]
-async fn dead_hosts_are_taken_out_of_use_and_silent_ports_are_not() {
+async fn pods_on_dead_hosts_are_evicted_and_silent_ports_are_not() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(retries(0, 1), backend.addr).await;
+    let router = TestRouter::with(retries(0, 1), backend.addr).await;
     for (kind, evicted) in [(ErrorKind::ConnectionRefused, false), (ErrorKind::HostUnreachable, true)] {
-        *rig.connect.outcome.lock() = Dialled::Fails(kind);
-        assert_eq!(rig.get("/").await.status, StatusCode::BAD_GATEWAY);
-        assert_eq!(rig.router.index().by_name("default", "box").is_none(), evicted, "{kind:?}");
+        *router.connect.outcome.lock() = DialOutcome::Fails(kind);
+        assert_eq!(router.get("/").await.status, StatusCode::BAD_GATEWAY);
+        assert_eq!(router.router.index().by_name("default", "box").is_none(), evicted, "{kind:?}");
     }
-    assert_eq!(metric(&rig, "sandbox_router_cache_invalidations_total{sandbox_namespace=\"default\"}"), 1.0);
-    *rig.connect.outcome.lock() = Dialled::To(backend.addr);
-    assert_eq!(rig.get("/").await.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(rig.dialled().len(), 2, "an evicted Pod is not dialled");
-    rig.router.index().apply(pod("box", POD_IP));
-    assert_eq!(rig.get("/").await.status, StatusCode::OK);
+    assert_eq!(metric(&router, "sandbox_router_cache_invalidations_total{sandbox_namespace=\"default\"}"), 1.0);
+    *router.connect.outcome.lock() = DialOutcome::To(backend.addr);
+    assert_eq!(router.get("/").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(router.dialled().len(), 2, "an evicted Pod is not dialled");
+    router.router.index().apply(pod("box", POD_IP));
+    assert_eq!(router.get("/").await.status, StatusCode::OK);
 }
 
-/// D-161: a dial that gets no answer counts as a dead host, and its wait is bounded.
+/// D-161: a dial without a response counts as a dead host, and its wait has a timeout.
 #[tokio::test]
 async fn a_dial_without_an_answer_is_given_up() {
     let timeouts = Timeouts { dial: Duration::from_millis(100), ..Timeouts::default() };
-    let rig = Rig::with(RouterConfig { timeouts, ..retries(0, 1) }, unused().await).await;
-    *rig.connect.outcome.lock() = Dialled::Hangs;
+    let router = TestRouter::with(RouterConfig { timeouts, ..retries(0, 1) }, unused().await).await;
+    *router.connect.outcome.lock() = DialOutcome::Hangs;
     let start = Instant::now();
-    assert_eq!(rig.get("/").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(router.get("/").await.status, StatusCode::BAD_GATEWAY);
     assert!(start.elapsed() < Duration::from_secs(5));
-    assert!(rig.router.index().by_name("default", "box").is_none());
+    assert!(router.router.index().by_name("default", "box").is_none());
 }
 
 #[tokio::test]
 async fn a_pod_that_appears_while_a_request_waits_is_used_at_once() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(
-        RouterConfig { retries: Retries { max: 1, initial_delay: PATIENCE, max_delay: PATIENCE }, ..quiet() },
+    let router = TestRouter::with(
+        RouterConfig { retries: Retries { max: 1, initial_delay: TIMEOUT, max_delay: TIMEOUT }, ..quiet() },
         backend.addr,
     )
     .await;
-    let index = Arc::clone(rig.router.index());
+    let index = Arc::clone(router.router.index());
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(50)).await;
         index.apply(pod("neighbour", "10.0.0.9"));
@@ -132,12 +132,12 @@ async fn a_pod_that_appears_while_a_request_waits_is_used_at_once() {
     });
     let start = Instant::now();
     let request = Request::get("/").header("x-sandbox-id", "late").body(Full::default()).unwrap();
-    assert_eq!(rig.send(request).await.status, StatusCode::OK);
-    assert!(start.elapsed() < PATIENCE / 2, "it did not wait for the retry");
-    assert_eq!(rig.dialled(), ["10.0.0.8:8888".parse().unwrap()]);
+    assert_eq!(router.send(request).await.status, StatusCode::OK);
+    assert!(start.elapsed() < TIMEOUT / 2, "it did not wait for the retry");
+    assert_eq!(router.dialled(), ["10.0.0.8:8888".parse().unwrap()]);
 }
 
-/// Wakes by adding the Pod a moment later.
+/// Wakes a sandbox by adding its Pod a moment later.
 struct Resumes(Mutex<Option<Arc<agent_sandbox_router::PodIndex>>>, Mutex<Vec<String>>);
 
 #[async_trait]
@@ -157,16 +157,16 @@ impl Wake for Resumes {
 }
 
 #[tokio::test]
-async fn a_suspended_target_is_woken_and_waited_for() {
+async fn a_suspended_sandbox_is_resumed_and_waited_for() {
     let backend = Backend::echo().await;
     let hook = Arc::new(Resumes(Mutex::default(), Mutex::default()));
     let deps = Deps { wake: Some(Arc::clone(&hook) as _), ..Deps::detached() };
-    let rig = Rig::with_deps(retries(0, 1), backend.addr, deps).await;
-    *hook.0.lock() = Some(Arc::clone(rig.router.index()));
+    let router = TestRouter::with_deps(retries(0, 1), backend.addr, deps).await;
+    *hook.0.lock() = Some(Arc::clone(router.router.index()));
     let to = |id: &str| Request::get("/").header("x-sandbox-id", id).body(Full::<Bytes>::default()).unwrap();
-    assert_eq!(rig.send(to("asleep")).await.status, StatusCode::OK);
-    assert_eq!(rig.send(to("gone")).await.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(rig.get("/").await.status, StatusCode::OK);
+    assert_eq!(router.send(to("asleep")).await.status, StatusCode::OK);
+    assert_eq!(router.send(to("gone")).await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(router.get("/").await.status, StatusCode::OK);
     assert_eq!(*hook.1.lock(), ["default/asleep", "default/gone"], "a running sandbox is not woken");
 }
 
@@ -175,11 +175,11 @@ async fn a_suspended_target_is_woken_and_waited_for() {
 async fn oversized_bodies_are_answered_413() {
     let backend = Backend::echo().await;
     let limits = Limits { request_body_bytes: 1000, ..Limits::default() };
-    let rig = Rig::with(RouterConfig { limits, ..quiet() }, backend.addr).await;
+    let router = TestRouter::with(RouterConfig { limits, ..quiet() }, backend.addr).await;
     let post =
         |size: usize| Request::post("/").header("x-sandbox-id", "box").body(Full::from(vec![b'x'; size])).unwrap();
-    assert_eq!(rig.send(post(1000)).await.status, StatusCode::OK);
-    assert_eq!(rig.send(post(1001)).await.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(router.send(post(1000)).await.status, StatusCode::OK);
+    assert_eq!(router.send(post(1001)).await.status, StatusCode::PAYLOAD_TOO_LARGE);
     let mut chunked = b"POST / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
     for _ in 0..11 {
         chunked.extend(b"64\r\n");
@@ -187,50 +187,50 @@ async fn oversized_bodies_are_answered_413() {
         chunked.extend(b"\r\n");
     }
     chunked.extend(b"0\r\n\r\n");
-    let answer = raw(rig.addr, &chunked, PATIENCE).await;
+    let answer = raw(router.addr, &chunked, TIMEOUT).await;
     assert!(answer.starts_with(b"HTTP/1.1 413 "), "{}", String::from_utf8_lossy(&answer));
     assert_eq!(backend.seen.lock().len(), 1, "no oversized body arrives complete");
 }
 
 #[tokio::test]
-async fn overload_is_answered_and_the_sandbox_next_door_is_not_affected() {
+async fn overload_of_one_sandbox_is_answered_503_and_does_not_affect_another() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let limits = Limits { requests_per_sandbox: 2, in_flight_requests: 3, ..Limits::default() };
-    let rig = Rig::with(RouterConfig { limits, ..quiet() }, listener.local_addr().unwrap()).await;
-    rig.router.index().apply(pod("other", "10.0.0.8"));
+    let router = TestRouter::with(RouterConfig { limits, ..quiet() }, listener.local_addr().unwrap()).await;
+    router.router.index().apply(pod("other", "10.0.0.8"));
     let mut held = Vec::new();
     let hold = |id: &'static str| async move {
-        let mut client = TcpStream::connect(rig.addr).await.unwrap();
+        let mut client = TcpStream::connect(router.addr).await.unwrap();
         client.write_all(format!("GET / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: {id}\r\n\r\n").as_bytes()).await.unwrap();
         client
     };
     held.push(hold("box").await);
     held.push(hold("box").await);
-    eventually("two requests under way", || rig.dialled().len() == 2).await;
-    let reply = rig.get("/").await;
+    eventually("two requests under way", || router.dialled().len() == 2).await;
+    let reply = router.get("/").await;
     assert_eq!(
         (reply.status, reply.detail().as_str()),
         (StatusCode::SERVICE_UNAVAILABLE, "Too many requests for sandbox: box")
     );
     assert_eq!(reply.headers["retry-after"], "1");
     held.push(hold("other").await);
-    eventually("a third request", || rig.dialled().len() == 3).await;
-    let reply = rig.get("/").await;
+    eventually("a third request", || router.dialled().len() == 3).await;
+    let reply = router.get("/").await;
     assert_eq!((reply.status, reply.detail().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "The router is overloaded."));
     assert_eq!(reply.headers["retry-after"], "1");
     drop(held);
-    eventually("room again", || metric(&rig, "sandbox_router_inflight_requests") == 0.0).await;
+    eventually("room again", || metric(&router, "sandbox_router_inflight_requests") == 0.0).await;
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_are_told_to_come_back() {
+async fn connections_beyond_the_limit_are_answered_503() {
     let backend = Backend::echo().await;
     let limits = Limits { connections: 1, ..Limits::default() };
-    let rig = Rig::with(RouterConfig { limits, ..quiet() }, backend.addr).await;
-    let mut first = TcpStream::connect(rig.addr).await.unwrap();
+    let router = TestRouter::with(RouterConfig { limits, ..quiet() }, backend.addr).await;
+    let mut first = TcpStream::connect(router.addr).await.unwrap();
     first.write_all(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n").await.unwrap();
     assert!(first.read(&mut [0; 100]).await.unwrap() > 0);
-    let answer = raw(rig.addr, b"", PATIENCE).await;
+    let answer = raw(router.addr, b"", TIMEOUT).await;
     let text = String::from_utf8_lossy(&answer);
     assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("retry-after: 1"), "{text}");
     drop(first);

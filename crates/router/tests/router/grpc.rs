@@ -100,8 +100,8 @@ fn to_box(mut request: tonic::Request<()>) -> Result<tonic::Request<()>, Status>
 
 type ViaRouter = Client<InterceptedService<Channel, fn(tonic::Request<()>) -> Result<tonic::Request<()>, Status>>>;
 
-async fn client(rig: &Rig) -> ViaRouter {
-    let channel = Endpoint::from_shared(format!("http://{}", rig.addr)).unwrap().connect().await.unwrap();
+async fn client(router: &TestRouter) -> ViaRouter {
+    let channel = Endpoint::from_shared(format!("http://{}", router.addr)).unwrap().connect().await.unwrap();
     let mut client: ViaRouter = Client::new(InterceptedService::new(channel, to_box));
     client.ready().await.unwrap();
     client
@@ -113,8 +113,8 @@ fn codec() -> ProstCodec<Text, Text> {
 
 #[tokio::test]
 async fn unary_calls_and_their_errors_pass() {
-    let rig = Rig::before(service().await).await;
-    let mut client = client(&rig).await;
+    let router = TestRouter::before(service().await).await;
+    let mut client = client(&router).await;
     for size in [0, 5, 100_000] {
         let message = Text { text: "x".repeat(size) };
         let path = http::uri::PathAndQuery::from_static("/echo.Echo/Unary");
@@ -127,13 +127,13 @@ async fn unary_calls_and_their_errors_pass() {
     let path = http::uri::PathAndQuery::from_static("/echo.Echo/Unary");
     let status: Status = client.unary(failing, path, codec()).await.map(|_: tonic::Response<Text>| ()).unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "as you wish"));
-    assert_eq!(rig.dialled().len(), 1, "calls share one connection to the sandbox");
+    assert_eq!(router.dialled().len(), 1, "calls share one connection to the sandbox");
 }
 
 #[tokio::test]
 async fn bidirectional_streams_are_not_buffered() {
-    let rig = Rig::before(service().await).await;
-    let mut client = client(&rig).await;
+    let router = TestRouter::before(service().await).await;
+    let mut client = client(&router).await;
     let (sender, receiver) = tokio::sync::mpsc::channel::<Text>(1);
     let outgoing =
         futures::stream::unfold(
@@ -143,15 +143,15 @@ async fn bidirectional_streams_are_not_buffered() {
     let path = http::uri::PathAndQuery::from_static("/echo.Echo/Chat");
     let call = client.streaming(tonic::Request::new(outgoing), path, codec());
     let first = async { sender.send(Text { text: "0".into() }).await.unwrap() };
-    let (reply, ()) = tokio::time::timeout(PATIENCE, futures::future::join(call, first)).await.unwrap();
+    let (reply, ()) = tokio::time::timeout(TIMEOUT, futures::future::join(call, first)).await.unwrap();
     let mut incoming: Streaming<Text> = reply.unwrap().into_inner();
     for number in 1..50 {
-        // Each answer must come before the next question is asked.
-        let echoed = tokio::time::timeout(PATIENCE, incoming.message()).await.unwrap().unwrap().unwrap();
+        // Each response must arrive before the next request is sent.
+        let echoed = tokio::time::timeout(TIMEOUT, incoming.message()).await.unwrap().unwrap().unwrap();
         assert_eq!(echoed.text, (number - 1).to_string());
         sender.send(Text { text: number.to_string() }).await.unwrap();
     }
     drop(sender);
-    let rest: Vec<_> = tokio::time::timeout(PATIENCE, incoming.collect()).await.unwrap();
+    let rest: Vec<_> = tokio::time::timeout(TIMEOUT, incoming.collect()).await.unwrap();
     assert!(rest.iter().all(Result::is_ok), "{rest:?}");
 }

@@ -1,4 +1,4 @@
-//! The router as its clients see it: real sockets on both sides, live Pods fed into the index by hand.
+//! The router as its clients see it: real sockets on both sides, live Pods put into the index by the tests.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on should stop")]
 

@@ -1,5 +1,5 @@
-//! Requests that try to make the router dial something else than the live Pod of the sandbox they name. Whatever the
-//! answer is, only one address may ever be dialled.
+//! Requests that try to make the router dial another address than the live Pod of the sandbox they name. Whatever the
+//! response is, only one address may ever be dialled.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ fn config() -> RouterConfig {
     RouterConfig { retries: Retries { max: 1, initial_delay: delay, max_delay: delay }, ..quiet() }
 }
 
-/// Addresses a client may try to name for sandbox `box`, whose Pod has [`POD_IP`].
+/// Addresses that a client may send for sandbox `box`, whose Pod has [`POD_IP`].
 const ADDRESSES: &[&str] = &[
     // Loopback, in every notation.
     "127.0.0.1",
@@ -69,7 +69,7 @@ const ADDRESSES: &[&str] = &[
     "0xa9fea9fe",
     "metadata.google.internal",
     "fd00:ec2::254",
-    // Nobody and everybody.
+    // Unspecified, broadcast and multicast.
     "0.0.0.0",
     "::",
     "0",
@@ -81,7 +81,7 @@ const ADDRESSES: &[&str] = &[
     "ff0e::1",
     "::ffff:0.0.0.0",
     "::ffff:224.0.0.1",
-    // Addresses that exist but are not this sandbox's: other Pods, nodes, services, the API.
+    // Addresses that exist but are not this sandbox's: other Pods, nodes, Services, the API.
     "10.0.0.8",
     "10.0.0.6",
     "10.96.0.1",
@@ -93,7 +93,7 @@ const ADDRESSES: &[&str] = &[
     "2001:db8::8",
     "::ffff:10.0.0.8",
     "fd00::1",
-    // Things that are no address.
+    // Not addresses.
     "garbage",
     "10.0.0.7,10.0.0.8",
     "10.0.0.7 ",
@@ -114,32 +114,32 @@ const ADDRESSES: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn no_claimed_address_is_dialled_but_the_sandboxs_own() {
+async fn only_the_sandboxs_own_address_is_dialled() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(config(), backend.addr).await;
-    rig.router.index().apply(pod("other", "10.0.0.8"));
+    let router = TestRouter::with(config(), backend.addr).await;
+    router.router.index().apply(pod("other", "10.0.0.8"));
     for address in ADDRESSES {
         let head = format!(
             "GET / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nX-Sandbox-Pod-IP: {address}\r\nConnection: close\r\n\r\n"
         );
-        let answer = raw(rig.addr, head.as_bytes(), PATIENCE).await;
+        let answer = raw(router.addr, head.as_bytes(), TIMEOUT).await;
         // White space around a header's value is not part of it.
         let own = address.trim() == POD_IP;
         let refused = answer.starts_with(b"HTTP/1.1 400") || answer.starts_with(b"HTTP/1.1 403");
         assert_eq!(refused, !own, "{address}: {}", String::from_utf8_lossy(&answer));
-        assert!(rig.dialled().iter().all(|dialled| dialled.ip() == ip(POD_IP)), "{address}: {:?}", rig.dialled());
+        assert!(router.dialled().iter().all(|dialled| dialled.ip() == ip(POD_IP)), "{address}: {:?}", router.dialled());
     }
     assert!(ADDRESSES.len() >= 85, "{}", ADDRESSES.len());
 }
 
-/// Names and UIDs that are not those of a live sandbox, or not of the one that is named.
+/// Names and UIDs that do not belong to a live sandbox, or not to the named one.
 #[tokio::test]
 async fn no_name_or_uid_leads_anywhere_else() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(config(), backend.addr).await;
-    rig.router.index().apply(pod("other", "10.0.0.8"));
-    rig.router.index().apply(PodFacts { name_routable: false, ..pod("pooled", "10.0.0.9") });
-    rig.router.index().apply(pod("liar", "127.0.0.1"));
+    let router = TestRouter::with(config(), backend.addr).await;
+    router.router.index().apply(pod("other", "10.0.0.8"));
+    router.router.index().apply(PodFacts { name_routable: false, ..pod("pooled", "10.0.0.9") });
+    router.router.index().apply(pod("liar", "127.0.0.1"));
     let requests: &[&[(&str, &str)]] = &[
         &[("x-sandbox-id", "169.254.169.254")],
         &[("x-sandbox-id", "box.evil.com")],
@@ -169,18 +169,18 @@ async fn no_name_or_uid_leads_anywhere_else() {
         for (name, value) in *headers {
             request = request.header(*name, *value);
         }
-        let reply = rig.send(request.body(Default::default()).unwrap()).await;
+        let reply = router.send(request.body(Default::default()).unwrap()).await;
         assert!(
             reply.status.is_client_error() || reply.status == StatusCode::BAD_GATEWAY,
             "{headers:?}: {}",
             reply.status
         );
-        assert!(rig.dialled().is_empty(), "{headers:?}: {:?}", rig.dialled());
+        assert!(router.dialled().is_empty(), "{headers:?}: {:?}", router.dialled());
     }
 }
 
-/// Requests whose bytes mean different things to different readers. Each must reach the sandbox at most once, as one
-/// request, and nothing else at all.
+/// Requests whose bytes are ambiguous. Each must reach the sandbox at most once, as one request, and reach nothing
+/// else.
 #[tokio::test]
 async fn smuggled_requests_and_doubled_headers_change_nothing() {
     let smuggled = "GET /smuggled HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: other\r\n\r\n";
@@ -226,10 +226,14 @@ async fn smuggled_requests_and_doubled_headers_change_nothing() {
     ];
     for request in &requests {
         let backend = Backend::echo().await;
-        let rig = Rig::with(config(), backend.addr).await;
-        rig.router.index().apply(pod("other", "10.0.0.8"));
-        raw(rig.addr, request.as_bytes(), Duration::from_millis(300)).await;
-        assert!(rig.dialled().iter().all(|dialled| dialled.ip() == ip(POD_IP)), "{request:?}: {:?}", rig.dialled());
+        let router = TestRouter::with(config(), backend.addr).await;
+        router.router.index().apply(pod("other", "10.0.0.8"));
+        raw(router.addr, request.as_bytes(), Duration::from_millis(300)).await;
+        assert!(
+            router.dialled().iter().all(|dialled| dialled.ip() == ip(POD_IP)),
+            "{request:?}: {:?}",
+            router.dialled()
+        );
         let seen = backend.seen.lock();
         assert!(seen.len() <= 1, "{request:?} became {seen:?}");
         assert!(seen.iter().all(|seen| !seen.target.contains("smuggled")), "{request:?} became {seen:?}");
@@ -240,10 +244,10 @@ async fn smuggled_requests_and_doubled_headers_change_nothing() {
 #[tokio::test]
 async fn conflicting_framing_is_resolved_once() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(config(), backend.addr).await;
+    let router = TestRouter::with(config(), backend.addr).await;
     let request = "POST /one HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nContent-Length: 60\r\n\
         Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
-    raw(rig.addr, request.as_bytes(), Duration::from_millis(500)).await;
+    raw(router.addr, request.as_bytes(), Duration::from_millis(500)).await;
     let seen = backend.seen.lock();
     assert!(
         seen.iter().all(|seen| seen.body == "abc"
@@ -252,7 +256,7 @@ async fn conflicting_framing_is_resolved_once() {
     );
 }
 
-/// A resolver that says whatever it is told, and something else the second time.
+/// A resolver with scripted answers, which may differ from one lookup to the next.
 #[derive(Default)]
 struct Rebinding(Mutex<Vec<Vec<IpAddr>>>);
 
@@ -269,24 +273,28 @@ async fn dns_answers_that_are_not_the_sandboxs_are_refused() {
     let backend = Backend::echo().await;
     let dns = Arc::new(Rebinding::default());
     let deps = Deps { dns: Arc::clone(&dns) as _, ..Deps::detached() };
-    let rig =
-        Rig::with_deps(RouterConfig { cluster_domain: Some("cluster.local".into()), ..config() }, backend.addr, deps)
-            .await;
-    rig.router.index().apply(PodFacts { name_routable: false, ..pod("pooled", "10.0.0.9") });
-    let ask = || rig.send(http::Request::get("/").header("x-sandbox-id", "pooled").body(Default::default()).unwrap());
+    let router = TestRouter::with_deps(
+        RouterConfig { cluster_domain: Some("cluster.local".into()), ..config() },
+        backend.addr,
+        deps,
+    )
+    .await;
+    router.router.index().apply(PodFacts { name_routable: false, ..pod("pooled", "10.0.0.9") });
+    let ask =
+        || router.send(http::Request::get("/").header("x-sandbox-id", "pooled").body(Default::default()).unwrap());
     for address in ADDRESSES.iter().filter_map(|text| text.parse().ok()) {
         *dns.0.lock() = vec![vec![address]];
         assert_eq!(ask().await.status, StatusCode::FORBIDDEN, "{address}");
     }
-    assert!(rig.dialled().is_empty(), "{:?}", rig.dialled());
-    // The right answer is dialled as it was verified; what the name resolves to a moment later does not matter.
+    assert!(router.dialled().is_empty(), "{:?}", router.dialled());
+    // The verified address is dialled; what the name resolves to a moment later does not matter.
     *dns.0.lock() = vec![vec![ip("10.0.0.9")], vec![ip("169.254.169.254")]];
     assert_eq!(ask().await.status, StatusCode::OK);
     assert_eq!(ask().await.status, StatusCode::FORBIDDEN);
-    assert_eq!(rig.dialled(), ["10.0.0.9:8888".parse().unwrap()]);
+    assert_eq!(router.dialled(), ["10.0.0.9:8888".parse().unwrap()]);
 }
 
-/// D-114, D-116: even where targets are not verified, special addresses are not dialled, by header or by DNS.
+/// D-114, D-116: even if targets are not verified, special addresses are not dialled, by header or by DNS.
 #[tokio::test]
 async fn unverified_targets_are_still_no_special_addresses() {
     let backend = Backend::echo().await;
@@ -297,15 +305,16 @@ async fn unverified_targets_are_still_no_special_addresses() {
         cluster_domain: Some("cluster.local".into()),
         ..config()
     };
-    let rig = Rig::with_deps(config, backend.addr, deps).await;
-    let ask = || rig.send(http::Request::get("/").header("x-sandbox-id", "nobody").body(Default::default()).unwrap());
+    let router = TestRouter::with_deps(config, backend.addr, deps).await;
+    let ask =
+        || router.send(http::Request::get("/").header("x-sandbox-id", "nobody").body(Default::default()).unwrap());
     for special in ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"] {
         *dns.0.lock() = vec![vec![ip(special)]];
         assert_eq!(ask().await.status, StatusCode::FORBIDDEN, "{special}");
-        assert_eq!(rig.get_with("/", &[("x-sandbox-pod-ip", special)]).await.status, StatusCode::BAD_REQUEST);
+        assert_eq!(router.get_with("/", &[("x-sandbox-pod-ip", special)]).await.status, StatusCode::BAD_REQUEST);
     }
-    assert!(rig.dialled().is_empty());
+    assert!(router.dialled().is_empty());
     *dns.0.lock() = vec![vec![ip("10.1.2.3")]];
     assert_eq!(ask().await.status, StatusCode::OK);
-    assert_eq!(rig.dialled(), ["10.1.2.3:8888".parse().unwrap()]);
+    assert_eq!(router.dialled(), ["10.1.2.3:8888".parse().unwrap()]);
 }

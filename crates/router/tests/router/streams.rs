@@ -1,4 +1,4 @@
-//! Streaming both ways: back-pressure, peers that die, HTTP/2 clients.
+//! Streaming in both directions: back-pressure, peers that disconnect, HTTP/2 clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::*;
 
-/// A client that does not read holds up its sandbox, not the router's memory.
+/// A client that does not read blocks its sandbox instead of filling the router's memory.
 #[tokio::test]
 async fn a_slow_reader_pushes_back_on_the_sandbox() {
     const SIZE: usize = 64 << 20;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let rig = Rig::before(listener.local_addr().unwrap()).await;
+    let router = TestRouter::before(listener.local_addr().unwrap()).await;
     let written = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&written);
     tokio::spawn(async move {
@@ -31,7 +31,7 @@ async fn a_slow_reader_pushes_back_on_the_sandbox() {
             count.fetch_add(chunk.len(), Ordering::Relaxed);
         }
     });
-    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    let mut client = TcpStream::connect(router.addr).await.unwrap();
     client.write_all(b"GET / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut previous = 0;
     eventually("the sandbox stalls", || {
@@ -43,16 +43,16 @@ async fn a_slow_reader_pushes_back_on_the_sandbox() {
     let stalled = written.load(Ordering::Relaxed);
     assert!(stalled < SIZE / 2, "{stalled} bytes were taken in without a reader");
     let mut body = Vec::new();
-    tokio::time::timeout(PATIENCE, client.read_to_end(&mut body)).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, client.read_to_end(&mut body)).await.unwrap().unwrap();
     assert!(body.len() > SIZE, "all of it arrives in the end");
 }
 
-/// A response that breaks off is not passed off as complete.
+/// An aborted response is not passed on as a complete one.
 #[tokio::test]
 async fn a_backend_that_dies_mid_response_breaks_the_response() {
     for head in ["content-length: 100\r\n\r\n12345", "transfer-encoding: chunked\r\n\r\n5\r\n12345\r\n"] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = Rig::before(listener.local_addr().unwrap()).await;
+        let router = TestRouter::before(listener.local_addr().unwrap()).await;
         let (die, dying) = tokio::sync::oneshot::channel::<()>();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
@@ -60,7 +60,7 @@ async fn a_backend_that_dies_mid_response_breaks_the_response() {
             stream.write_all(format!("HTTP/1.1 200 OK\r\n{head}").as_bytes()).await.unwrap();
             dying.await.unwrap();
         });
-        let stream = TcpStream::connect(rig.addr).await.unwrap();
+        let stream = TcpStream::connect(router.addr).await.unwrap();
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let request = Request::get("/").header("host", "r").header("x-sandbox-id", "box");
@@ -69,36 +69,36 @@ async fn a_backend_that_dies_mid_response_breaks_the_response() {
         die.send(()).unwrap();
         assert!(response.into_body().collect().await.is_err(), "{head:?}");
         let broken = "sandbox_router_upstream_errors_total{sandbox_namespace=\"default\",reason=\"eof\"}";
-        eventually("the break is counted", || metric(&rig, broken) == 1.0).await;
+        eventually("the break is counted", || metric(&router, broken) == 1.0).await;
     }
 }
 
-/// A client that leaves ends its command: the sandbox sees the connection close.
+/// When a client disconnects, its command ends: the sandbox sees the connection close.
 #[tokio::test]
 async fn a_client_that_leaves_closes_the_sandboxs_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let rig = Rig::before(listener.local_addr().unwrap()).await;
+    let router = TestRouter::before(listener.local_addr().unwrap()).await;
     let closed = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut buffer = [0; 4096];
         while matches!(stream.read(&mut buffer).await, Ok(count) if count > 0) {}
     });
-    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    let mut client = TcpStream::connect(router.addr).await.unwrap();
     client
         .write_all(b"POST /execute HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nContent-Length: 2\r\n\r\n{}")
         .await
         .unwrap();
-    eventually("the request is under way", || rig.dialled().len() == 1).await;
+    eventually("the request is under way", || router.dialled().len() == 1).await;
     drop(client);
-    tokio::time::timeout(PATIENCE, closed).await.expect("the sandbox's connection is closed").unwrap();
+    tokio::time::timeout(TIMEOUT, closed).await.expect("the sandbox's connection is closed").unwrap();
 }
 
 /// HTTP/2 clients share one connection and see the same things.
 #[tokio::test]
 async fn http2_clients_are_served() {
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
-    let stream = TcpStream::connect(rig.addr).await.unwrap();
+    let router = TestRouter::before(backend.addr).await;
+    let stream = TcpStream::connect(router.addr).await.unwrap();
     let (sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -116,7 +116,7 @@ async fn http2_clients_are_served() {
             assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), number * 1000);
         }
     };
-    tokio::time::timeout(PATIENCE, futures::future::join_all((0..40).map(exchange))).await.unwrap();
+    tokio::time::timeout(TIMEOUT, futures::future::join_all((0..40).map(exchange))).await.unwrap();
     let seen = backend.seen.lock();
     assert_eq!(seen.len(), 40);
     assert!(seen.iter().all(|seen| seen.header("x-forwarded-host") == Some("router.example")));

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_sandbox_router::{Connect, Deps, PodFacts, Router, RouterConfig, Stream, Target};
+use agent_sandbox_router::{Connector, Deps, Endpoint, PodFacts, Router, RouterConfig, Stream};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -18,13 +18,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-/// Bounds every test's waits; far beyond what any step takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout for every wait of the tests; far beyond what any step takes.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The address every sandbox Pod of these tests has.
+/// The address of every sandbox Pod in these tests.
 pub(crate) const POD_IP: &str = "10.0.0.7";
 
-/// What a backend saw.
+/// A request as a backend received it.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) method: String,
@@ -39,7 +39,7 @@ impl Seen {
     }
 }
 
-/// An HTTP server that records requests and answers them all alike.
+/// An HTTP server that records requests and gives them all the same response.
 pub(crate) struct Backend {
     pub(crate) addr: SocketAddr,
     pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
@@ -53,7 +53,7 @@ impl Drop for Backend {
 }
 
 impl Backend {
-    /// Answers 200 with the body it got.
+    /// Responds 200 with the request's body.
     pub(crate) async fn echo() -> Self {
         Self::answering(|seen| Response::new(Full::new(seen.body.clone()))).await
     }
@@ -117,44 +117,44 @@ impl Backend {
     }
 }
 
-/// Where the recorded dials really go.
+/// What happens to the recorded dials.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Dialled {
+pub(crate) enum DialOutcome {
     To(SocketAddr),
     Fails(io::ErrorKind),
     /// Never completes.
     Hangs,
 }
 
-/// Records what the router wants to dial, then dials what the test wants.
-pub(crate) struct RecordingConnect {
+/// Records what the router dials, then dials what the test wants.
+pub(crate) struct RecordingConnector {
     pub(crate) dialled: Mutex<Vec<SocketAddr>>,
-    pub(crate) outcome: Mutex<Dialled>,
+    pub(crate) outcome: Mutex<DialOutcome>,
 }
 
 #[async_trait]
-impl Connect for RecordingConnect {
-    async fn connect(&self, target: &Target) -> io::Result<Stream> {
-        self.dialled.lock().push(target.addr);
+impl Connector for RecordingConnector {
+    async fn connect(&self, endpoint: &Endpoint) -> io::Result<Stream> {
+        self.dialled.lock().push(endpoint.addr);
         let outcome = *self.outcome.lock();
         match outcome {
-            Dialled::To(addr) => Ok(TcpStream::connect(addr).await?.into()),
-            Dialled::Fails(kind) => Err(kind.into()),
-            Dialled::Hangs => std::future::pending().await,
+            DialOutcome::To(addr) => Ok(TcpStream::connect(addr).await?.into()),
+            DialOutcome::Fails(kind) => Err(kind.into()),
+            DialOutcome::Hangs => std::future::pending().await,
         }
     }
 }
 
 /// A running router.
-pub(crate) struct Rig {
+pub(crate) struct TestRouter {
     pub(crate) addr: SocketAddr,
     pub(crate) router: Arc<Router>,
-    pub(crate) connect: Arc<RecordingConnect>,
+    pub(crate) connect: Arc<RecordingConnector>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) served: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Rig {
+impl Drop for TestRouter {
     fn drop(&mut self) {
         self.shutdown.cancel();
         self.served.abort();
@@ -174,12 +174,12 @@ pub(crate) fn pod(sandbox: &str, ip: &str) -> PodFacts {
     }
 }
 
-/// A configuration for tests: as in production, but quiet and without DNS.
+/// A configuration for tests: as in production, but without access log and DNS.
 pub(crate) fn quiet() -> RouterConfig {
     RouterConfig { access_log: false, cluster_domain: None, ..RouterConfig::default() }
 }
 
-impl Rig {
+impl TestRouter {
     /// A router in front of `backend`, which is the sandbox `box`.
     pub(crate) async fn before(backend: SocketAddr) -> Self {
         Self::with(quiet(), backend).await
@@ -191,8 +191,8 @@ impl Rig {
 
     pub(crate) async fn with_deps(config: RouterConfig, backend: SocketAddr, deps: Deps) -> Self {
         let connect =
-            Arc::new(RecordingConnect { dialled: Mutex::default(), outcome: Mutex::new(Dialled::To(backend)) });
-        let deps = Deps { connect: Arc::clone(&connect) as Arc<dyn Connect>, ..deps };
+            Arc::new(RecordingConnector { dialled: Mutex::default(), outcome: Mutex::new(DialOutcome::To(backend)) });
+        let deps = Deps { connector: Arc::clone(&connect) as Arc<dyn Connector>, ..deps };
         let router = Arc::new(Router::new(config, deps).unwrap());
         router.index().replace_all(vec![pod("box", POD_IP)]);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -217,9 +217,9 @@ impl Rig {
         self.send(request.body(Full::default()).unwrap()).await
     }
 
-    /// Any request, on a connection of its own.
+    /// Any request, on a new connection.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Reply {
-        tokio::time::timeout(PATIENCE, send(self.addr, request)).await.expect("the router answers in time")
+        tokio::time::timeout(TIMEOUT, send(self.addr, request)).await.expect("the router answers in time")
     }
 
     pub(crate) fn dialled(&self) -> Vec<SocketAddr> {
@@ -240,7 +240,7 @@ impl Reply {
         std::str::from_utf8(&self.body).unwrap()
     }
 
-    /// The `detail` of an error answer; asserts the contract's error form on the way.
+    /// The `detail` of an error response; also asserts the contract's error format.
     pub(crate) fn detail(&self) -> String {
         assert_eq!(self.headers["content-type"], "application/json");
         assert!(self.body.ends_with(b"\n"));
@@ -262,7 +262,7 @@ pub(crate) async fn send(addr: SocketAddr, mut request: Request<Full<Bytes>>) ->
     Reply { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
 }
 
-/// Sends bytes as they are and reads until the router closes or falls silent for `quiet`.
+/// Sends raw bytes and reads until the router closes the connection or sends nothing for `quiet`.
 pub(crate) async fn raw(addr: SocketAddr, bytes: &[u8], quiet: Duration) -> Vec<u8> {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     stream.write_all(bytes).await.unwrap();
@@ -279,7 +279,7 @@ pub(crate) async fn raw(addr: SocketAddr, bytes: &[u8], quiet: Duration) -> Vec<
 
 /// Waits until `condition` holds.
 pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !condition() {
         assert!(tokio::time::Instant::now() < deadline, "{what} does not come about");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -290,9 +290,9 @@ pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The current value of one metric series; 0 when it does not exist.
-pub(crate) fn metric(rig: &Rig, series: &str) -> f64 {
-    let text = rig.router.render_metrics();
+/// The current value of one metric series; 0 if it does not exist.
+pub(crate) fn metric(router: &TestRouter, series: &str) -> f64 {
+    let text = router.router.render_metrics();
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ').map(str::to_owned));
     line.map_or(0.0, |value| value.parse().unwrap())
 }

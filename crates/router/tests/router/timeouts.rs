@@ -1,4 +1,4 @@
-//! One budget for the wait, and none for what lives.
+//! Timeouts: one budget for the wait for a response, and none for streams that make progress.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,13 @@ fn timeouts(change: impl FnOnce(&mut Timeouts)) -> RouterConfig {
     RouterConfig { timeouts, ..quiet() }
 }
 
-/// Accepts connections, reads the request, and reports when the router hangs up.
-struct Mute {
+/// Accepts connections, reads the request, and reports when the router closes the connection.
+struct SilentBackend {
     addr: std::net::SocketAddr,
     hung_up: std::sync::Arc<std::sync::atomic::AtomicUsize>,
 }
 
-impl Mute {
+impl SilentBackend {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
@@ -43,11 +43,11 @@ impl Mute {
 
 /// D-133
 #[tokio::test]
-async fn a_slow_backend_is_answered_504_in_time_and_hung_up_on() {
-    let backend = Mute::start().await;
-    let rig = Rig::with(timeouts(|t| t.proxy = Duration::from_millis(300)), backend.addr).await;
+async fn a_slow_backend_is_answered_504_in_time_and_disconnected() {
+    let backend = SilentBackend::start().await;
+    let router = TestRouter::with(timeouts(|t| t.proxy = Duration::from_millis(300)), backend.addr).await;
     let start = Instant::now();
-    let reply = rig.get("/").await;
+    let reply = router.get("/").await;
     let took = start.elapsed();
     assert_eq!(reply.status, StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(reply.detail(), "Timed out waiting for the backend sandbox: box");
@@ -61,13 +61,13 @@ async fn a_slow_backend_is_answered_504_in_time_and_hung_up_on() {
 /// D-134
 #[tokio::test]
 async fn clients_may_ask_for_less_and_not_for_more() {
-    let backend = Mute::start().await;
-    let rig = Rig::with(timeouts(|t| t.proxy = Duration::from_millis(800)), backend.addr).await;
+    let backend = SilentBackend::start().await;
+    let router = TestRouter::with(timeouts(|t| t.proxy = Duration::from_millis(800)), backend.addr).await;
     let wait = |value: &'static str| {
-        let rig = &rig;
+        let router = &router;
         async move {
             let start = Instant::now();
-            let reply = rig.get_with("/", &[("x-sandbox-timeout", value)]).await;
+            let reply = router.get_with("/", &[("x-sandbox-timeout", value)]).await;
             assert_eq!(reply.status, StatusCode::GATEWAY_TIMEOUT);
             start.elapsed()
         }
@@ -87,7 +87,7 @@ fn the_default_budget_covers_long_commands() {
     assert!(granted.min(Duration::from_secs(120)) > Duration::from_secs(90));
 }
 
-/// Whether to take the time that the real numbers need.
+/// Whether to run with the real durations.
 fn soak() -> bool {
     std::env::var_os("AGENT_SANDBOX_SOAK").is_some()
 }
@@ -98,7 +98,7 @@ fn soak() -> bool {
 async fn long_commands_finish() {
     let command = |length: Duration, config: RouterConfig| async move {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = Rig::with(config, listener.local_addr().unwrap()).await;
+        let router = TestRouter::with(config, listener.local_addr().unwrap()).await;
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             let _ = stream.read(&mut [0; 4096]).await.unwrap();
@@ -110,7 +110,7 @@ async fn long_commands_finish() {
             .header("x-sandbox-timeout", (length.as_secs() + 30).to_string())
             .body(http_body_util::Full::default())
             .unwrap();
-        let reply = send(rig.addr, request).await;
+        let reply = send(router.addr, request).await;
         assert_eq!((reply.status, reply.text()), (StatusCode::OK, "done"), "{length:?}");
     };
     if soak() {
@@ -122,7 +122,8 @@ async fn long_commands_finish() {
     }
 }
 
-/// A stream outlives the budget as long as it moves: 20 s against a budget of 2 s, with `AGENT_SANDBOX_SOAK` ten minutes.
+/// A stream may take longer than the budget while it makes progress: 20 s against a budget of 2 s, with
+/// `AGENT_SANDBOX_SOAK` ten minutes.
 #[tokio::test]
 async fn a_live_stream_is_not_cut_by_the_proxy_timeout() {
     let (length, budget) = if soak() { (600, 180) } else { (20, 2) };
@@ -131,7 +132,7 @@ async fn a_live_stream_is_not_cut_by_the_proxy_timeout() {
 
 async fn stream_for(length: Duration, proxy_timeout: Duration) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let rig = Rig::with(timeouts(|t| t.proxy = proxy_timeout), listener.local_addr().unwrap()).await;
+    let router = TestRouter::with(timeouts(|t| t.proxy = proxy_timeout), listener.local_addr().unwrap()).await;
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let _ = stream.read(&mut [0; 4096]).await.unwrap();
@@ -146,12 +147,12 @@ async fn stream_for(length: Duration, proxy_timeout: Duration) {
         }
         stream.write_all(b"0\r\n\r\n").await.unwrap();
     });
-    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    let mut client = TcpStream::connect(router.addr).await.unwrap();
     client.write_all(b"GET /events HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\n\r\n").await.unwrap();
     let (start, mut received, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
     while !received.ends_with(b"0\r\n\r\n") {
         let count =
-            tokio::time::timeout(PATIENCE, client.read(&mut buffer)).await.expect("events arrive at once").unwrap();
+            tokio::time::timeout(TIMEOUT, client.read(&mut buffer)).await.expect("events arrive at once").unwrap();
         assert!(count > 0, "cut after {:?}", start.elapsed());
         received.extend_from_slice(&buffer[..count]);
     }
@@ -160,12 +161,12 @@ async fn stream_for(length: Duration, proxy_timeout: Duration) {
     assert!(events as u128 >= length.as_millis() / 500 / 2, "{events} events");
 }
 
-/// An upload that moves is alive, however slow its client.
+/// An upload that makes progress is not aborted, however slow its client is.
 #[tokio::test]
-async fn a_slow_upload_is_not_cut_while_it_moves() {
+async fn a_slow_upload_is_not_aborted_while_it_makes_progress() {
     let backend = Backend::echo().await;
-    let rig = Rig::with(timeouts(|t| t.proxy = Duration::from_millis(400)), backend.addr).await;
-    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    let router = TestRouter::with(timeouts(|t| t.proxy = Duration::from_millis(400)), backend.addr).await;
+    let mut client = TcpStream::connect(router.addr).await.unwrap();
     client
         .write_all(
             b"POST / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nContent-Length: 10\r\nConnection: close\r\n\r\n",
@@ -177,19 +178,19 @@ async fn a_slow_upload_is_not_cut_while_it_moves() {
         client.write_all(b"x").await.unwrap();
     }
     let mut answer = String::new();
-    tokio::time::timeout(PATIENCE, client.read_to_string(&mut answer)).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, client.read_to_string(&mut answer)).await.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("xxxxxxxxxx"), "{answer}");
 }
 
 #[tokio::test]
-async fn streams_and_clients_that_move_nothing_are_closed() {
+async fn idle_streams_and_clients_are_closed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let config = timeouts(|t| {
         t.stream_idle = Some(Duration::from_millis(300));
         t.head_read = Duration::from_millis(300);
         t.client_idle = Duration::from_millis(600);
     });
-    let rig = Rig::with(config, listener.local_addr().unwrap()).await;
+    let router = TestRouter::with(config, listener.local_addr().unwrap()).await;
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let _ = stream.read(&mut [0; 4096]).await.unwrap();
@@ -197,20 +198,20 @@ async fn streams_and_clients_that_move_nothing_are_closed() {
         std::future::pending::<()>().await;
     });
     let closes = |bytes: &'static [u8]| {
-        let addr = rig.addr;
+        let addr = router.addr;
         async move {
             let start = Instant::now();
-            let answer = raw(addr, bytes, PATIENCE).await;
+            let answer = raw(addr, bytes, TIMEOUT).await;
             (answer, start.elapsed())
         }
     };
     let (answer, took) = closes(b"GET / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\n\r\n").await;
     let text = String::from_utf8_lossy(&answer);
-    assert!(text.ends_with("\r\n\r\nxx") && took >= Duration::from_millis(300) && took < PATIENCE, "{took:?} {text:?}");
+    assert!(text.ends_with("\r\n\r\nxx") && took >= Duration::from_millis(300) && took < TIMEOUT, "{took:?} {text:?}");
     for silent in [b"".as_slice(), b"GET / HTTP/1.1\r\nHost:".as_slice()] {
         let (_, took) = closes(silent).await;
-        assert!(took >= Duration::from_millis(300) && took < PATIENCE, "{took:?}");
+        assert!(took >= Duration::from_millis(300) && took < TIMEOUT, "{took:?}");
     }
     let (answer, took) = closes(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n").await;
-    assert!(answer.starts_with(b"HTTP/1.1 200") && took >= Duration::from_millis(600) && took < PATIENCE, "{took:?}");
+    assert!(answer.starts_with(b"HTTP/1.1 200") && took >= Duration::from_millis(600) && took < TIMEOUT, "{took:?}");
 }

@@ -21,7 +21,7 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, accept_hdr_async, conne
 
 use crate::support::*;
 
-/// A WebSocket application: echoes messages, speaks sub-protocol `chat`, records what it saw.
+/// A WebSocket application: echoes messages, supports sub-protocol `chat`, records what it received.
 struct Chat {
     addr: SocketAddr,
     handshakes: Arc<Mutex<Vec<HeaderMap>>>,
@@ -67,12 +67,12 @@ async fn converse(stream: TcpStream, record: Arc<Mutex<Vec<HeaderMap>>>, closes:
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-async fn open(rig: &Rig, headers: &[(&'static str, &str)]) -> Result<Socket, Error> {
-    let mut request = format!("ws://{}/chat?room=1", rig.addr).into_client_request().unwrap();
+async fn open(router: &TestRouter, headers: &[(&'static str, &str)]) -> Result<Socket, Error> {
+    let mut request = format!("ws://{}/chat?room=1", router.addr).into_client_request().unwrap();
     for (name, value) in headers {
         request.headers_mut().insert(*name, value.parse().unwrap());
     }
-    tokio::time::timeout(PATIENCE, connect_async(request))
+    tokio::time::timeout(TIMEOUT, connect_async(request))
         .await
         .expect("handshakes do not hang")
         .map(|(socket, _)| socket)
@@ -81,7 +81,7 @@ async fn open(rig: &Rig, headers: &[(&'static str, &str)]) -> Result<Socket, Err
 const TO_BOX: &[(&str, &str)] = &[("x-sandbox-id", "box")];
 
 async fn next(socket: &mut Socket) -> Option<Result<Message, Error>> {
-    tokio::time::timeout(PATIENCE, socket.next()).await.expect("a message or an end comes")
+    tokio::time::timeout(TIMEOUT, socket.next()).await.expect("a message or an end comes")
 }
 
 /// The close code the router or the application ends a socket with.
@@ -105,8 +105,8 @@ fn limited(change: impl FnOnce(&mut UpgradeLimits)) -> RouterConfig {
 #[tokio::test]
 async fn messages_of_all_sizes_round_trip() {
     let chat = Chat::start().await;
-    let rig = Rig::before(chat.addr).await;
-    let mut socket = open(&rig, &[TO_BOX[0], ("sec-websocket-protocol", "chat, other")]).await.unwrap();
+    let router = TestRouter::before(chat.addr).await;
+    let mut socket = open(&router, &[TO_BOX[0], ("sec-websocket-protocol", "chat, other")]).await.unwrap();
     for size in [0, 1, 125, 126, 65_535, 65_536, 1_000_000] {
         let message = Message::binary(vec![7_u8; size]);
         socket.send(message.clone()).await.unwrap();
@@ -118,7 +118,8 @@ async fn messages_of_all_sizes_round_trip() {
     assert_eq!(close_code(&mut socket).await, 4321, "close codes pass both ways");
     eventually("the application hears the code", || chat.closes.lock().contains(&4321)).await;
     eventually("the end is accounted for", || {
-        metric(&rig, "sandbox_router_requests_total{method=\"GET\",code=\"101\",sandbox_namespace=\"default\"}") == 1.0
+        metric(&router, "sandbox_router_requests_total{method=\"GET\",code=\"101\",sandbox_namespace=\"default\"}")
+            == 1.0
     })
     .await;
 }
@@ -133,8 +134,8 @@ async fn an_idle_socket_outlives_the_proxy_timeout() {
         head_read: Duration::from_millis(500),
         ..Timeouts::default()
     };
-    let rig = Rig::with(RouterConfig { timeouts, ..quiet() }, chat.addr).await;
-    let mut socket = open(&rig, TO_BOX).await.unwrap();
+    let router = TestRouter::with(RouterConfig { timeouts, ..quiet() }, chat.addr).await;
+    let mut socket = open(&router, TO_BOX).await.unwrap();
     tokio::time::sleep(Duration::from_millis(1500)).await;
     socket.send(Message::text("still here")).await.unwrap();
     assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("still here"));
@@ -144,14 +145,14 @@ async fn an_idle_socket_outlives_the_proxy_timeout() {
 #[tokio::test]
 async fn the_origin_is_dropped_on_upgrades_and_kept_on_requests() {
     let chat = Chat::start().await;
-    let rig = Rig::before(chat.addr).await;
-    open(&rig, &[TO_BOX[0], ("origin", "https://app.example")]).await.unwrap();
+    let router = TestRouter::before(chat.addr).await;
+    open(&router, &[TO_BOX[0], ("origin", "https://app.example")]).await.unwrap();
     let seen = chat.handshakes.lock()[0].clone();
     assert!(!seen.contains_key("origin"));
     assert_eq!(seen["x-forwarded-for"], "127.0.0.1");
     let backend = Backend::echo().await;
-    let rig = Rig::before(backend.addr).await;
-    rig.get_with("/", &[("origin", "https://app.example")]).await;
+    let router = TestRouter::before(backend.addr).await;
+    router.get_with("/", &[("origin", "https://app.example")]).await;
     assert_eq!(backend.only().header("origin"), Some("https://app.example"));
 }
 
@@ -159,8 +160,8 @@ async fn the_origin_is_dropped_on_upgrades_and_kept_on_requests() {
 #[tokio::test]
 async fn a_socket_without_a_sandbox_is_refused() {
     let chat = Chat::start().await;
-    let rig = Rig::before(chat.addr).await;
-    let Err(Error::Http(response)) = open(&rig, &[]).await else { panic!("the handshake must fail") };
+    let router = TestRouter::before(chat.addr).await;
+    let Err(Error::Http(response)) = open(&router, &[]).await else { panic!("the handshake must fail") };
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     assert!(chat.handshakes.lock().is_empty());
 }
@@ -170,12 +171,12 @@ async fn a_socket_without_a_sandbox_is_refused() {
 async fn idle_and_old_sockets_end_with_1001() {
     let chat = Chat::start().await;
     let short = Some(Duration::from_millis(300));
-    let rig = Rig::with(limited(|limits| limits.idle = short), chat.addr).await;
-    let mut socket = open(&rig, TO_BOX).await.unwrap();
+    let router = TestRouter::with(limited(|limits| limits.idle = short), chat.addr).await;
+    let mut socket = open(&router, TO_BOX).await.unwrap();
     socket.send(Message::text("x")).await.unwrap();
     assert_eq!(close_code(&mut socket).await, 1001);
-    let rig = Rig::with(limited(|limits| limits.lifetime = short), chat.addr).await;
-    let mut socket = open(&rig, TO_BOX).await.unwrap();
+    let router = TestRouter::with(limited(|limits| limits.lifetime = short), chat.addr).await;
+    let mut socket = open(&router, TO_BOX).await.unwrap();
     assert_eq!(close_code(&mut socket).await, 1001);
     eventually("the application is told too", || *chat.closes.lock() == [1001, 1001]).await;
 }
@@ -184,8 +185,8 @@ async fn idle_and_old_sockets_end_with_1001() {
 #[tokio::test]
 async fn oversized_messages_end_with_1009() {
     let chat = Chat::start().await;
-    let rig = Rig::with(limited(|limits| limits.max_message_bytes = 1000), chat.addr).await;
-    let mut socket = open(&rig, TO_BOX).await.unwrap();
+    let router = TestRouter::with(limited(|limits| limits.max_message_bytes = 1000), chat.addr).await;
+    let mut socket = open(&router, TO_BOX).await.unwrap();
     socket.send(Message::binary(vec![0_u8; 1000])).await.unwrap();
     assert!(next(&mut socket).await.unwrap().is_ok());
     socket.send(Message::binary(vec![0_u8; 1001])).await.unwrap();
@@ -200,19 +201,19 @@ async fn too_many_sockets_of_one_client_end_with_1008() {
         trusted_proxies: vec!["127.0.0.0/8".parse::<Cidr>().unwrap()],
         ..limited(|limits| limits.per_client = 1)
     };
-    let rig = Rig::with(config, chat.addr).await;
-    let first = open(&rig, TO_BOX).await.unwrap();
-    let mut second = open(&rig, TO_BOX).await.unwrap();
+    let router = TestRouter::with(config, chat.addr).await;
+    let first = open(&router, TO_BOX).await.unwrap();
+    let mut second = open(&router, TO_BOX).await.unwrap();
     assert_eq!(close_code(&mut second).await, 1008);
-    // A trusted proxy in front speaks for its clients.
-    let mut other = open(&rig, &[TO_BOX[0], ("x-forwarded-for", "6.6.6.6, 192.0.2.1, 127.0.0.9")]).await.unwrap();
+    // A trusted proxy reports the addresses of its clients.
+    let mut other = open(&router, &[TO_BOX[0], ("x-forwarded-for", "6.6.6.6, 192.0.2.1, 127.0.0.9")]).await.unwrap();
     other.send(Message::text("x")).await.unwrap();
     assert_eq!(next(&mut other).await.unwrap().unwrap(), Message::text("x"));
     drop(first);
     eventually("the place is free again", || chat.handshakes.lock().len() == 2).await;
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
-        let mut third = open(&rig, TO_BOX).await.unwrap();
+        let mut third = open(&router, TO_BOX).await.unwrap();
         let _ = third.send(Message::text("x")).await;
         if matches!(next(&mut third).await, Some(Ok(Message::Text(_)))) {
             break;
@@ -221,11 +222,11 @@ async fn too_many_sockets_of_one_client_end_with_1008() {
     }
 }
 
-/// Other protocols upgrade too, and half-closing works through the tunnel.
+/// Other protocols can be upgraded to as well, and half-closing works through the tunnel.
 #[tokio::test]
 async fn any_protocol_can_be_upgraded_to() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let rig = Rig::before(listener.local_addr().unwrap()).await;
+    let router = TestRouter::before(listener.local_addr().unwrap()).await;
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut head = vec![0; 4096];
@@ -236,49 +237,49 @@ async fn any_protocol_can_be_upgraded_to() {
         stream.read_to_string(&mut rest).await.unwrap();
         stream.write_all(format!("got {rest}").as_bytes()).await.unwrap();
     });
-    let mut client = TcpStream::connect(rig.addr).await.unwrap();
+    let mut client = TcpStream::connect(router.addr).await.unwrap();
     let head = b"POST /attach HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n";
     client.write_all(head).await.unwrap();
     client.write_all(b"ping").await.unwrap();
     client.shutdown().await.unwrap();
     let mut answer = String::new();
-    tokio::time::timeout(PATIENCE, client.read_to_string(&mut answer)).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, client.read_to_string(&mut answer)).await.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 101 ") && answer.ends_with("\r\n\r\nearly got ping"), "{answer}");
 }
 
-/// A sandbox that switches protocols unasked is not followed.
+/// A protocol switch that the client did not request is not passed on.
 #[tokio::test]
-async fn an_upgrade_nobody_asked_for_is_a_bad_gateway() {
+async fn an_unrequested_upgrade_is_a_bad_gateway() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let rig = Rig::before(listener.local_addr().unwrap()).await;
+    let router = TestRouter::before(listener.local_addr().unwrap()).await;
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let _ = stream.read(&mut [0; 4096]).await.unwrap();
         stream.write_all(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: evil\r\n\r\n").await.unwrap();
         std::future::pending::<()>().await;
     });
-    assert_eq!(rig.get("/").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(router.get("/").await.status, StatusCode::BAD_GATEWAY);
 }
 
-/// A refusal by the application passes as it is.
+/// A refusal by the application is passed on unchanged.
 #[tokio::test]
 async fn a_refused_handshake_passes_through() {
     let backend = Backend::answering(|_| http::Response::builder().status(403).body("no".into()).unwrap()).await;
-    let rig = Rig::before(backend.addr).await;
-    let Err(Error::Http(response)) = open(&rig, TO_BOX).await else { panic!("the handshake must fail") };
+    let router = TestRouter::before(backend.addr).await;
+    let Err(Error::Http(response)) = open(&router, TO_BOX).await else { panic!("the handshake must fail") };
     assert_eq!(response.status(), StatusCode::FORBIDDEN);
 }
 
-/// D-136 over HTTP/2 (RFC 8441): the client's side is a stream among others, the sandbox's an ordinary upgrade.
+/// D-136 over HTTP/2 (RFC 8441): the client's side is one of several streams, the sandbox's an ordinary upgrade.
 #[tokio::test]
 async fn sockets_over_http2_reach_an_ordinary_application() {
     let chat = Chat::start().await;
-    let rig = Rig::before(chat.addr).await;
-    let stream = TcpStream::connect(rig.addr).await.unwrap();
+    let router = TestRouter::before(chat.addr).await;
+    let stream = TcpStream::connect(router.addr).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    // A first answer: the router's settings, which allow extended CONNECT, have arrived.
+    // After the first response the router's settings, which allow extended CONNECT, have arrived.
     let probe = http::Request::get("http://r/healthz").body(Empty::<Bytes>::new()).unwrap();
     assert_eq!(sender.send_request(probe).await.unwrap().status(), StatusCode::OK);
     let connect = |protocol: &'static str| {
@@ -299,7 +300,7 @@ async fn sockets_over_http2_reach_an_ordinary_application() {
     for size in [0, 126, 70_000] {
         let message = Message::binary(vec![7_u8; size]);
         socket.send(message.clone()).await.unwrap();
-        let echoed = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap().unwrap();
+        let echoed = tokio::time::timeout(TIMEOUT, socket.next()).await.unwrap().unwrap().unwrap();
         assert_eq!(echoed, message, "{size}");
     }
     let seen = chat.handshakes.lock()[0].clone();
@@ -311,5 +312,5 @@ async fn sockets_over_http2_reach_an_ordinary_application() {
     let refused = sender.send_request(connect("connect-udp")).await.unwrap();
     assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
     socket.close(None).await.unwrap();
-    eventually("the end is accounted for", || metric(&rig, "sandbox_router_inflight_requests") == 0.0).await;
+    eventually("the end is accounted for", || metric(&router, "sandbox_router_inflight_requests") == 0.0).await;
 }

@@ -1,4 +1,4 @@
-//! The index fed by a real `kube::Client`, whose API is a few lines of HTTP.
+//! The index updated by a real `kube::Client`, whose API is a few lines of HTTP.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl Api {
     }
 }
 
-/// D-146, D-148: what the API is asked.
+/// D-146, D-148: the requests that the API receives.
 #[tokio::test]
 async fn tokens_are_reviewed_by_the_api() {
     let asked = Arc::<Mutex<Vec<serde_json::Value>>>::default();
@@ -107,7 +107,7 @@ async fn the_index_follows_the_api() {
     let _stop = stop.clone().drop_guard();
     tokio::spawn(async move { serving.serve(listener, stop).await });
 
-    tokio::time::timeout(PATIENCE, router.wait_synced()).await.expect("the first list arrives");
+    tokio::time::timeout(TIMEOUT, router.wait_synced()).await.expect("the first list arrives");
     let index = router.index();
     assert!(index.by_name("default", "first").is_some() && index.by_name("default", "unready").is_none());
     let ready = send(addr, Request::get("/readyz").body(Full::default()).unwrap()).await;

@@ -1,4 +1,4 @@
-//! A connection that is kept open: as little client as possible, so that what is measured is the server.
+//! A keep-alive HTTP connection with as little client code as possible, so that the server is what is measured.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -45,7 +45,7 @@ impl Connection {
         self.answer().map(|_| ())
     }
 
-    /// Reads one answer; returns the size of its body.
+    /// Reads one response; returns the size of its body.
     fn answer(&mut self) -> io::Result<usize> {
         let mut filled = 0;
         let end = loop {

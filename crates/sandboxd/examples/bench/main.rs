@@ -45,14 +45,14 @@ fn options() -> Options {
     options
 }
 
-/// A second more than the daemon waits for before it gives memory back.
+/// Longer by a second than the daemon waits before it releases memory.
 const IDLE_AFTER: Duration = Duration::from_secs(6);
 
 fn main() -> std::io::Result<()> {
     let options = options();
     let work = peers::Scratch::new()?;
     let ours = Peer::sandboxd(&options.sandboxd, work.path())?;
-    // Idle is when what only the start needed has been given back.
+    // Idle memory is measured after the daemon has released what only start-up needs.
     std::thread::sleep(IDLE_AFTER);
     let idle = ours.memory();
     let python = options.uvicorn.as_ref().map(|uvicorn| Peer::python(uvicorn, work.path())).transpose()?;

@@ -1,4 +1,4 @@
-//! Timing: medians of many, rates of many at once.
+//! Timing: medians of repeated calls, and rates of concurrent calls.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,10 +8,11 @@ const WARM_UP: usize = 30;
 const SAMPLES: usize = 300;
 const RATE_TIME: Duration = Duration::from_secs(2);
 
-/// Contestants take turns; the best of so many turns counts, so that a busy moment of the machine hurts nobody alone.
+/// Number of turns. The contestants measure in turn and the best turn of each counts, so that a busy moment of the
+/// machine does not affect one of them alone.
 pub(crate) const TURNS: usize = 4;
 
-/// What a series of measurements says.
+/// The result of a series of measurements.
 #[derive(Clone, Copy)]
 pub(crate) struct Latency {
     pub(crate) median: Duration,
@@ -36,7 +37,7 @@ pub(crate) fn latency_of(warm_up: usize, samples: usize, mut work: impl FnMut())
     Latency { median: times[samples / 2], late: times[samples * 95 / 100] }
 }
 
-/// How often `work` is done per second by `threads` at once.
+/// How often per second `threads` threads together run `work`.
 pub(crate) fn rate<S>(threads: usize, prepare: impl Fn() -> S + Sync, work: impl Fn(&mut S) + Sync) -> f64 {
     let done = AtomicU64::new(0);
     let started = Instant::now();
@@ -54,7 +55,7 @@ pub(crate) fn rate<S>(threads: usize, prepare: impl Fn() -> S + Sync, work: impl
     done.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Lets every contestant measure in turn; `better` says whether a new result beats the best one so far.
+/// Lets every contestant measure in turn; `better` reports whether a new result is better than the best so far.
 pub(crate) fn in_turns<T: Copy>(contestants: &mut [&mut dyn FnMut() -> T], better: impl Fn(&T, &T) -> bool) -> Vec<T> {
     let mut best: Vec<T> = contestants.iter_mut().map(|measure| measure()).collect();
     for _ in 1..TURNS {
@@ -68,7 +69,7 @@ pub(crate) fn in_turns<T: Copy>(contestants: &mut [&mut dyn FnMut() -> T], bette
     best
 }
 
-/// The same program without any daemon, with its output collected as the daemons do.
+/// Runs the same program without a daemon and collects its output as the daemons do.
 pub(crate) fn spawn_bare(program: &str, arguments: &[&str]) {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().expect("the program runs");
     assert!(output.status.success());

@@ -1,4 +1,4 @@
-//! The daemons that are compared, and the bare loops they are compared with.
+//! The daemons that are compared, and the bare loops that they are compared with.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::http::Connection;
 
-/// Transfers in one turn.
+/// Number of transfers in one turn.
 const ROUNDS: usize = 2;
 const BUFFER: usize = 256 * 1024;
 
-/// Megabytes per second, up and down.
+/// Throughput in megabytes per second, upload and download.
 #[derive(Clone, Copy)]
 pub(crate) struct Transfer {
     pub(crate) up: f64,
@@ -20,13 +20,13 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// The better of both, each way.
+    /// The better value of each direction.
     pub(crate) fn best(self, other: Self) -> Self {
         Self { up: self.up.max(other.up), down: self.down.max(other.down) }
     }
 }
 
-/// Which endpoints carry a file.
+/// The endpoints that transfer a file.
 #[derive(Clone, Copy)]
 pub(crate) enum Dialect {
     Runtime,
@@ -41,7 +41,7 @@ pub(crate) struct Peer {
     process: Child,
 }
 
-/// A directory of our own, gone when the run ends.
+/// A temporary directory, removed at the end of the run.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -83,13 +83,13 @@ impl Peer {
     pub(crate) fn python(uvicorn: &Path, base: &Path) -> io::Result<Self> {
         let port = free_port()?;
         let mut command = Command::new(uvicorn);
-        // As the published image starts it.
+        // Started as in the published image.
         command.args(["--app-dir", "bench/sandboxd", "python_runtime:app", "--log-level", "trace"]);
         command.args(["--port", &port.to_string()]).env("SANDBOX_BASE_DIR", base);
         Self::start("python runtime", command, port)
     }
 
-    /// Another daemon that takes the sandboxd dialect's flags.
+    /// Another daemon that accepts the flags of upstream's sandboxd.
     pub(crate) fn daemon(binary: &Path, base: &Path) -> io::Result<Self> {
         let (rest, grpc) = (free_port()?, free_port()?);
         let mut command = Command::new(binary);
@@ -113,7 +113,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Resident megabytes.
+    /// Resident memory in megabytes.
     pub(crate) fn memory(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
@@ -188,7 +188,7 @@ fn speed(size: usize, time: Duration) -> f64 {
     size as f64 / 1e6 / time.as_secs_f64()
 }
 
-/// A socket's bytes into a new file, and nothing else.
+/// Writes the bytes of a socket to a new file, and nothing else.
 pub(crate) fn bare_up(directory: &Path, size: usize) -> io::Result<f64> {
     let target = directory.join("bare.bin");
     let content = vec![b'x'; size];
@@ -209,7 +209,7 @@ pub(crate) fn bare_up(directory: &Path, size: usize) -> io::Result<f64> {
     Ok(speed(size, time))
 }
 
-/// A file's bytes into a socket, and nothing else.
+/// Writes the bytes of a file to a socket, and nothing else.
 pub(crate) fn bare_down(directory: &Path, size: usize) -> io::Result<f64> {
     let source = directory.join("bare.bin");
     let time = best(|| {
@@ -221,7 +221,7 @@ pub(crate) fn bare_down(directory: &Path, size: usize) -> io::Result<f64> {
     Ok(speed(size, time))
 }
 
-/// Times the client's side of one exchange.
+/// Measures the client's side of one exchange.
 fn between(
     server: impl FnOnce(TcpStream) -> io::Result<()> + Send,
     client: impl FnOnce(TcpStream) -> io::Result<()>,

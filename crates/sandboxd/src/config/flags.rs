@@ -1,4 +1,4 @@
-//! Reading the arguments. `--name value` and `--name=value` mean the same; what follows `--` is the container's own
+//! Parses the arguments. `--name value` and `--name=value` are equivalent; everything after `--` is the container's own
 //! command.
 
 use std::collections::HashMap;
@@ -8,14 +8,15 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::variables::{BASE_DIR, EXEC_TIMEOUT_SECONDS, LISTEN_FDS, LISTEN_PID, handed_over, seconds, trimmed};
+use super::variables::{BASE_DIR, EXEC_TIMEOUT_SECONDS, LISTEN_FDS, LISTEN_PID, inherited_sockets, seconds, trimmed};
 use super::{
-    Config, ConfigError, DEFAULT_EXEC_TIMEOUT, DEFAULT_MAX_PROCESSES, DEFAULT_OUTPUT_LIMIT, Request, TokenSource,
+    Config, ConfigError, DEFAULT_EXEC_TIMEOUT, DEFAULT_MAX_PROCESSES, DEFAULT_OUTPUT_LIMIT, Invocation, TokenSource,
     default_addresses,
 };
-use crate::runtime::{ExecMode, Mode};
+use crate::core::paths::Mode;
+use crate::dialects::runtime::ExecMode;
 
-/// Shown by `--help`.
+/// The text of `--help`.
 pub const USAGE: &str = "\
 sandboxd: makes any image a sandbox
 
@@ -31,25 +32,25 @@ usage: sandboxd [FLAGS] [-- COMMAND ARGS...]
   --exec-mode shell|argv      shell text, or words without a shell (shell; argv in strict mode)
   --shell PATH                the shell (/bin/sh)
   --base-dir DIR              working directory of commands (SANDBOX_BASE_DIR; /home/user, /app or .)
-  --sandbox-root DIR          nothing outside is reachable through files (/)
+  --sandbox-root DIR          confine file operations to DIR (/)
   --root-dir DIR              root of /v1/files and gRPC commands (/workspace)
-  --exec-timeout SECONDS      limit of one /execute (SANDBOX_EXEC_TIMEOUT_SECONDS; 300)
-  --output-limit BYTES        kept of each stream of one command (8388608)
-  --max-processes N           commands at once (256)
+  --exec-timeout SECONDS      time limit of one /execute (SANDBOX_EXEC_TIMEOUT_SECONDS; 300)
+  --output-limit BYTES        output kept of each stream of one command (8388608)
+  --max-processes N           commands running at once (256)
   --max-body BYTES            largest upload (no limit)
-  --kill-grace DURATION       between SIGTERM and SIGKILL (2s)
-  --shutdown-timeout DURATION bound of a graceful shutdown (10s)
-  --http-idle-timeout DURATION idle connections and slow headers (60s)
-  --stream-chunk-size BYTES   most bytes in one gRPC output message (4096)
+  --kill-grace DURATION       time between SIGTERM and SIGKILL (2s)
+  --shutdown-timeout DURATION time limit of a graceful shutdown (10s)
+  --http-idle-timeout DURATION timeout for idle connections and slow headers (60s)
+  --stream-chunk-size BYTES   maximum size of one gRPC output message (4096)
   --metadata-env-prefix TEXT  variables that /v1/metadata may show (SANDBOX_)
   --signal-exit-minus-one     gRPC reports -1 instead of 128+N for signals
-  --token-file PATH           bearer token every request must carry (file holds it)
-  --token-fd N                the same from an inherited descriptor
-  --keep-running              go on serving after COMMAND has ended
+  --token-file PATH           file with the bearer token that every request must carry
+  --token-fd N                the same, from an inherited descriptor
+  --keep-running              keep serving after COMMAND has ended
   --log-level LEVEL           error, warn, info, debug or trace (info)
   --version, --help
 
-Listening sockets handed over in systemd's way (LISTEN_FDS) are served, too.
+Listening sockets passed by systemd socket activation (LISTEN_FDS) are served, too.
 ";
 
 const SWITCHES: [&str; 2] = ["signal-exit-minus-one", "keep-running"];
@@ -83,64 +84,64 @@ const VALUES: [&str; 26] = [
     "zap-encoder",
 ];
 
-/// Reads arguments (without the program's name) and, through `variable`, the environment.
+/// Parses the arguments (without the program's name) and reads environment variables through `variable`.
 pub fn parse(
     arguments: impl IntoIterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<String>,
-) -> Result<Request, ConfigError> {
-    let mut given = Given::default();
+) -> Result<Invocation, ConfigError> {
+    let mut parsed = Arguments::default();
     let mut arguments = arguments.into_iter();
     let mut command = Vec::new();
     while let Some(argument) = arguments.next() {
         let Some(text) = argument.to_str() else {
-            given.wrong(format!("{argument:?} is not readable text"));
+            parsed.add_error(format!("{argument:?} is not valid UTF-8"));
             continue;
         };
         match text {
             "--" => {
                 command = arguments.by_ref().collect();
                 if command.is_empty() {
-                    given.wrong("a command must follow --");
+                    parsed.add_error("a command must follow --");
                 }
             }
-            "--help" | "-h" => return Ok(Request::Help),
-            "--version" => return Ok(Request::Version),
-            _ => given.take(text, &mut arguments),
+            "--help" | "-h" => return Ok(Invocation::Help),
+            "--version" => return Ok(Invocation::Version),
+            _ => parsed.parse_flag(text, &mut arguments),
         }
     }
-    given.into_config(command, variable)
+    parsed.into_config(command, variable)
 }
 
 #[derive(Default)]
-struct Given {
+struct Arguments {
     values: HashMap<&'static str, Vec<String>>,
-    mistakes: Vec<String>,
+    errors: Vec<String>,
 }
 
-impl Given {
-    fn wrong(&mut self, mistake: impl Into<String>) {
-        self.mistakes.push(mistake.into());
+impl Arguments {
+    fn add_error(&mut self, error: impl Into<String>) {
+        self.errors.push(error.into());
     }
 
-    fn take(&mut self, text: &str, rest: &mut impl Iterator<Item = OsString>) {
+    fn parse_flag(&mut self, text: &str, rest: &mut impl Iterator<Item = OsString>) {
         let bare = text.trim_start_matches('-');
         let (name, inline) = match bare.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (bare, None),
         };
         if !text.starts_with('-') {
-            return self.wrong(format!("unexpected argument {text:?}; put a command after --"));
+            return self.add_error(format!("unexpected argument {text:?}; put a command after --"));
         }
         if let Some(switch) = SWITCHES.iter().find(|switch| **switch == name) {
             self.values.entry(switch).or_default().push(inline.unwrap_or_else(|| "true".into()));
             return;
         }
         let Some(flag) = VALUES.iter().find(|flag| **flag == name) else {
-            return self.wrong(format!("unknown flag {text:?}; see --help"));
+            return self.add_error(format!("unknown flag {text:?}; see --help"));
         };
         match inline.or_else(|| rest.next().and_then(|value| value.into_string().ok())) {
             Some(value) => self.values.entry(flag).or_default().push(value),
-            None => self.wrong(format!("--{flag} needs a value")),
+            None => self.add_error(format!("--{flag} needs a value")),
         }
     }
 
@@ -155,7 +156,7 @@ impl Given {
     fn parsed<T: FromStr>(&mut self, flag: &'static str, default: T) -> T {
         let Some(text) = self.last(flag) else { return default };
         text.parse().unwrap_or_else(|_| {
-            self.wrong(format!("--{flag}: {text:?} is not a valid value"));
+            self.add_error(format!("--{flag}: {text:?} is not a valid value"));
             default
         })
     }
@@ -163,7 +164,7 @@ impl Given {
     fn duration(&mut self, flag: &'static str, default: Duration) -> Duration {
         let Some(text) = self.last(flag) else { return default };
         parse_duration(&text).unwrap_or_else(|| {
-            self.wrong(format!("--{flag}: {text:?} is not a duration such as 10s or 500ms"));
+            self.add_error(format!("--{flag}: {text:?} is not a duration such as 10s or 500ms"));
             default
         })
     }
@@ -173,7 +174,7 @@ impl Given {
         choices.iter().find(|(name, _)| *name == text).map_or_else(
             || {
                 let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
-                self.wrong(format!("--{flag}: {text:?} is not one of {}", names.join(", ")));
+                self.add_error(format!("--{flag}: {text:?} is not one of {}", names.join(", ")));
                 default
             },
             |(_, value)| *value,
@@ -186,11 +187,11 @@ impl Given {
         let grpc = self.parsed("grpc-port", 9090_u16);
         for (flag, port) in [("rest-port", rest), ("grpc-port", grpc)] {
             if port == 0 {
-                self.wrong(format!("--{flag}: 0 is not a port between 1 and 65535"));
+                self.add_error(format!("--{flag}: 0 is not a port between 1 and 65535"));
             }
         }
         if rest == grpc {
-            self.wrong(format!("--rest-port and --grpc-port are both {rest}; they must differ"));
+            self.add_error(format!("--rest-port and --grpc-port are both {rest}; they must differ"));
         }
         let addresses = self.address_list("listen");
         if addresses.is_empty() && !self.values.contains_key("unix") && !self.values.contains_key("listen-if-free") {
@@ -206,7 +207,7 @@ impl Given {
             let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.clone() };
             match full.parse() {
                 Ok(address) => addresses.push(address),
-                Err(_) => self.wrong(format!("--{flag}: {text:?} is not an address such as 127.0.0.1:8888")),
+                Err(_) => self.add_error(format!("--{flag}: {text:?} is not an address such as 127.0.0.1:8888")),
             }
         }
         addresses
@@ -216,13 +217,13 @@ impl Given {
         let file = self.last("token-file").map(|path| TokenSource::File(path.into()));
         let descriptor = self.last("token-fd");
         if file.is_some() && descriptor.is_some() {
-            self.wrong("--token-file and --token-fd exclude each other");
+            self.add_error("--token-file and --token-fd exclude each other");
         }
         let Some(text) = descriptor else { return file };
         match text.parse::<i32>() {
             Ok(descriptor) if descriptor > 2 => Some(TokenSource::Descriptor(descriptor)),
             _ => {
-                self.wrong(format!("--token-fd: {text:?} is not a descriptor above 2"));
+                self.add_error(format!("--token-fd: {text:?} is not a descriptor above 2"));
                 None
             }
         }
@@ -231,7 +232,7 @@ impl Given {
     fn directory(&mut self, flag: &'static str) -> Option<PathBuf> {
         let text = self.last(flag)?;
         if text.trim().is_empty() {
-            self.wrong(format!("--{flag}: empty; name a directory"));
+            self.add_error(format!("--{flag}: empty; name a directory"));
         }
         Some(PathBuf::from(text))
     }
@@ -240,7 +241,7 @@ impl Given {
         mut self,
         command: Vec<OsString>,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Request, ConfigError> {
+    ) -> Result<Invocation, ConfigError> {
         let listen = self.addresses();
         let mode = self.choice("mode", Mode::Natural, &[("natural", Mode::Natural), ("strict", Mode::Strict)]);
         let exec_default = if mode == Mode::Strict { ExecMode::Argv } else { ExecMode::Shell };
@@ -252,7 +253,7 @@ impl Given {
             listen,
             listen_if_free: self.address_list("listen-if-free"),
             unix: self.values.remove("unix").unwrap_or_default().into_iter().map(PathBuf::from).collect(),
-            handed_over: handed_over(variable(LISTEN_FDS), variable(LISTEN_PID), std::process::id()),
+            inherited_sockets: inherited_sockets(variable(LISTEN_FDS), variable(LISTEN_PID), std::process::id()),
             mode,
             exec_mode: self.choice("exec-mode", exec_default, &exec_modes),
             shell: self.last("shell").map_or_else(|| "/bin/sh".into(), OsString::from),
@@ -274,11 +275,11 @@ impl Given {
             command,
             keep_running: self.switch("keep-running"),
         };
-        if self.mistakes.is_empty() { Ok(Request::Run(Box::new(config))) } else { Err(ConfigError(self.mistakes)) }
+        if self.errors.is_empty() { Ok(Invocation::Run(Box::new(config))) } else { Err(ConfigError(self.errors)) }
     }
 }
 
-/// `10`, `10s`, `1.5s`, `500ms`, `2m`, `1h`.
+/// Parses `10`, `10s`, `1.5s`, `500ms`, `2m` or `1h`.
 fn parse_duration(text: &str) -> Option<Duration> {
     let split = text.find(|character: char| character.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -297,13 +298,13 @@ fn parse_duration(text: &str) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn read(arguments: &[&str]) -> Result<Request, ConfigError> {
+    fn read(arguments: &[&str]) -> Result<Invocation, ConfigError> {
         parse(arguments.iter().map(OsString::from), |_| None)
     }
 
     fn config(arguments: &[&str]) -> Config {
         match read(arguments) {
-            Ok(Request::Run(config)) => *config,
+            Ok(Invocation::Run(config)) => *config,
             other => panic!("{other:?}"),
         }
     }
@@ -311,9 +312,9 @@ mod tests {
     /// D-096
     #[test]
     fn bad_ports_and_empty_roots_are_reported_together() {
-        let ConfigError(mistakes) =
-            read(&["--grpc-port", "0", "--rest-port=0", "--root-dir", " ", "--nonsense"]).expect_err("four mistakes");
-        assert_eq!(mistakes.len(), 5, "{mistakes:?}");
+        let ConfigError(errors) =
+            read(&["--grpc-port", "0", "--rest-port=0", "--root-dir", " ", "--nonsense"]).expect_err("four errors");
+        assert_eq!(errors.len(), 5, "{errors:?}");
         assert!(read(&["--grpc-port=7000", "--rest-port=7000"]).is_err());
         assert!(read(&["--grpc-port=7000", "--rest-port=70000"]).is_err());
     }
@@ -336,7 +337,7 @@ mod tests {
     fn the_time_limit_comes_from_the_variable_when_it_is_usable() {
         for (value, expected) in [("5", 5), ("nan", 300), ("-3", 300)] {
             let request = parse([], |name| (name == EXEC_TIMEOUT_SECONDS).then(|| value.to_owned()));
-            let Ok(Request::Run(config)) = request else { panic!("{request:?}") };
+            let Ok(Invocation::Run(config)) = request else { panic!("{request:?}") };
             assert_eq!(config.exec_timeout, Duration::from_secs(expected), "{value}");
         }
     }

@@ -1,31 +1,33 @@
-//! Every environment variable the daemon reads. Nothing else asks the environment for anything but to hand it on.
+//! Every environment variable that the daemon reads. All other variables are only passed on to commands.
 
 use std::time::Duration;
 
 /// Working directory of commands and, in strict mode, root of every file operation. Blank means the default.
 pub const BASE_DIR: &str = "SANDBOX_BASE_DIR";
 
-/// Wall-clock limit of one `/execute` in seconds. Anything but a finite number above zero is ignored.
+/// Wall-clock limit of one `/execute` in seconds. A value that is not a finite number above zero is ignored.
 pub const EXEC_TIMEOUT_SECONDS: &str = "SANDBOX_EXEC_TIMEOUT_SECONDS";
 
-/// How many open sockets whoever started the daemon hands over, from descriptor 3 on, and to which process: systemd's way of passing them.
+/// Number of sockets that the parent process passes in, starting at descriptor 3, and the process they are for:
+/// systemd's socket activation protocol.
 pub const LISTEN_FDS: &str = "LISTEN_FDS";
 pub const LISTEN_PID: &str = "LISTEN_PID";
-/// Their names, which we do not need, and no command does.
+/// Names of the passed sockets. The daemon does not need them, and no command sees them.
 pub const LISTEN_FDNAMES: &str = "LISTEN_FDNAMES";
 
-/// How many sockets were handed over to process `own`. What is meant for another process, and passed on by mistake, is none of ours.
-pub(crate) fn handed_over(count: Option<String>, pid: Option<String>, own: u32) -> u16 {
+/// Number of sockets that were passed to process `own`. Variables meant for another process, inherited by mistake,
+/// count as none.
+pub(crate) fn inherited_sockets(count: Option<String>, pid: Option<String>, own: u32) -> u16 {
     let count = count.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
     if pid.and_then(|pid| pid.trim().parse().ok()) == Some(own) { count } else { 0 }
 }
 
-/// A value without surrounding white space, unless nothing is left.
+/// The value without surrounding white space; `None` if nothing is left.
 pub(crate) fn trimmed(value: Option<String>) -> Option<String> {
     value.map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// A usable time limit, or `None`.
+/// Parses a time limit; `None` if it is not a finite number above zero.
 pub(crate) fn seconds(value: &str) -> Option<Duration> {
     let seconds: f64 = value.trim().parse().ok()?;
     if seconds.is_finite() && seconds > 0.0 { Duration::try_from_secs_f64(seconds).ok() } else { None }
@@ -45,9 +47,9 @@ mod tests {
     #[test]
     fn sockets_for_another_process_are_not_ours() {
         let text = |text: &str| Some(text.to_owned());
-        assert_eq!(handed_over(text("2"), text("7"), 7), 2);
+        assert_eq!(inherited_sockets(text("2"), text("7"), 7), 2);
         for (count, pid) in [(text("2"), text("8")), (text("2"), None), (None, text("7")), (text("-1"), text("7"))] {
-            assert_eq!(handed_over(count.clone(), pid.clone(), 7), 0, "{count:?} {pid:?}");
+            assert_eq!(inherited_sockets(count.clone(), pid.clone(), 7), 0, "{count:?} {pid:?}");
         }
     }
 

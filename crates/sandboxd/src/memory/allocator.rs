@@ -1,5 +1,5 @@
-//! The heap of the daemon. One for all threads, because there is one that works: what is freed anywhere is used again everywhere. And
-//! one of our own, so that it is the same whichever C library the program is linked to.
+//! The daemon's heap. One heap for all threads, because only one thread does most of the work: memory freed by one
+//! thread is reused by all. An allocator of our own behaves the same with every C library.
 
 #![expect(unsafe_code, reason = "an allocator hands out raw memory")]
 
@@ -10,15 +10,16 @@ use dlmalloc::Dlmalloc;
 
 static HEAP: Mutex<Dlmalloc> = Mutex::new(Dlmalloc::new());
 
-/// What the program allocates with.
+/// The global allocator.
 pub struct Allocator;
 
 fn heap() -> MutexGuard<'static, Dlmalloc> {
-    // Nothing in there panics half-way.
+    // The heap does not panic while it is locked.
     HEAP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// SAFETY: every block comes from the one heap, under its lock, and goes back there with the layout it was asked for.
+// SAFETY: every block comes from the one heap, under its lock, and is returned there with the layout it was allocated
+// with.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise about the layout.
@@ -41,9 +42,9 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Returns to the kernel what is free at the end of the heap.
+/// Returns free memory at the end of the heap to the kernel.
 pub(super) fn trim() {
-    // SAFETY: releases memory only that nobody has.
+    // SAFETY: releases only memory that is not allocated.
     unsafe { heap().trim(0) };
 }
 

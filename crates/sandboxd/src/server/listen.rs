@@ -1,4 +1,4 @@
-//! Sockets and connections: accept until told to stop, then let requests finish within a bound.
+//! Listening sockets and connections: accept until stopped, then let open requests finish within a time limit.
 
 use std::convert::Infallible;
 use std::io;
@@ -19,17 +19,17 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::body::Body;
 use super::{App, is_probe};
+use crate::http_io::body::Body;
 
-/// Connections served at once; more wait in the kernel's queue.
+/// Maximum number of connections served at once; more wait in the kernel's accept queue.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// Bytes of a request read at once. More makes uploads no faster: what was read should still be in the processor's cache
-/// when it is written.
+/// Maximum number of bytes of a request read at once. Larger buffers make uploads no faster: data should still be in
+/// the CPU cache when it is written to the file.
 const MAX_BUFFER: usize = 256 * 1024;
 
-/// Pause after a failed accept: out of descriptors now does not mean out of descriptors forever.
+/// Pause after a failed accept: descriptors may become available again.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// Bound sockets, not yet served.
@@ -40,7 +40,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Binds every address, or none; of `optional` ones those that are free. Those that are `open` already need no binding.
+    /// Binds every address, or fails; of `optional` addresses, those that are free. `open` sockets are bound already.
     pub async fn bind(
         addresses: &[SocketAddr],
         optional: &[SocketAddr],
@@ -79,7 +79,7 @@ impl Listeners {
     }
 }
 
-/// A socket nobody answers on is left over from a daemon that was killed.
+/// Removes a socket that refuses connections: it is left over from a daemon that was killed.
 fn remove_dead_socket(path: &PathBuf) -> io::Result<()> {
     use std::os::unix::fs::FileTypeExt;
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
@@ -89,7 +89,7 @@ fn remove_dead_socket(path: &PathBuf) -> io::Result<()> {
     Ok(())
 }
 
-/// Serves until `stop`, then waits for open requests at most `drain`.
+/// Serves until `stop`, then waits up to `drain` for open requests.
 pub async fn serve(listeners: Listeners, app: Arc<App>, idle: Duration, stop: CancellationToken, drain: Duration) {
     let connections = Connections {
         app,
@@ -105,7 +105,7 @@ pub async fn serve(listeners: Listeners, app: Arc<App>, idle: Duration, stop: Ca
             connections
                 .accept(|| async {
                     let (stream, _) = listener.accept().await?;
-                    // Answers are small and written whole: waiting to fill a segment only adds delay.
+                    // Responses are small and written whole: Nagle's algorithm would only delay them.
                     stream.set_nodelay(true)?;
                     Ok(stream)
                 })
@@ -167,7 +167,7 @@ impl Connections {
         }
     }
 
-    /// `used` becomes true with the first request that is more than a probe.
+    /// Sets `used` with the first request that is not a probe.
     async fn connection<S>(self, stream: S, used: Arc<AtomicBool>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -195,7 +195,7 @@ impl Connections {
             _ = connection.as_mut() => return,
             () = self.stop.cancelled() => connection.as_mut().graceful_shutdown(),
         }
-        // Broken connections are the client's affair; ours is only that the task ends.
+        // An error of the connection is the client's; the task only has to end.
         let _ = connection.await;
     }
 }

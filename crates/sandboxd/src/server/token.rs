@@ -1,4 +1,4 @@
-//! The optional bearer token. It reaches the daemon through a descriptor or a file, and is compared in constant time.
+//! The optional bearer token, read from a descriptor or a file and compared in constant time.
 
 #![expect(unsafe_code, reason = "taking ownership of an inherited descriptor")]
 
@@ -8,13 +8,13 @@ use std::os::fd::FromRawFd;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use subtle::ConstantTimeEq;
 
-use super::body::{self, Body};
 use crate::config::TokenSource;
+use crate::http_io::body::{self, Body};
 
-/// Longer tokens are a mistake.
+/// Maximum length of a token.
 const MAX_TOKEN: u64 = 4096;
 
-/// A secret that prints as nothing.
+/// A secret that prints as `[redacted]`.
 pub struct Token(Vec<u8>);
 
 impl std::fmt::Debug for Token {
@@ -24,11 +24,11 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// Reads the token, once. White space around it does not count.
+    /// Reads the token, without surrounding white space.
     pub fn read(source: &TokenSource) -> std::io::Result<Self> {
         let file = match source {
             TokenSource::File(path) => std::fs::File::open(path)?,
-            // SAFETY: the number was given to us for this purpose alone; it is closed after reading, so that no command
+            // SAFETY: the descriptor was passed for this purpose alone; it is closed after reading, so that no command
             // inherits it.
             TokenSource::Descriptor(number) => unsafe { std::fs::File::from_raw_fd(*number) },
         };

@@ -1,4 +1,4 @@
-//! Putting the parts together: the three dialects over the same processes, paths and limits.
+//! Builds the application: the dialects over one sandbox.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,17 +11,18 @@ use tokio::sync::Semaphore;
 use super::RunError;
 use crate::config::Config;
 use crate::config::variables::{LISTEN_FDNAMES, LISTEN_FDS, LISTEN_PID};
-use crate::files::{FileError, Root};
-use crate::native::{Keys, Native};
-use crate::paths::RelPath;
-use crate::process::Reaper;
-use crate::process::launch::Environment;
-use crate::process::managed::Registry;
-use crate::runtime::{Meaning, Mode, Runtime};
+use crate::core::files::{FileError, Root};
+use crate::core::paths::{Mode, PathResolver, RelPath};
+use crate::core::processes::Reaper;
+use crate::core::processes::launch::Environment;
+use crate::core::processes::managed::Registry;
+use crate::core::{Limits, Sandbox};
+use crate::dialects::native::{IdempotencyKeys, Native};
+use crate::dialects::runtime::Runtime;
+use crate::dialects::workspace::{self, Workspace};
 use crate::server::{App, Token};
-use crate::workspace::{self, Workspace};
 
-/// The sandboxd dialect's usual root.
+/// Default root of the workspace dialect.
 const WORKSPACE: &str = "/workspace";
 
 fn unusable(path: &Path) -> impl FnOnce(FileError) -> RunError + use<> {
@@ -30,66 +31,65 @@ fn unusable(path: &Path) -> impl FnOnce(FileError) -> RunError + use<> {
 }
 
 pub(super) fn app(config: &Config, base: &Path, reaper: &Reaper, token: Option<Token>) -> Result<App, RunError> {
-    let slots = Arc::new(Semaphore::new(config.max_processes));
     let stopping = Arc::new(AtomicBool::new(false));
-    let registry = Arc::new(Registry::new(reaper.clone(), Arc::clone(&slots), config.kill_grace));
-    let runtime = Arc::new(build_runtime(config, base, reaper, &slots)?);
+    let sandbox = Arc::new(sandbox(config, base, reaper)?);
+    let runtime = Runtime {
+        sandbox: Arc::clone(&sandbox),
+        mode: config.mode,
+        exec_mode: config.exec_mode,
+        time_limit: config.exec_timeout,
+    };
     let root_dir = root_directory(config, base)?;
     let workspace = Arc::new(Workspace {
         root: Arc::new(Root::open(&root_dir).map_err(unusable(&root_dir))?),
-        spellings: spellings(&root_dir),
-        env: Arc::clone(&runtime.env),
-        metadata: metadata(&runtime.env, &config.metadata_env_prefix),
-        registry: Arc::clone(&registry),
-        reaper: reaper.clone(),
-        slots,
-        grace: config.kill_grace,
+        aliases: aliases(&root_dir),
+        metadata: metadata(&sandbox.env, &config.metadata_env_prefix),
+        sandbox: Arc::clone(&sandbox),
         chunk_size: config.stream_chunk_size,
         signal_exit_minus_one: config.signal_exit_minus_one,
-        max_body: config.max_body,
         started: Instant::now(),
         stopping: Arc::clone(&stopping),
     });
-    let native = Arc::new(Native {
-        runtime: Arc::clone(&runtime),
-        registry,
-        keys: Keys::new(),
+    let native = Native {
+        sandbox,
+        keys: IdempotencyKeys::new(),
         base_dir: base.display().to_string(),
         root_dir: root_dir.display().to_string(),
         started: Instant::now(),
-    });
+    };
     Ok(App {
-        runtime,
+        runtime: Arc::new(runtime),
         grpc: workspace::routes(&workspace),
         workspace,
-        native,
+        native: Arc::new(native),
         token,
         stopping,
         activity: Arc::default(),
     })
 }
 
-fn build_runtime(config: &Config, base: &Path, reaper: &Reaper, slots: &Arc<Semaphore>) -> Result<Runtime, RunError> {
-    let meaning = match config.mode {
-        Mode::Natural => Meaning::natural(&config.sandbox_root, base).map_err(unusable(base))?,
-        Mode::Strict => Meaning::strict(base).map_err(unusable(base))?,
+fn sandbox(config: &Config, base: &Path, reaper: &Reaper) -> Result<Sandbox, RunError> {
+    let paths = match config.mode {
+        Mode::Natural => PathResolver::natural(&config.sandbox_root, base),
+        Mode::Strict => PathResolver::strict(base),
     };
-    Ok(Runtime {
-        mode: config.mode,
-        exec_mode: config.exec_mode,
+    let limits = Limits {
+        command_slots: Arc::new(Semaphore::new(config.max_processes)),
+        kill_grace: config.kill_grace,
+        output_bytes: config.output_limit,
+        upload_bytes: config.max_body,
+    };
+    Ok(Sandbox {
         shell: config.shell.clone(),
-        meaning,
+        paths: paths.map_err(unusable(base))?,
         env: Arc::new(command_environment(base)),
-        time_limit: config.exec_timeout,
-        grace: config.kill_grace,
-        output_limit: config.output_limit,
-        max_body: config.max_body,
         reaper: reaper.clone(),
-        slots: Arc::clone(slots),
+        registry: Registry::new(reaper.clone(), Arc::clone(&limits.command_slots), limits.kill_grace),
+        limits,
     })
 }
 
-/// The daemon's environment, with the working directory under the name it was configured by.
+/// The daemon's environment, with PWD as the configured path of the working directory.
 fn command_environment(base: &Path) -> Environment {
     let mut env = Environment::of_daemon();
     env.set("PWD", base);
@@ -103,7 +103,7 @@ fn command_environment(base: &Path) -> Environment {
     env
 }
 
-/// A configured root is made when it is missing; the usual one only where that is possible.
+/// Creates a configured root if it is missing; uses the default root only if it exists or can be created.
 fn root_directory(config: &Config, base: &Path) -> Result<PathBuf, RunError> {
     let Some(configured) = &config.root_dir else {
         let usual = Path::new(WORKSPACE);
@@ -114,7 +114,7 @@ fn root_directory(config: &Config, base: &Path) -> Result<PathBuf, RunError> {
     Ok(configured.clone())
 }
 
-fn spellings(root: &Path) -> Vec<RelPath> {
+fn aliases(root: &Path) -> Vec<RelPath> {
     let canonical = std::fs::canonicalize(root).ok();
     let paths = [Some(root.to_path_buf()), canonical];
     paths.iter().flatten().filter_map(|path| RelPath::of_directory(path).ok()).collect()

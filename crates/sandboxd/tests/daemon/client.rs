@@ -1,4 +1,4 @@
-//! A plain HTTP/1.1 client that sends exactly what it is told to, strange paths included.
+//! A plain HTTP/1.1 client that sends exactly the given bytes, unusual paths included.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpResponse {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {}", self.text()))
     }
@@ -28,21 +28,27 @@ impl Answer {
     }
 }
 
-/// Longest any single exchange of the tests may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout for any single exchange of the tests.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).expect("the daemon listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     stream.set_nodelay(true).expect("an option");
     stream
 }
 
-/// Sends a request and reads the answer to its end.
-pub(crate) fn send(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+/// Sends a request and reads the response to its end.
+pub(crate) fn send(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> HttpResponse {
     let mut stream = connect(address);
     stream.write_all(&head(method, path, headers, body.len())).expect("sent");
-    // The daemon may refuse before it has read everything.
+    // The daemon may refuse the request before it has read all of it.
     let _ = stream.write_all(body);
     read_answer(&mut stream)
 }
@@ -59,16 +65,16 @@ pub(crate) fn head(method: &str, path: &str, headers: &[(&str, &str)], length: u
     head.into_bytes()
 }
 
-pub(crate) fn read_answer(stream: &mut TcpStream) -> Answer {
+pub(crate) fn read_answer(stream: &mut TcpStream) -> HttpResponse {
     let mut bytes = Vec::new();
-    // A reset after the answer (the daemon closed on unread bytes) still leaves the answer.
+    // A reset after the response (the daemon closed with unread bytes) does not lose the response.
     let _ = stream.read_to_end(&mut bytes);
     parse(&bytes)
 }
 
-pub(crate) fn parse(bytes: &[u8]) -> Answer {
+pub(crate) fn parse(bytes: &[u8]) -> HttpResponse {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").unwrap_or_else(|| {
-        panic!("no answer: {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(200)]));
+        panic!("no response: {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(200)]));
     });
     let text = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let mut lines = text.split("\r\n");
@@ -79,7 +85,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Answer {
     let raw = &bytes[end + 4..];
     let chunked = headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
     let body = if chunked { unchunk(raw) } else { raw.to_vec() };
-    Answer { status: status.parse().expect("a status"), headers, body }
+    HttpResponse { status: status.parse().expect("a status"), headers, body }
 }
 
 fn unchunk(mut bytes: &[u8]) -> Vec<u8> {
@@ -117,7 +123,7 @@ pub(crate) fn form_type() -> String {
     format!("multipart/form-data; boundary={BOUNDARY}")
 }
 
-/// Percent-encodes everything but letters and digits, as clients do that are unsure.
+/// Percent-encodes everything but letters and digits, as cautious clients do.
 pub(crate) fn encode(path: &str) -> String {
     path.bytes()
         .map(|byte| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") })

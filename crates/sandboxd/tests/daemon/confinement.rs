@@ -1,5 +1,5 @@
-//! The path-safety corpus: every dialect, both modes, with and without `openat2`. The root is a folder in a tree full of
-//! sentinels; nothing outside is read, written, listed or revealed.
+//! The path-safety corpus: every dialect, both modes, with and without `openat2`. The root is a folder in a tree full
+//! of sentinel files; nothing outside is read, written, listed or revealed.
 
 mod corpus;
 mod without_openat2;
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use agent_sandbox_protocol::grpc::process::ProcessConfig;
 use serde_json::json;
 
-use crate::client::{Answer, encode, form, form_type, send};
+use crate::client::{HttpResponse, encode, form, form_type, send};
 use crate::fixture::{Daemon, daemon, is_root};
 use crate::grpc;
 use corpus::{Case, MARKER, cases};
 
-/// Every kind of trap, in a directory of the sandbox.
-fn lay_traps(directory: &Path, outside: &Path) {
+/// Creates every kind of file that must not be served, in a directory of the sandbox.
+fn create_forbidden_files(directory: &Path, outside: &Path) {
     let _ = std::fs::remove_dir_all(directory);
     std::fs::create_dir_all(directory.join("deep/er")).expect("a directory");
     std::fs::write(directory.join("in.txt"), "inside").expect("a file");
@@ -50,7 +50,7 @@ fn lay_traps(directory: &Path, outside: &Path) {
     if is_root() {
         let device = rustix::fs::makedev(1, 5);
         let mode = rustix::fs::Mode::from_raw_mode(0o666);
-        // Some sandboxes forbid devices even to root; then there is one trap less.
+        // Some sandboxes forbid device nodes even to root; the corpus then has none.
         let _ = rustix::fs::mknodat(
             rustix::fs::CWD,
             directory.join("device"),
@@ -63,7 +63,7 @@ fn lay_traps(directory: &Path, outside: &Path) {
     std::fs::hard_link(outside.join("hard-target"), directory.join("hard")).expect("a hard link");
 }
 
-/// Everything outside: names, contents, permissions, times.
+/// The state of everything outside: names, contents, permissions, times.
 fn snapshot(outside: &Path) -> BTreeMap<String, (u32, i64, i64, Vec<u8>)> {
     let mut seen = BTreeMap::new();
     let mut pending = vec![outside.to_path_buf()];
@@ -85,10 +85,10 @@ fn snapshot(outside: &Path) -> BTreeMap<String, (u32, i64, i64, Vec<u8>)> {
     seen
 }
 
-type Operation = (&'static str, fn(&Daemon, &Case) -> Option<Answer>);
+type Operation = (&'static str, fn(&Daemon, &Case) -> Option<HttpResponse>);
 
 fn query(case: &Case) -> String {
-    // In a query, `&`, `#`, `+` and `%` have meanings of their own; the raw spelling is sent decoded once.
+    // `&`, `#`, `+` and `%` have a meaning in a query, so the raw path is sent decoded once.
     encode(&case.decoded)
 }
 
@@ -153,7 +153,7 @@ const OPERATIONS: [Operation; 27] = [
         Some(daemon.send("PUT", &format!("/sandbox/v1/files/tar?path={}", query(case)), &archive()))
     }),
     ("native watch", |daemon, case| {
-        // Watches have no end: what cannot be looked at cannot be watched.
+        // A watch never ends; a path that stat refuses is refused for watches, too.
         let path = query(case);
         let seen = daemon.get(&format!("/sandbox/v1/files/stat?follow=true&path={path}"));
         (seen.status != 200).then(|| daemon.get(&format!("/sandbox/v1/files/watch?path={path}")))
@@ -168,7 +168,7 @@ const OPERATIONS: [Operation; 27] = [
     }),
 ];
 
-/// One file in a directory of its own.
+/// An archive with one file in a directory.
 fn archive() -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
@@ -179,7 +179,7 @@ fn archive() -> Vec<u8> {
 }
 
 /// `ls` in a working directory, over gRPC; D-085.
-fn list_over_grpc(daemon: &Daemon, cwd: &str) -> Answer {
+fn list_over_grpc(daemon: &Daemon, cwd: &str) -> HttpResponse {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let config = ProcessConfig {
         command: vec!["/bin/ls".into(), "-a".into()],
@@ -187,10 +187,10 @@ fn list_over_grpc(daemon: &Daemon, cwd: &str) -> Answer {
         ..ProcessConfig::default()
     };
     match runtime.block_on(grpc::execute(daemon, config)) {
-        Ok(done) => Answer { status: 200, headers: Vec::new(), body: done.stdout.to_vec() },
+        Ok(done) => HttpResponse { status: 200, headers: Vec::new(), body: done.stdout.to_vec() },
         Err(status) => {
             assert_ne!(status.code(), tonic::Code::Internal, "{cwd:?}: {status}");
-            Answer { status: 400, headers: Vec::new(), body: status.message().as_bytes().to_vec() }
+            HttpResponse { status: 400, headers: Vec::new(), body: status.message().as_bytes().to_vec() }
         }
     }
 }
@@ -206,15 +206,19 @@ fn run_corpus(daemon: &Daemon) {
     let before = snapshot(&daemon.outside);
     for (name, operation) in OPERATIONS {
         for directory in [daemon.base(), daemon.workspace()] {
-            lay_traps(&directory.join("traps"), &daemon.outside);
+            create_forbidden_files(&directory.join("traps"), &daemon.outside);
         }
         for case in &cases {
-            let Some(answer) = operation(daemon, case) else { continue };
-            // What the request itself named may be named back.
-            let text = answer.text().replace(&case.decoded, "");
+            let Some(response) = operation(daemon, case) else { continue };
+            // A response may repeat the path of its request.
+            let text = response.text().replace(&case.decoded, "");
             assert!(!text.contains(MARKER), "{name} {case:?} revealed a sentinel: {text}");
             assert!(!text.contains("outside-only"), "{name} {case:?} listed the outside: {text}");
-            assert!(answer.status < 500 || text.contains("upload failed"), "{name} {case:?}: {} {text}", answer.status);
+            assert!(
+                response.status < 500 || text.contains("upload failed"),
+                "{name} {case:?}: {} {text}",
+                response.status
+            );
         }
         assert_eq!(snapshot(&daemon.outside), before, "{name} changed the outside");
     }
@@ -240,13 +244,13 @@ fn strict_mode_is_confined_without_openat2() {
     run_corpus(&daemon().flag("--mode=strict").before_exec(without_openat2::install).start());
 }
 
-/// Existence outside is not revealed either: names that exist and names that do not get the same answer.
+/// Names that exist outside and names that do not get the same response, so that existence is not revealed.
 #[test]
 fn the_answer_does_not_depend_on_what_is_outside() {
     let daemon = daemon().start();
     for directory in [daemon.base(), daemon.workspace()] {
         std::fs::write(daemon.outside.join("hard-target"), "hard").expect("a file");
-        lay_traps(&directory.join("traps"), &daemon.outside);
+        create_forbidden_files(&directory.join("traps"), &daemon.outside);
     }
     for way in ["traps/abs-dir", "traps/rel-dir", "traps/chain", "../../..", "traps/magic-root"] {
         for endpoint in ["/exists/", "/download/", "/list/", "/v1/files/", "/sandbox/v1/files/stat?path="] {
@@ -258,7 +262,7 @@ fn the_answer_does_not_depend_on_what_is_outside() {
     }
 }
 
-/// A directory and a link that leads out change places as fast as they can; no request falls through.
+/// A directory and a link out of the root are swapped continuously; no request gets through.
 fn race(daemon: &Daemon) {
     let outside = &daemon.outside;
     std::fs::write(outside.join("sentinel"), MARKER).expect("a file");
@@ -279,7 +283,7 @@ fn race(daemon: &Daemon) {
             }
         });
         for round in 0..300 {
-            for answer in [
+            for response in [
                 daemon.get("/download/race/sentinel"),
                 daemon.get("/list/race"),
                 daemon.upload("race/evil", b"x"),
@@ -288,7 +292,7 @@ fn race(daemon: &Daemon) {
                 daemon.send("DELETE", "/v1/files/race/evil", b""),
                 daemon.get("/sandbox/v1/files/tar?path=race"),
             ] {
-                let text = answer.text();
+                let text = response.text();
                 assert!(!text.contains(MARKER) && !text.contains("hard-target"), "round {round}: {text}");
             }
         }
@@ -299,20 +303,20 @@ fn race(daemon: &Daemon) {
 }
 
 #[test]
-fn swapped_links_win_no_race() {
+fn swapped_links_never_leave_the_root() {
     race(&daemon().start());
 }
 
 #[test]
-fn swapped_links_win_no_race_without_openat2() {
+fn swapped_links_never_leave_the_root_without_openat2() {
     race(&daemon().before_exec(without_openat2::install).start());
 }
 
-/// With the real root: the kernel's file systems, devices and magic links are refused wherever they are reached from.
+/// With `/` as the root: kernel file systems, devices and magic links are refused however they are reached.
 #[test]
 fn the_kernels_files_are_refused_in_the_whole_root() {
     let daemon = daemon().whole_root().start();
-    lay_traps_for_whole_root(&daemon);
+    create_forbidden_files_in_whole_root(&daemon);
     for path in [
         "/proc/self/environ",
         "/proc/self/root/etc/passwd",
@@ -329,8 +333,13 @@ fn the_kernels_files_are_refused_in_the_whole_root() {
         "magic/etc/passwd",
     ] {
         for endpoint in ["/download/", "/sandbox/v1/files?path=", "/sandbox/v1/files/tar?path="] {
-            let answer = daemon.get(&format!("{endpoint}{}", encode(path)));
-            assert!(matches!(answer.status, 403 | 404 | 409), "{endpoint} {path}: {} {}", answer.status, answer.text());
+            let response = daemon.get(&format!("{endpoint}{}", encode(path)));
+            assert!(
+                matches!(response.status, 403 | 404 | 409),
+                "{endpoint} {path}: {} {}",
+                response.status,
+                response.text()
+            );
         }
         assert!(daemon.upload(path, b"x").status >= 400, "{path}");
         assert!(daemon.send("PUT", &format!("/sandbox/v1/files?path={}", encode(path)), b"x").status >= 400, "{path}");
@@ -339,7 +348,7 @@ fn the_kernels_files_are_refused_in_the_whole_root() {
     assert_eq!(daemon.get("/download/%2Fetc%2Fpasswd").status, 200, "the sandbox's own files are its own");
 }
 
-fn lay_traps_for_whole_root(daemon: &Daemon) {
+fn create_forbidden_files_in_whole_root(daemon: &Daemon) {
     symlink("/proc/self/root", daemon.base().join("magic")).expect("a link");
     assert!(daemon.sandbox().is_dir());
 }

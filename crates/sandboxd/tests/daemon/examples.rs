@@ -17,7 +17,7 @@ pub(crate) fn with_home() -> Option<Daemon> {
         crate::fixture::program()
     );
     let mut command = Command::new("unshare");
-    // In its own pid namespace, so that nothing survives it.
+    // In a pid namespace, so that no process outlives the daemon.
     command.args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "sh", "-c", &script]);
     Some(start_command(command))
 }
@@ -41,8 +41,8 @@ fn a_file_is_written_read_listed_and_printed() {
 #[test]
 fn redirections_land_where_they_say() {
     let Some(daemon) = with_home() else { return };
-    let answer = daemon.execute("echo 'analysis complete' > /home/user/results.txt");
-    assert_eq!((answer["stdout"].as_str(), answer["exit_code"].as_i64()), (Some(""), Some(0)));
+    let response = daemon.execute("echo 'analysis complete' > /home/user/results.txt");
+    assert_eq!((response["stdout"].as_str(), response["exit_code"].as_i64()), (Some(""), Some(0)));
     assert_eq!(daemon.get(&format!("/download/{}", encode("/home/user/results.txt"))).text(), "analysis complete\n");
     assert_eq!(daemon.get("/download/home%2Fuser%2Fresults.txt").text(), "analysis complete\n");
     daemon.execute("mkdir -p /tmp/data && echo 'session_active' > /tmp/data/status.txt");

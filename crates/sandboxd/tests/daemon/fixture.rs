@@ -1,4 +1,4 @@
-//! A daemon of one's own: temporary directories, a free port, and an end when the test ends.
+//! A daemon for one test: temporary directories, a free port, and an end when the test ends.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -11,33 +11,34 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, PATIENCE, form, form_type, send};
+use crate::client::{HttpResponse, TIMEOUT, form, form_type, send};
 
-/// Another build of the daemon than the one Cargo makes for these tests: what ships is linked to another C library.
+/// Names another build of the daemon than the one Cargo makes for these tests: the released one is linked to another C
+/// library.
 const OTHER_BUILD: &str = "AGENT_SANDBOX_TEST_SANDBOXD";
 
-pub(crate) fn other_program() -> Option<String> {
+pub(crate) fn other_build() -> Option<String> {
     std::env::var(OTHER_BUILD).ok()
 }
 
 /// The daemon under test.
 pub(crate) fn program() -> String {
-    other_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_sandboxd").to_owned())
+    other_build().unwrap_or_else(|| env!("CARGO_BIN_EXE_sandboxd").to_owned())
 }
 
-/// A running daemon. Its tree: `outside/` with sentinels, in it `sandbox/` (the root), in it `home/user` (the base),
-/// `app` (a link to it), `tmp` and `workspace`.
+/// A running daemon. Its tree: `outside/` with sentinel files, in it `sandbox/` (the root), in it `home/user` (the
+/// base), `app` (a link to it), `tmp` and `workspace`.
 pub(crate) struct Daemon {
     pub(crate) address: SocketAddr,
     pub(crate) outside: PathBuf,
     pub(crate) process: Child,
     pub(crate) log: Arc<Mutex<String>>,
-    /// Started through another program, which does not hand signals on.
+    /// Started through another program, which does not forward signals.
     wrapped: bool,
     directory: tempfile::TempDir,
 }
 
-/// How a daemon is to be started.
+/// How a daemon is started.
 #[derive(Default)]
 pub(crate) struct Setup {
     flags: Vec<String>,
@@ -80,7 +81,7 @@ impl Setup {
         self
     }
 
-    /// Without a flag for the base directory.
+    /// Starts without a flag for the base directory.
     pub(crate) fn default_base(mut self) -> Self {
         self.default_base = true;
         self.whole_root()
@@ -131,12 +132,12 @@ fn start(
     Daemon { address, outside, process, log, wrapped: false, directory }
 }
 
-/// Starts any command that ends up as a daemon which logs its address.
+/// Starts any command that becomes a daemon and logs its address.
 pub(crate) fn start_command(command: Command) -> Daemon {
     start_command_with(command, Stdio::null())
 }
 
-/// The same, with something as its standard input.
+/// The same, with the given standard input.
 pub(crate) fn start_command_with(mut command: Command, input: Stdio) -> Daemon {
     command.stdin(input);
     let directory = tempfile::tempdir().expect("a directory");
@@ -184,27 +185,27 @@ impl Daemon {
         self.process.id()
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> HttpResponse {
         send(self.address, "GET", path, &[], b"")
     }
 
-    pub(crate) fn send(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+    pub(crate) fn send(&self, method: &str, path: &str, body: &[u8]) -> HttpResponse {
         send(self.address, method, path, &[], body)
     }
 
-    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> HttpResponse {
         let body = serde_json::to_vec(body).expect("JSON");
         send(self.address, "POST", path, &[("content-type", "application/json")], &body)
     }
 
     /// `POST /execute`.
     pub(crate) fn execute(&self, command: &str) -> Value {
-        let answer = self.post("/execute", &json!({ "command": command }));
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        answer.json()
+        let response = self.post("/execute", &json!({ "command": command }));
+        assert_eq!(response.status, 200, "{}", response.text());
+        response.json()
     }
 
-    pub(crate) fn upload(&self, filename: &str, content: &[u8]) -> Answer {
+    pub(crate) fn upload(&self, filename: &str, content: &[u8]) -> HttpResponse {
         let form = form("file", Some(filename), None, content);
         send(self.address, "POST", "/upload", &[("content-type", &form_type())], &form)
     }
@@ -232,7 +233,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // The daemon ends what it started; killed outright it could not.
+        // The daemon ends its commands on SIGTERM; after SIGKILL it could not.
         if !self.wrapped && matches!(self.process.try_wait(), Ok(None)) {
             self.signal(rustix::process::Signal::TERM);
             let deadline = Instant::now() + Duration::from_secs(15);
@@ -249,9 +250,9 @@ impl Drop for Daemon {
     }
 }
 
-/// Waits for a condition, within bounds.
+/// Waits for a condition, up to the timeout.
 pub(crate) fn wait_for<T>(mut condition: impl FnMut() -> Option<T>, what: &str) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(value) = condition() {
             return value;
@@ -261,7 +262,7 @@ pub(crate) fn wait_for<T>(mut condition: impl FnMut() -> Option<T>, what: &str) 
     }
 }
 
-/// Whether a process with this number exists and is not a zombie.
+/// Whether a process with this pid exists and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))

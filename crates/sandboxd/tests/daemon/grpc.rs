@@ -260,7 +260,7 @@ async fn deadlines_and_cancelled_calls_end_the_whole_group() {
 async fn large_output_is_cut_below_what_clients_take() {
     let daemon = daemon().start();
     let done = execute(&daemon, config(&["sh", "-c", "head -c 10485760 /dev/zero; head -c 10485760 /dev/zero >&2"]));
-    let done = done.await.expect("the answer fits");
+    let done = done.await.expect("the response fits");
     assert_eq!(done.exit_code, 0);
     assert!(done.stdout.len() + done.stderr.len() < 4 << 20);
     assert!(String::from_utf8_lossy(&done.stdout).contains("bytes of output left out"));
@@ -275,13 +275,15 @@ async fn reflection_and_health_answer() {
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
     let mut reflection = ServerReflectionClient::new(channel(&daemon).await);
-    let mut answers = reflection.server_reflection_info(tokio_stream::once(ask())).await.expect("answers").into_inner();
-    let answer = answers.message().await.expect("an answer").and_then(|answer| answer.message_response);
-    let Some(server_reflection_response::MessageResponse::ListServicesResponse(list)) = answer else {
-        panic!("{answer:?}");
+    let mut responses =
+        reflection.server_reflection_info(tokio_stream::once(ask())).await.expect("responses").into_inner();
+    let response = responses.message().await.expect("a response").and_then(|response| response.message_response);
+    let Some(server_reflection_response::MessageResponse::ListServicesResponse(list)) = response else {
+        panic!("{response:?}");
     };
     assert!(list.service.iter().any(|service| service.name == "process.v1.ProcessService"), "{list:?}");
-    let health = HealthClient::new(channel(&daemon).await).check(HealthCheckRequest::default()).await.expect("answers");
+    let health =
+        HealthClient::new(channel(&daemon).await).check(HealthCheckRequest::default()).await.expect("responses");
     assert_eq!(health.into_inner().status, 1);
 }
 

@@ -1,13 +1,14 @@
-//! Idempotency keys: a retried step returns the first result and never runs twice, not even across a restart.
+//! Idempotency keys: a repeated request gets the first result and its command never runs twice, not even across a
+//! restart.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, send};
+use crate::client::{HttpResponse, send};
 use crate::fixture::{Daemon, daemon, read, start_command, wait_for};
 
-fn exec(daemon: &Daemon, key: &str, boot: &str, request: &Value) -> Answer {
+fn exec(daemon: &Daemon, key: &str, boot: &str, request: &Value) -> HttpResponse {
     let headers = [("content-type", "application/json"), ("idempotency-key", key), ("sandbox-boot-id", boot)];
     send(daemon.address, "POST", "/sandbox/v1/exec", &headers, request.to_string().as_bytes())
 }
@@ -21,14 +22,14 @@ fn a_retry_gets_the_first_result() {
     let daemon = daemon().start();
     let boot = boot_id(&daemon);
     let request = json!({"command": "echo run >> count; sleep 0.3; echo done"});
-    let answers: Vec<Answer> = std::thread::scope(|scope| {
+    let responses: Vec<HttpResponse> = std::thread::scope(|scope| {
         let tries: Vec<_> = (0..5).map(|_| scope.spawn(|| exec(&daemon, "step-1", &boot, &request))).collect();
-        tries.into_iter().map(|attempt| attempt.join().expect("an answer")).collect()
+        tries.into_iter().map(|attempt| attempt.join().expect("a response")).collect()
     });
-    for answer in &answers {
-        assert_eq!((answer.status, &answer.body), (200, &answers[0].body));
+    for response in &responses {
+        assert_eq!((response.status, &response.body), (200, &responses[0].body));
     }
-    assert_eq!(exec(&daemon, "step-1", &boot, &request).body, answers[0].body);
+    assert_eq!(exec(&daemon, "step-1", &boot, &request).body, responses[0].body);
     assert_eq!(read(daemon.base().join("count")), "run\n");
     let other = exec(&daemon, "step-1", &boot, &json!({"command": "echo other"}));
     assert_eq!((other.status, other.json()["code"].clone()), (409, json!("conflict")));
@@ -38,7 +39,7 @@ fn a_retry_gets_the_first_result() {
 }
 
 #[test]
-fn a_caller_who_leaves_can_come_back_for_the_result() {
+fn a_disconnected_client_can_fetch_the_result_later() {
     use std::io::Write;
     let daemon = daemon().start();
     let boot = boot_id(&daemon);
@@ -67,7 +68,8 @@ fn background_processes_start_once_per_key() {
     assert_eq!(daemon.get("/sandbox/v1/processes").json()["processes"].as_array().map(Vec::len), Some(1));
 }
 
-/// Killed mid-command and restarted, over and over: the file that the command appends to counts the runs.
+/// The daemon is killed while a command runs, and restarted, repeatedly; the file that the command appends to counts
+/// the runs.
 #[test]
 fn no_command_with_a_key_runs_twice_across_a_kill() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Commands through the native API: one answer, streams, WebSockets, background processes.
+//! Commands through the native API: single responses, streams, WebSockets, background processes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::time::Duration;
@@ -13,28 +13,28 @@ use crate::fixture::{Daemon, daemon, is_alive, is_root, read, wait_for};
 const API: &str = "/sandbox/v1";
 
 fn exec(daemon: &Daemon, request: Value) -> Value {
-    let answer = daemon.post(&format!("{API}/exec"), &request);
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    answer.json()
+    let response = daemon.post(&format!("{API}/exec"), &request);
+    assert_eq!(response.status, 200, "{}", response.text());
+    response.json()
 }
 
 fn refused(daemon: &Daemon, request: Value) -> (u16, String) {
-    let answer = daemon.post(&format!("{API}/exec"), &request);
-    (answer.status, answer.json()["code"].as_str().unwrap_or_default().to_owned())
+    let response = daemon.post(&format!("{API}/exec"), &request);
+    (response.status, response.json()["code"].as_str().unwrap_or_default().to_owned())
 }
 
 fn events(daemon: &Daemon, request: &Value) -> Vec<Value> {
     let body = serde_json::to_vec(request).expect("JSON");
     let headers = [("accept", "application/x-ndjson"), ("content-type", "application/json")];
-    let answer = send(daemon.address, "POST", &format!("{API}/exec"), &headers, &body);
-    assert_eq!(answer.header("content-type"), Some("application/x-ndjson"), "{}", answer.text());
-    answer.text().lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
+    let response = send(daemon.address, "POST", &format!("{API}/exec"), &headers, &body);
+    assert_eq!(response.header("content-type"), Some("application/x-ndjson"), "{}", response.text());
+    response.text().lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
 }
 
 fn start(daemon: &Daemon, request: Value) -> i64 {
-    let answer = daemon.post(&format!("{API}/processes"), &request);
-    assert_eq!(answer.status, 201, "{}", answer.text());
-    answer.json()["id"].as_i64().expect("an id")
+    let response = daemon.post(&format!("{API}/processes"), &request);
+    assert_eq!(response.status, 201, "{}", response.text());
+    response.json()["id"].as_i64().expect("an id")
 }
 
 #[test]
@@ -42,9 +42,9 @@ fn argv_and_shell_text_run_with_environment_directory_and_input() {
     let daemon = daemon().start();
     std::fs::create_dir(daemon.base().join("sub")).expect("a directory");
     let request = json!({"argv": ["sh", "-c", "echo $WHO; pwd; cat; exit 5"], "env": {"WHO": "me"}, "cwd": "sub", "stdin": "typed"});
-    let answer = exec(&daemon, request);
-    assert_eq!(answer["stdout"], format!("me\n{}/sub\ntyped", daemon.base().display()));
-    assert_eq!((&answer["exitCode"], &answer["timedOut"]), (&json!(5), &json!(false)));
+    let response = exec(&daemon, request);
+    assert_eq!(response["stdout"], format!("me\n{}/sub\ntyped", daemon.base().display()));
+    assert_eq!((&response["exitCode"], &response["timedOut"]), (&json!(5), &json!(false)));
     assert_eq!(exec(&daemon, json!({"command": "echo $((1+1)) | tr 2 3"}))["stdout"], "3\n");
     let killed = exec(&daemon, json!({"command": "kill -15 $$"}));
     assert_eq!((&killed["exitCode"], &killed["signal"]), (&json!(143), &json!(15)));
@@ -83,15 +83,15 @@ fn what_cannot_run_is_explained() {
 #[test]
 fn limits_and_users_apply() {
     let daemon = daemon().start();
-    let answer =
+    let response =
         exec(&daemon, json!({"command": "ulimit -n; ulimit -f", "limits": {"openFiles": 77, "fileSizeBytes": 51200}}));
-    assert_eq!(answer["stdout"], "77\n100\n");
+    assert_eq!(response["stdout"], "77\n100\n");
     if !is_root() {
         println!("skipped the rest: changing the user needs root");
         return;
     }
-    let answer = exec(&daemon, json!({"command": "id -u; id -g; id -G", "user": "65534:65533", "cwd": "/"}));
-    assert_eq!(answer["stdout"], "65534\n65533\n65533\n", "{answer}");
+    let response = exec(&daemon, json!({"command": "id -u; id -g; id -G", "user": "65534:65533", "cwd": "/"}));
+    assert_eq!(response["stdout"], "65534\n65533\n65533\n", "{response}");
     let info = daemon.get(API).json();
     assert_eq!((&info["canChangeUser"], &info["uid"]), (&json!(true), &json!(0)));
 }
@@ -107,13 +107,13 @@ fn an_unprivileged_daemon_says_that_it_cannot_change_the_user() {
     command.args(["--listen", "127.0.0.1:0", "--base-dir", "/", "--root-dir", "/"]);
     let daemon = crate::fixture::start_command(command);
     assert_eq!(exec(&daemon, json!({"command": "id -u"}))["stdout"], "65534\n");
-    let answer = daemon.post(&format!("{API}/exec"), &json!({"argv": ["true"], "user": "0"}));
-    assert_eq!(answer.status, 403);
-    assert!(answer.text().contains("CAP_SETUID and CAP_SETGID"), "{}", answer.text());
+    let response = daemon.post(&format!("{API}/exec"), &json!({"argv": ["true"], "user": "0"}));
+    assert_eq!(response.status, 403);
+    assert!(response.text().contains("CAP_SETUID and CAP_SETGID"), "{}", response.text());
 }
 
 #[test]
-fn commands_cannot_look_into_the_daemon() {
+fn commands_cannot_read_the_daemons_memory() {
     let daemon = daemon().start();
     let pid = daemon.pid();
     let script = format!("cat /proc/{pid}/environ; ls -l /proc/{pid}/fd/; cat /proc/{pid}/mem");
@@ -121,14 +121,14 @@ fn commands_cannot_look_into_the_daemon() {
     if is_root() {
         request["user"] = "65534".into();
     }
-    let answer = exec(&daemon, request);
-    assert_eq!(answer["stdout"], "", "{answer}");
+    let response = exec(&daemon, request);
+    assert_eq!(response["stdout"], "", "{response}");
     let inherited = exec(&daemon, json!({"command": "ls /proc/self/fd | wc -l"}));
     assert_eq!(inherited["stdout"].as_str().expect("text").trim(), "4", "three streams and the listing itself");
 }
 
 #[test]
-fn a_stream_tells_the_story_in_order() {
+fn a_stream_has_its_events_in_order() {
     let daemon = daemon().start();
     let seen =
         events(&daemon, &json!({"command": "echo out; sleep 0.05; echo err >&2; sleep 0.05; printf '\\377'; exit 3"}));
@@ -143,16 +143,16 @@ fn a_stream_tells_the_story_in_order() {
     assert_eq!(total, 5_000_000, "an attached stream loses nothing");
     let body = json!({"command": "echo hi"}).to_string();
     let headers = [("accept", "text/event-stream"), ("content-type", "application/json")];
-    let answer = send(daemon.address, "POST", &format!("{API}/exec"), &headers, body.as_bytes());
+    let response = send(daemon.address, "POST", &format!("{API}/exec"), &headers, body.as_bytes());
     assert!(
-        answer.text().contains("data: {\"type\":\"stdout\",\"offset\":0,\"text\":\"hi\\n\"}\n\n"),
+        response.text().contains("data: {\"type\":\"stdout\",\"offset\":0,\"text\":\"hi\\n\"}\n\n"),
         "{}",
-        answer.text()
+        response.text()
     );
 }
 
 #[test]
-fn a_stream_whose_viewer_leaves_ends_unless_detached() {
+fn a_command_ends_with_its_client_unless_detached() {
     let daemon = daemon().start();
     for detach in [false, true] {
         let body = json!({"command": "echo $$; sleep 30", "detach": detach}).to_string();
@@ -280,13 +280,13 @@ async fn a_process_can_be_joined_over_a_websocket() {
 }
 
 #[tokio::test]
-async fn a_websocket_that_asks_nonsense_is_told_so() {
+async fn an_invalid_websocket_request_gets_an_error() {
     let daemon = daemon().start();
     for first in ["{", "{\"argv\":[\"nosuchprogram\"]}"] {
         let mut socket = socket(&daemon, "/exec").await;
         socket.send(Message::text(first)).await.expect("sent");
-        let answer = socket.next().await.expect("an answer").expect("a message");
-        assert!(answer.to_text().expect("text").contains("\"type\":\"error\""), "{answer}");
+        let response = socket.next().await.expect("a response").expect("a message");
+        assert!(response.to_text().expect("text").contains("\"type\":\"error\""), "{response}");
     }
     assert_eq!(daemon.get(&format!("{API}/exec")).status, 400);
 }
@@ -301,8 +301,8 @@ fn a_token_is_required_when_one_is_set() {
     assert_eq!(daemon.get("/v1/health").status, 200);
     for path in ["/list/", "/v1/files/", API] {
         assert_eq!(daemon.get(path).status, 401, "{path}");
-        let answer = send(daemon.address, "GET", path, &[("authorization", "Bearer secret")], b"");
-        assert_eq!(answer.status, 200, "{path}");
+        let response = send(daemon.address, "GET", path, &[("authorization", "Bearer secret")], b"");
+        assert_eq!(response.status, 200, "{path}");
         assert_eq!(send(daemon.address, "GET", path, &[("authorization", "Bearer wrong")], b"").status, 401);
     }
 }
@@ -315,7 +315,7 @@ fn a_unix_socket_serves_the_same() {
     let mut stream = std::os::unix::net::UnixStream::connect(&path).expect("it listens");
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("sent");
     let mut text = String::new();
-    stream.read_to_string(&mut text).expect("an answer");
+    stream.read_to_string(&mut text).expect("a response");
     assert!(text.contains("Sandbox Runtime is active."), "{text}");
     drop(daemon);
     assert!(!path.exists());

@@ -15,8 +15,8 @@ fn at(path: &str) -> String {
 }
 
 fn put(daemon: &Daemon, path: &str, content: &[u8]) {
-    let answer = daemon.send("PUT", &at(path), content);
-    assert_eq!(answer.status, 204, "{}", answer.text());
+    let response = daemon.send("PUT", &at(path), content);
+    assert_eq!(response.status, 204, "{}", response.text());
 }
 
 fn operate(daemon: &Daemon, operation: &str, body: Value) -> u16 {
@@ -30,8 +30,8 @@ fn files_are_written_read_and_appended_to() {
     assert_eq!(daemon.send("PUT", &format!("{}&append=true", at("dir/a.txt")), b" world").status, 204);
     assert_eq!(daemon.send("PUT", &format!("{}&append=true&mode=0600", at("new.txt")), b"new").status, 204);
     assert_eq!(daemon.get(&at("dir/a.txt")).text(), "hello world");
-    let answer = send(daemon.address, "GET", &at("/home/user/dir/a.txt"), &[("range", "bytes=6-")], b"");
-    assert_eq!((answer.status, answer.text().as_str()), (206, "world"));
+    let response = send(daemon.address, "GET", &at("/home/user/dir/a.txt"), &[("range", "bytes=6-")], b"");
+    assert_eq!((response.status, response.text().as_str()), (206, "world"));
     let mode = std::fs::metadata(daemon.base().join("new.txt")).expect("a file").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(daemon.send("HEAD", &at("dir/a.txt"), b"").header("content-length"), Some("11"));
@@ -106,8 +106,8 @@ fn files_and_lines_are_found() {
     put(&daemon, "src/deep/lib.rs", b"// Needle here\n");
     put(&daemon, "notes.txt", b"needle\n");
     put(&daemon, "binary", b"needle\0");
-    let paths = |answer: &Value, member: &str| -> Vec<String> {
-        let items = answer[member].as_array().expect("an array");
+    let paths = |response: &Value, member: &str| -> Vec<String> {
+        let items = response[member].as_array().expect("an array");
         items.iter().map(|item| item["path"].as_str().expect("a path").to_owned()).collect()
     };
     let found = daemon.get(&format!("{FILES}/glob?pattern={}", encode("**/*.rs"))).json();
@@ -155,7 +155,7 @@ fn changes_are_watched() {
 }
 
 #[test]
-fn trees_travel_as_tar() {
+fn directories_are_transferred_as_tar() {
     let daemon = daemon().start();
     put(&daemon, "tree/a/b.txt", b"content");
     put(&daemon, "tree/big", &vec![b'x'; 3_000_000]);

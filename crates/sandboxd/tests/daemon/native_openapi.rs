@@ -1,9 +1,9 @@
-//! The OpenAPI document describes what is really answered.
+//! The OpenAPI document matches the actual responses.
 
 use std::collections::BTreeSet;
 
 use agent_sandbox_protocol::native::{ExecRequest, FileOperation, Input, Limits, SignalRequest, TerminalSize};
-use agent_sandbox_sandboxd::native::OPENAPI;
+use agent_sandbox_sandboxd::dialects::native::OPENAPI;
 use serde_json::{Value, json};
 
 use crate::client::send;
@@ -75,10 +75,10 @@ fn answers_match_the_served_document() {
         "/sandbox/v1/ports",
         "/sandbox/v1/usage",
     ] {
-        let answer = daemon.get(path);
-        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        let response = daemon.get(path);
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
         let documented = &document["paths"][path.split('?').next().expect("a path")]["get"]["responses"]["200"];
-        check(&document, &documented["content"]["application/json"]["schema"], &answer.json(), path);
+        check(&document, &documented["content"]["application/json"]["schema"], &response.json(), path);
     }
     let exec = daemon.post("/sandbox/v1/exec", &json!({"command": "kill -9 $$"})).json();
     check(&document, &json!({"$ref": "#/components/schemas/ExecResult"}), &exec, "exec");
@@ -101,7 +101,7 @@ fn members(value: &Value) -> BTreeSet<&str> {
     value.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect()
 }
 
-/// What the daemon understands is what the document says: every member of every request.
+/// Every member of every request is documented and understood by the daemon.
 #[test]
 fn requests_in_full_match_the_document() {
     let document: Value = serde_json::from_str(OPENAPI).expect("JSON");
@@ -157,12 +157,12 @@ fn query_parameters_match_the_document() {
         .map(|parameter| parameter["name"].as_str().expect("a name"))
         .collect();
     let sources = [
-        include_str!("../../src/native/files.rs"),
-        include_str!("../../src/native/files/look.rs"),
-        include_str!("../../src/native/files/tar.rs"),
-        include_str!("../../src/native/files/transfer.rs"),
-        include_str!("../../src/native/processes.rs"),
-        include_str!("../../src/native/socket.rs"),
+        include_str!("../../src/dialects/native/files.rs"),
+        include_str!("../../src/dialects/native/files/inspect.rs"),
+        include_str!("../../src/dialects/native/files/tar.rs"),
+        include_str!("../../src/dialects/native/files/transfer.rs"),
+        include_str!("../../src/dialects/native/processes.rs"),
+        include_str!("../../src/dialects/native/websocket.rs"),
     ];
     let reads = ["query.get(\"", "query.required(\"", "query.flag(\"", "query.number(\""];
     let read: BTreeSet<&str> = sources

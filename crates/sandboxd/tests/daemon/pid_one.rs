@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::client::connect;
 use crate::fixture::{Daemon, daemon, is_root, read, start_command, wait_for};
 
-/// The daemon as PID 1 of its own pid and mount namespace, with `/proc` of its own.
+/// The daemon as PID 1 of its own pid and mount namespace, with its own `/proc`.
 fn as_pid_one(flags: &[&str], argv: &[&str]) -> Option<Daemon> {
     if !is_root() {
         println!("skipped: namespaces need root");
@@ -35,7 +35,7 @@ fn in_directory(directory: &Path, argv: &[&str]) -> Option<Daemon> {
     as_pid_one(&flags.iter().map(String::as_str).collect::<Vec<_>>(), argv)
 }
 
-/// The daemon itself, seen from here: the child of `unshare`.
+/// The daemon's pid outside the namespace: the child of `unshare`.
 pub(crate) fn inner_pid(daemon: &Daemon) -> u32 {
     let children = read(format!("/proc/{0}/task/{0}/children", daemon.pid()));
     children.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a child")
@@ -59,7 +59,7 @@ fn orphans_are_reaped() {
 }
 
 #[test]
-fn the_containers_command_runs_and_its_status_is_ours() {
+fn the_exit_status_is_that_of_the_containers_command() {
     let mut plain = daemon_with_command("trap 'exit 9' USR1; touch ready; while :; do sleep 0.02; done");
     wait_for(|| plain.base().join("ready").exists().then_some(()), "the command runs");
     plain.signal(rustix::process::Signal::USR1);
@@ -69,23 +69,23 @@ fn the_containers_command_runs_and_its_status_is_ours() {
     let mut stopped = daemon_with_command("trap 'exit 3' TERM; touch ready; while :; do sleep 0.02; done");
     wait_for(|| stopped.base().join("ready").exists().then_some(()), "the command runs");
     stopped.signal(rustix::process::Signal::TERM);
-    assert_eq!(stopped.wait().code(), Some(3), "the command's own answer to the signal counts");
+    assert_eq!(stopped.wait().code(), Some(3), "the command's own response to the signal counts");
 }
 
 fn daemon_with_command(script: &str) -> Daemon {
     let setup = daemon();
-    // The command starts in the daemon's own directory, so it is told where the base is.
+    // The command starts in the daemon's own directory, so it changes to the base directory itself.
     setup.command(&["sh", "-c", &format!("cd \"$HOME\"; {script}")]).variable("HOME", "").start()
 }
 
 #[test]
-fn a_command_that_ends_can_be_survived() {
+fn the_daemon_can_outlive_its_command() {
     let daemon = daemon().flag("--keep-running").command(&["true"]).start();
     wait_for(|| daemon.log.lock().expect("a log").contains("Command ended").then_some(()), "the command ends");
     assert_eq!(daemon.get("/").status, 200);
 }
 
-/// As PID 1 a signal without a handler would be lost: handlers stand before the port accepts.
+/// PID 1 ignores a signal without a handler, so handlers are installed before the port accepts.
 #[test]
 fn a_stop_signal_right_after_the_port_accepts_is_not_lost() {
     for _ in 0..10 {
@@ -100,7 +100,7 @@ fn a_stop_signal_right_after_the_port_accepts_is_not_lost() {
     }
 }
 
-/// In a root of busybox alone, read-only and without `/tmp`, as another user.
+/// In a root with busybox alone, read-only and without `/tmp`, as another user.
 #[test]
 fn it_works_in_a_read_only_root_of_busybox() {
     if !is_root() {

@@ -11,22 +11,22 @@ use crate::fixture::{daemon, is_alive, read, wait_for};
 #[test]
 fn health_is_the_exact_text() {
     let daemon = daemon().start();
-    let answer = daemon.get("/");
+    let response = daemon.get("/");
     assert_eq!(
-        (answer.status, answer.text().as_str()),
+        (response.status, response.text().as_str()),
         (200, r#"{"status":"ok","message":"Sandbox Runtime is active."}"#)
     );
-    assert_eq!(answer.header("content-type"), Some("application/json"));
+    assert_eq!(response.header("content-type"), Some("application/json"));
 }
 
 /// D-002, D-013
 #[test]
 fn a_command_answers_with_its_streams_and_status() {
     let daemon = daemon().start();
-    let answer = daemon.execute("echo 'hello world'");
-    assert_eq!(answer, json!({"stdout": "hello world\n", "stderr": "", "exit_code": 0, "timed_out": false}));
-    let answer = daemon.execute("echo out; echo err >&2; exit 7");
-    assert_eq!(answer, json!({"stdout": "out\n", "stderr": "err\n", "exit_code": 7, "timed_out": false}));
+    let response = daemon.execute("echo 'hello world'");
+    assert_eq!(response, json!({"stdout": "hello world\n", "stderr": "", "exit_code": 0, "timed_out": false}));
+    let response = daemon.execute("echo out; echo err >&2; exit 7");
+    assert_eq!(response, json!({"stdout": "out\n", "stderr": "err\n", "exit_code": 7, "timed_out": false}));
 }
 
 /// D-003
@@ -50,13 +50,13 @@ fn a_blank_base_directory_means_the_default() {
 fn the_server_limit_ends_a_command() {
     let daemon = daemon().variable("SANDBOX_EXEC_TIMEOUT_SECONDS", "1").start();
     let started = Instant::now();
-    let answer = daemon.execute("echo partial; sleep 30");
+    let response = daemon.execute("echo partial; sleep 30");
     assert!((Duration::from_secs(1)..Duration::from_secs(8)).contains(&started.elapsed()));
     assert_eq!(
-        (&answer["stdout"], &answer["exit_code"], &answer["timed_out"]),
+        (&response["stdout"], &response["exit_code"], &response["timed_out"]),
         (&json!("partial\n"), &json!(124), &json!(true))
     );
-    let stderr = answer["stderr"].as_str().expect("text");
+    let stderr = response["stderr"].as_str().expect("text");
     assert!(stderr.ends_with("Failed to execute command: Command timed out after 1 seconds"), "{stderr}");
 }
 
@@ -75,8 +75,8 @@ fn a_timed_out_commands_whole_group_is_gone() {
     let daemon = daemon().start();
     let marker = daemon.base().join("pids");
     let command = format!("trap '' TERM; (trap '' TERM; echo $$ > {0}; sleep 60) & sleep 60", marker.display());
-    let answer = daemon.post("/execute", &json!({"command": command, "timeout_seconds": 0.5})).json();
-    assert_eq!(answer["timed_out"], true);
+    let response = daemon.post("/execute", &json!({"command": command, "timeout_seconds": 0.5})).json();
+    assert_eq!(response["timed_out"], true);
     let leader: u32 = read(&marker).trim().parse().expect("a number");
     wait_for(|| (!group_alive(leader)).then_some(()), "the group is gone");
 }
@@ -94,40 +94,40 @@ fn group_alive(group: u32) -> bool {
 fn bad_syntax_is_a_launch_failure_and_exit_2_is_not() {
     let daemon = daemon().start();
     for command in ["echo 'unterminated", "echo hi\nif true; then"] {
-        let answer = daemon.execute(command);
-        assert_eq!(answer["exit_code"], 1, "{answer}");
-        assert!(answer["stderr"].as_str().expect("text").contains("Failed to execute command"), "{answer}");
+        let response = daemon.execute(command);
+        assert_eq!(response["exit_code"], 1, "{response}");
+        assert!(response["stderr"].as_str().expect("text").contains("Failed to execute command"), "{response}");
     }
     assert_eq!(
         daemon.execute("echo fine >&2; exit 2"),
         json!({"stdout": "", "stderr": "fine\n", "exit_code": 2, "timed_out": false})
     );
-    let answer = daemon.execute("");
-    assert_eq!(answer["exit_code"], 0);
+    let response = daemon.execute("");
+    assert_eq!(response["exit_code"], 0);
 }
 
 /// D-010, D-011
 #[test]
 fn requests_are_validated_like_the_original() {
     let daemon = daemon().start();
-    let answer = daemon.post("/execute", &json!({"cmd": "x"}));
-    assert_eq!(answer.status, 422);
-    assert_eq!(answer.json()["detail"][0]["loc"], json!(["body", "command"]));
-    assert_eq!(answer.json()["detail"][0]["type"], "missing");
-    let answer = daemon.post("/execute", &json!({"command": "echo ok", "unknown": [1, {}]}));
-    assert_eq!((answer.status, answer.json()["stdout"].clone()), (200, json!("ok\n")));
+    let response = daemon.post("/execute", &json!({"cmd": "x"}));
+    assert_eq!(response.status, 422);
+    assert_eq!(response.json()["detail"][0]["loc"], json!(["body", "command"]));
+    assert_eq!(response.json()["detail"][0]["type"], "missing");
+    let response = daemon.post("/execute", &json!({"command": "echo ok", "unknown": [1, {}]}));
+    assert_eq!((response.status, response.json()["stdout"].clone()), (200, json!("ok\n")));
     for (body, kind, content_type) in [
         ("{", "json_invalid", "application/json"),
         ("[]", "model_attributes_type", "application/json"),
         ("{\"command\":\"x\"}", "model_attributes_type", "text/plain"),
         ("{\"command\":5}", "string_type", "application/json"),
     ] {
-        let answer = send(daemon.address, "POST", "/execute", &[("content-type", content_type)], body.as_bytes());
-        assert_eq!((answer.status, answer.json()["detail"][0]["type"].as_str()), (422, Some(kind)), "{body}");
+        let response = send(daemon.address, "POST", "/execute", &[("content-type", content_type)], body.as_bytes());
+        assert_eq!((response.status, response.json()["detail"][0]["type"].as_str()), (422, Some(kind)), "{body}");
     }
-    let answer = daemon.get("/execute");
-    assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
-    assert_eq!(answer.json(), json!({"detail": "Method Not Allowed"}));
+    let response = daemon.get("/execute");
+    assert_eq!((response.status, response.header("allow")), (405, Some("POST")));
+    assert_eq!(response.json(), json!({"detail": "Method Not Allowed"}));
     assert_eq!(daemon.get("/nowhere").json(), json!({"detail": "Not Found"}));
 }
 
@@ -136,17 +136,17 @@ fn requests_are_validated_like_the_original() {
 fn the_callers_limit_counts() {
     let daemon = daemon().start();
     let started = Instant::now();
-    let answer = daemon.post("/execute", &json!({"command": "sleep 30", "timeout_seconds": 1.0})).json();
+    let response = daemon.post("/execute", &json!({"command": "sleep 30", "timeout_seconds": 1.0})).json();
     assert!(started.elapsed() < Duration::from_secs(8));
-    assert_eq!(answer["timed_out"], true);
+    assert_eq!(response["timed_out"], true);
 }
 
 /// D-014
 #[test]
 fn the_servers_limit_wins_over_a_longer_one() {
     let daemon = daemon().flag("--exec-timeout=500ms").start();
-    let answer = daemon.post("/execute", &json!({"command": "sleep 30", "timeout_seconds": 1000})).json();
-    assert_eq!(answer["timed_out"], true);
+    let response = daemon.post("/execute", &json!({"command": "sleep 30", "timeout_seconds": 1000})).json();
+    assert_eq!(response["timed_out"], true);
 }
 
 /// D-017
@@ -166,8 +166,8 @@ fn commands_are_shell_text() {
     ] {
         assert_eq!(daemon.execute(command)["stdout"], stdout, "{command}");
     }
-    let answer = daemon.execute("nosuchprogram");
-    assert_eq!(answer["exit_code"], 127);
+    let response = daemon.execute("nosuchprogram");
+    assert_eq!(response["exit_code"], 127);
 }
 
 /// D-018
@@ -181,9 +181,9 @@ fn argv_mode_knows_no_operators() {
         ("", "list index out of range"),
         ("echo 'x", "No closing quotation"),
     ] {
-        let answer = daemon.execute(command);
-        assert_eq!(answer["stderr"], format!("Failed to execute command: {problem}"), "{command}");
-        assert_eq!(answer["exit_code"], 1);
+        let response = daemon.execute(command);
+        assert_eq!(response["stderr"], format!("Failed to execute command: {problem}"), "{command}");
+        assert_eq!(response["exit_code"], 1);
     }
 }
 
@@ -194,11 +194,11 @@ fn death_by_signal_is_137_naturally_and_minus_9_strictly() {
     assert_eq!(natural.execute("kill -9 $$")["exit_code"], 137);
     let strict = daemon().flag("--mode=strict").start();
     assert_eq!(strict.execute("sh -c 'kill -9 $$'")["exit_code"], -9);
-    let answer = strict.post("/execute", &json!({"command": "sleep 30", "timeout_seconds": 0.3})).json();
-    assert_eq!(answer["exit_code"], 1);
+    let response = strict.post("/execute", &json!({"command": "sleep 30", "timeout_seconds": 0.3})).json();
+    assert_eq!(response["exit_code"], 1);
     assert!(
-        answer["stderr"].as_str().expect("text").contains("Command '['sleep', '30']' timed out after 0.3 seconds"),
-        "{answer}"
+        response["stderr"].as_str().expect("text").contains("Command '['sleep', '30']' timed out after 0.3 seconds"),
+        "{response}"
     );
 }
 
@@ -206,8 +206,11 @@ fn death_by_signal_is_137_naturally_and_minus_9_strictly() {
 #[test]
 fn output_survives_strange_bytes() {
     let daemon = daemon().start();
-    let answer = daemon.execute("printf 'a\\377b\\r\\nc'; echo problem >&2; exit 4");
-    assert_eq!(answer, json!({"stdout": "a\u{fffd}b\r\nc", "stderr": "problem\n", "exit_code": 4, "timed_out": false}));
+    let response = daemon.execute("printf 'a\\377b\\r\\nc'; echo problem >&2; exit 4");
+    assert_eq!(
+        response,
+        json!({"stdout": "a\u{fffd}b\r\nc", "stderr": "problem\n", "exit_code": 4, "timed_out": false})
+    );
 }
 
 /// D-022
@@ -215,9 +218,9 @@ fn output_survives_strange_bytes() {
 fn a_flood_of_output_is_cut_and_memory_stays_bounded() {
     let daemon = daemon().start();
     for command in ["head -c 100000000 /dev/zero", "yes | head -c 100000000; yes e | head -c 100000000 >&2"] {
-        let answer = daemon.post("/execute", &json!({ "command": command }));
-        assert!(answer.body.len() < 16 << 20, "{}", answer.body.len());
-        let stdout = answer.json()["stdout"].as_str().expect("text").to_owned();
+        let response = daemon.post("/execute", &json!({ "command": command }));
+        assert!(response.body.len() < 16 << 20, "{}", response.body.len());
+        let stdout = response.json()["stdout"].as_str().expect("text").to_owned();
         assert!(stdout.contains("bytes of output left out"));
     }
     let peak = peak_memory(daemon.pid());
@@ -232,19 +235,19 @@ fn peak_memory(pid: u32) -> u64 {
 
 /// D-023
 #[test]
-fn a_daemon_that_keeps_stdout_does_not_keep_the_answer() {
+fn a_background_process_that_holds_stdout_does_not_delay_the_response() {
     let daemon = daemon().start();
     let started = Instant::now();
-    let answer = daemon.execute("sleep 30 & echo $!");
+    let response = daemon.execute("sleep 30 & echo $!");
     assert!(started.elapsed() < Duration::from_secs(6));
-    let pid: u32 = answer["stdout"].as_str().expect("text").trim().parse().expect("a number");
+    let pid: u32 = response["stdout"].as_str().expect("text").trim().parse().expect("a number");
     assert!(is_alive(pid), "the background process lives on");
     daemon.execute(&format!("kill {pid}"));
 }
 
 /// D-024
 #[test]
-fn a_running_command_holds_nobody_up() {
+fn a_running_command_does_not_block_other_requests() {
     let daemon = daemon().start();
     std::thread::scope(|scope| {
         let running = scope.spawn(|| daemon.execute("while [ ! -e stop ]; do sleep 0.02; done; echo stopped"));
@@ -254,7 +257,7 @@ fn a_running_command_holds_nobody_up() {
         assert!(started.elapsed() < Duration::from_secs(5));
         assert!(!running.is_finished());
         std::fs::write(daemon.base().join("stop"), "").expect("a file");
-        assert_eq!(running.join().expect("an answer")["stdout"], "stopped\n");
+        assert_eq!(running.join().expect("a response")["stdout"], "stopped\n");
     });
 }
 
@@ -284,6 +287,6 @@ fn too_many_commands_are_answered_not_queued() {
         wait_for(|| daemon.base().join("running").exists().then_some(()), "the first runs");
         assert_eq!(daemon.post("/execute", &json!({"command": "true"})).status, 503);
         std::fs::write(daemon.base().join("stop"), "").expect("a file");
-        assert_eq!(first.join().expect("an answer")["exit_code"], 0);
+        assert_eq!(first.join().expect("a response")["exit_code"], 0);
     });
 }

@@ -12,9 +12,9 @@ use crate::fixture::{daemon, read, wait_for};
 #[test]
 fn uploads_are_stored_with_their_parents() {
     let daemon = daemon().start();
-    let answer = daemon.upload("uploaded.txt", b"bytes\0\xff");
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.json(), json!({"message": "File 'uploaded.txt' uploaded successfully."}));
+    let response = daemon.upload("uploaded.txt", b"bytes\0\xff");
+    assert_eq!(response.status, 200);
+    assert_eq!(response.json(), json!({"message": "File 'uploaded.txt' uploaded successfully."}));
     assert_eq!(std::fs::read(daemon.base().join("uploaded.txt")).expect("a file"), b"bytes\0\xff");
     assert_eq!(daemon.upload("nested/dir/up.txt", b"x").status, 200);
     assert_eq!(read(daemon.base().join("nested/dir/up.txt")), "x");
@@ -28,8 +28,8 @@ fn uploads_are_stored_with_their_parents() {
 fn an_upload_that_climbs_is_denied() {
     let daemon = daemon().start();
     for mode in ["../../unsafe_upload.txt", "/../unsafe_upload.txt", "a/../../../unsafe_upload.txt"] {
-        let answer = daemon.upload(mode, b"x");
-        assert_eq!((answer.status, answer.json()), (403, json!({"message": "Access denied"})), "{mode}");
+        let response = daemon.upload(mode, b"x");
+        assert_eq!((response.status, response.json()), (403, json!({"message": "Access denied"})), "{mode}");
     }
     assert!(!daemon.outside.join("unsafe_upload.txt").exists());
 }
@@ -39,18 +39,18 @@ fn an_upload_that_climbs_is_denied() {
 fn a_form_without_a_file_is_unprocessable() {
     let daemon = daemon().start();
     let other = form("other", Some("x"), None, b"x");
-    let answer = send(daemon.address, "POST", "/upload", &[("content-type", &form_type())], &other);
-    assert_eq!((answer.status, answer.json()["detail"][0]["loc"].clone()), (422, json!(["body", "file"])));
+    let response = send(daemon.address, "POST", "/upload", &[("content-type", &form_type())], &other);
+    assert_eq!((response.status, response.json()["detail"][0]["loc"].clone()), (422, json!(["body", "file"])));
     let plain = form("file", None, None, b"x");
-    let answer = send(daemon.address, "POST", "/upload", &[("content-type", &form_type())], &plain);
-    assert_eq!((answer.status, answer.json()["detail"][0]["type"].clone()), (422, json!("value_error")));
+    let response = send(daemon.address, "POST", "/upload", &[("content-type", &form_type())], &plain);
+    assert_eq!((response.status, response.json()["detail"][0]["type"].clone()), (422, json!("value_error")));
     assert_eq!(daemon.send("POST", "/upload", b"x").status, 422);
-    let answer = daemon.upload("", b"x");
-    assert!(answer.status >= 400, "an empty name names a directory");
+    let response = daemon.upload("", b"x");
+    assert!(response.status >= 400, "an empty name names a directory");
     std::fs::create_dir(daemon.base().join("taken")).expect("a directory");
-    let answer = daemon.upload("taken", b"x");
-    assert_eq!(answer.status, 500);
-    assert!(answer.text().contains("File upload failed: [Errno 21] Is a directory"), "{}", answer.text());
+    let response = daemon.upload("taken", b"x");
+    assert_eq!(response.status, 500);
+    assert!(response.text().contains("File upload failed: [Errno 21] Is a directory"), "{}", response.text());
 }
 
 /// D-030
@@ -100,14 +100,14 @@ fn downloads_are_the_exact_bytes() {
     let daemon = daemon().start();
     let content: Vec<u8> = (0..1_500_000_u32).map(|number| (number * 7) as u8).collect();
     std::fs::write(daemon.base().join("report.txt"), &content).expect("a file");
-    let answer = daemon.get("/download/report.txt");
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.header("content-type"), Some("application/octet-stream"));
-    assert_eq!(answer.header("content-length"), Some("1500000"));
-    assert_eq!(answer.header("accept-ranges"), Some("bytes"));
-    assert_eq!(answer.header("content-disposition"), Some("attachment; filename=\"report.txt\""));
-    assert!(answer.header("etag").is_some() && answer.header("last-modified").is_some());
-    assert_eq!(answer.body, content);
+    let response = daemon.get("/download/report.txt");
+    assert_eq!(response.status, 200);
+    assert_eq!(response.header("content-type"), Some("application/octet-stream"));
+    assert_eq!(response.header("content-length"), Some("1500000"));
+    assert_eq!(response.header("accept-ranges"), Some("bytes"));
+    assert_eq!(response.header("content-disposition"), Some("attachment; filename=\"report.txt\""));
+    assert!(response.header("etag").is_some() && response.header("last-modified").is_some());
+    assert_eq!(response.body, content);
 }
 
 /// D-034
@@ -116,8 +116,8 @@ fn a_missing_file_or_a_directory_is_not_found() {
     let daemon = daemon().start();
     std::fs::create_dir(daemon.base().join("dir")).expect("a directory");
     for path in ["/download/missing", "/download/dir", "/download/dir/x/y", "/download/", "/download"] {
-        let answer = daemon.get(path);
-        assert_eq!((answer.status, answer.json()), (404, json!({"message": "File not found"})), "{path}");
+        let response = daemon.get(path);
+        assert_eq!((response.status, response.json()), (404, json!({"message": "File not found"})), "{path}");
     }
 }
 
@@ -128,9 +128,9 @@ fn climbing_paths_are_denied() {
         let daemon = daemon().flag(&format!("--mode={mode}")).start();
         for path in ["..%2F..%2Fetc%2Fpasswd", "%2F..%2Fetc%2Fpasswd", "a%2F..%2F..%2Fx", "x%00y"] {
             for endpoint in ["download", "list", "exists"] {
-                let answer = daemon.get(&format!("/{endpoint}/{path}"));
+                let response = daemon.get(&format!("/{endpoint}/{path}"));
                 assert_eq!(
-                    (answer.status, answer.json()),
+                    (response.status, response.json()),
                     (403, json!({"message": "Access denied"})),
                     "{endpoint} {path}"
                 );
@@ -169,9 +169,9 @@ fn listings_show_what_is_there() {
     symlink("/etc/passwd", daemon.base().join("leaving")).expect("a link");
     symlink("sub", daemon.base().join("linked")).expect("a link");
     for path in ["/list/", "/list/.", "/list/%2E", "/list"] {
-        let answer = daemon.get(path);
-        assert_eq!(answer.status, 200, "{path}");
-        let mut entries = answer.json().as_array().expect("an array").clone();
+        let response = daemon.get(path);
+        assert_eq!(response.status, 200, "{path}");
+        let mut entries = response.json().as_array().expect("an array").clone();
         entries.sort_by_key(|entry| entry["name"].as_str().map(str::to_owned));
         let seen: Vec<_> = entries.iter().map(|entry| (entry["name"].as_str(), entry["type"].as_str())).collect();
         let expected = [("a.txt", "file"), ("linked", "directory"), ("sub", "directory")];
@@ -180,8 +180,8 @@ fn listings_show_what_is_there() {
         assert!(entries[0]["mod_time"].is_f64());
     }
     for path in ["/list/a.txt", "/list/missing"] {
-        let answer = daemon.get(path);
-        assert_eq!((answer.status, answer.json()), (404, json!({"message": "Path is not a directory"})), "{path}");
+        let response = daemon.get(path);
+        assert_eq!((response.status, response.json()), (404, json!({"message": "Path is not a directory"})), "{path}");
     }
 }
 
@@ -200,8 +200,8 @@ fn exists_echoes_the_path_it_was_given() {
         ("/exists/%2Fhome%2Fuser%2Fthere", "/home/user/there", true),
         ("/exists//home/user/there", "/home/user/there", true),
     ] {
-        let answer = daemon.get(path);
-        assert_eq!((answer.status, answer.json()), (200, json!({"path": echoed, "exists": exists})), "{path}");
+        let response = daemon.get(path);
+        assert_eq!((response.status, response.json()), (200, json!({"path": echoed, "exists": exists})), "{path}");
     }
 }
 
@@ -216,15 +216,15 @@ fn strange_names_round_trip() {
         ("a+b &c.txt", "a+b &c.txt"),
     ] {
         assert_eq!(daemon.upload(sent, name.as_bytes()).status, 200, "{name}");
-        let answer = daemon.get(&format!("/download/{}", encode(name)));
-        assert_eq!((answer.status, answer.text().as_str()), (200, name));
+        let response = daemon.get(&format!("/download/{}", encode(name)));
+        assert_eq!((response.status, response.text().as_str()), (200, name));
         assert_eq!(daemon.get(&format!("/exists/{}", encode(name))).json()["exists"], true, "{name}");
         let listed = daemon.get("/list/").json();
         assert!(listed.as_array().expect("an array").iter().any(|entry| entry["name"] == name), "{listed}");
     }
 }
 
-/// D-046: the spellings that each client version sends, without the clients.
+/// D-046: the paths that each client version sends, without the clients.
 #[test]
 fn an_absolute_path_is_the_same_file_for_every_client() {
     let daemon = daemon().start();
@@ -249,9 +249,9 @@ fn ranges_and_heads_are_answered() {
     let daemon = daemon().start();
     daemon.upload("x", b"0123456789");
     let range = |value: &str| send(daemon.address, "GET", "/download/x", &[("range", value)], b"");
-    let answer = range("bytes=2-4");
+    let response = range("bytes=2-4");
     assert_eq!(
-        (answer.status, answer.text().as_str(), answer.header("content-range")),
+        (response.status, response.text().as_str(), response.header("content-range")),
         (206, "234", Some("bytes 2-4/10"))
     );
     assert_eq!(range("bytes=-2").text(), "89");
@@ -259,8 +259,8 @@ fn ranges_and_heads_are_answered() {
         (range("bytes=10-").status, range("bytes=10-").header("content-range").map(str::to_owned)),
         (416, Some("bytes */10".into()))
     );
-    let answer = daemon.send("HEAD", "/download/x", b"");
-    assert_eq!((answer.status, answer.header("content-length"), answer.body.len()), (200, Some("10"), 0));
+    let response = daemon.send("HEAD", "/download/x", b"");
+    assert_eq!((response.status, response.header("content-length"), response.body.len()), (200, Some("10"), 0));
     for path in ["/", "/list/", "/exists/x"] {
         assert_eq!(
             (daemon.send("HEAD", path, b"").status, daemon.send("HEAD", path, b"").body.len()),

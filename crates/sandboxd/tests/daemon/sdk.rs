@@ -1,5 +1,5 @@
-//! The published SDKs' own command and file classes, unmodified, against the daemon. Their environments are made once,
-//! under the cache directory; without a package index the tests say so and are skipped.
+//! The command and file classes of the published SDKs, unmodified, against the daemon. Their environments are made
+//! once, under the cache directory; without a package index the tests print so and are skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::examples::with_home;
 use crate::fixture::wait_for;
 
-/// The cache's version: a change here makes every environment anew.
+/// Part of the cache key: a change here rebuilds every environment.
 const EXTRAS: &str = "async,grpc";
 
 fn cache() -> PathBuf {
@@ -39,7 +39,7 @@ fn environment(version: &str) -> Option<PathBuf> {
 fn run_scenario(version: &str) {
     let Some(python) = environment(version) else { return };
     let Some(daemon) = with_home() else { return };
-    // The SDK wants REST and gRPC on different ports; every port of ours serves both.
+    // The SDK requires different ports for REST and gRPC; every port of the daemon serves both.
     let second = wait_for(
         || {
             let log = daemon.log.lock().expect("a log");

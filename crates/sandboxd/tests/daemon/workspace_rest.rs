@@ -1,4 +1,4 @@
-//! `/v1/files`, `/v1/health` and `/v1/metadata` of the sandboxd dialect.
+//! `/v1/files`, `/v1/health` and `/v1/metadata` of the workspace dialect.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -7,9 +7,9 @@ use serde_json::json;
 use crate::client::{form, form_type, send};
 use crate::fixture::{Daemon, daemon, read, wait_for};
 
-fn code(answer: &crate::client::Answer) -> (u16, String) {
-    assert!(answer.text().ends_with("}\n"), "{}", answer.text());
-    (answer.status, answer.json()["code"].as_str().expect("a code").to_owned())
+fn code(response: &crate::client::HttpResponse) -> (u16, String) {
+    assert!(response.text().ends_with("}\n"), "{}", response.text());
+    (response.status, response.json()["code"].as_str().expect("a code").to_owned())
 }
 
 fn names(daemon: &Daemon) -> Vec<String> {
@@ -26,21 +26,21 @@ fn names(daemon: &Daemon) -> Vec<String> {
 #[test]
 fn files_are_put_and_got() {
     let daemon = daemon().start();
-    let answer = daemon.send("PUT", "/v1/files/hello.txt", b"hello\0");
-    assert_eq!((answer.status, answer.body.len()), (204, 0));
-    let answer = daemon.get("/v1/files/hello.txt");
-    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/octet-stream")));
-    assert_eq!((answer.header("accept-ranges"), answer.header("content-length")), (Some("bytes"), Some("6")));
-    assert_eq!(answer.body, b"hello\0");
+    let response = daemon.send("PUT", "/v1/files/hello.txt", b"hello\0");
+    assert_eq!((response.status, response.body.len()), (204, 0));
+    let response = daemon.get("/v1/files/hello.txt");
+    assert_eq!((response.status, response.header("content-type")), (200, Some("application/octet-stream")));
+    assert_eq!((response.header("accept-ranges"), response.header("content-length")), (Some("bytes"), Some("6")));
+    assert_eq!(response.body, b"hello\0");
     assert_eq!(daemon.send("PUT", "/v1/files/a/b/c/deep.txt", b"deep").status, 204);
     assert_eq!(daemon.send("PUT", "/v1/files/dir%2Fsub%2Ffile.txt", b"sub").status, 204);
     assert_eq!(read(daemon.workspace().join("a/b/c/deep.txt")), "deep");
     assert_eq!(read(daemon.workspace().join("dir/sub/file.txt")), "sub");
-    let answer = send(daemon.address, "GET", "/v1/files/hello.txt", &[("range", "bytes=1-2")], b"");
-    assert_eq!((answer.status, answer.text().as_str()), (206, "el"));
+    let response = send(daemon.address, "GET", "/v1/files/hello.txt", &[("range", "bytes=1-2")], b"");
+    assert_eq!((response.status, response.text().as_str()), (206, "el"));
     let modified = daemon.get("/v1/files/hello.txt").header("last-modified").expect("a date").to_owned();
-    let answer = send(daemon.address, "GET", "/v1/files/hello.txt", &[("if-modified-since", &modified)], b"");
-    assert_eq!((answer.status, answer.body.len()), (304, 0));
+    let response = send(daemon.address, "GET", "/v1/files/hello.txt", &[("if-modified-since", &modified)], b"");
+    assert_eq!((response.status, response.body.len()), (304, 0));
 }
 
 /// D-062, D-063
@@ -51,15 +51,15 @@ fn modes_are_set_or_refused() {
     let mode = std::fs::metadata(daemon.workspace().join("run.sh")).expect("a file").permissions().mode();
     assert_eq!(mode & 0o7777, 0o755);
     for mode in ["0999", "777", "abcd", "01777"] {
-        let answer = daemon.send("PUT", &format!("/v1/files/x?mode={mode}"), b"x");
-        assert_eq!(code(&answer), (400, "INVALID_ARGUMENT".into()), "{mode}");
+        let response = daemon.send("PUT", &format!("/v1/files/x?mode={mode}"), b"x");
+        assert_eq!(code(&response), (400, "INVALID_ARGUMENT".into()), "{mode}");
     }
     assert_eq!(names(&daemon), ["run.sh"]);
 }
 
 /// D-064, D-065, D-066
 #[test]
-fn writing_is_whole_or_not_at_all() {
+fn writes_are_atomic() {
     let daemon = daemon().start();
     for content in [b"first".as_slice(), b"second"] {
         assert_eq!(daemon.send("PUT", "/v1/files/x", content).status, 204);
@@ -89,9 +89,9 @@ fn directories_are_listed_by_name() {
     symlink("/etc/passwd", daemon.workspace().join("leaving")).expect("a link");
     symlink("nowhere", daemon.workspace().join("dangling")).expect("a link");
     symlink("a.txt", daemon.workspace().join("inside")).expect("a link");
-    let answer = daemon.get("/v1/files/");
-    assert_eq!(answer.status, 200);
-    let listing = answer.json();
+    let response = daemon.get("/v1/files/");
+    assert_eq!(response.status, 200);
+    let listing = response.json();
     assert_eq!(listing["path"], "/");
     let entries = listing["entries"].as_array().expect("an array");
     let seen: Vec<_> = entries.iter().map(|entry| entry["name"].as_str().expect("a name")).collect();
@@ -112,11 +112,11 @@ fn what_is_missing_is_not_found() {
     let daemon = daemon().start();
     assert_eq!(code(&daemon.get("/v1/files/missing")), (404, "NOT_FOUND".into()));
     assert_eq!(code(&daemon.get("/v1/files/missing/deeper")), (404, "NOT_FOUND".into()));
-    let answer = daemon.send("HEAD", "/v1/files/missing", b"");
-    assert_eq!((answer.status, answer.body.len()), (404, 0));
+    let response = daemon.send("HEAD", "/v1/files/missing", b"");
+    assert_eq!((response.status, response.body.len()), (404, 0));
     daemon.send("PUT", "/v1/files/x", b"abc");
-    let answer = daemon.send("HEAD", "/v1/files/x", b"");
-    assert_eq!((answer.status, answer.header("content-length"), answer.body.len()), (200, Some("3"), 0));
+    let response = daemon.send("HEAD", "/v1/files/x", b"");
+    assert_eq!((response.status, response.header("content-length"), response.body.len()), (200, Some("3"), 0));
 }
 
 /// D-071, D-072
@@ -126,8 +126,8 @@ fn nothing_leaves_the_root() {
     symlink("../..", daemon.workspace().join("link")).expect("a link");
     for method in ["GET", "PUT", "DELETE"] {
         for path in ["%2E%2E/%2E%2E/etc/passwd", "..%2Fx", "a/../../x", "link/sentinel", "link/new", "link/sub/new"] {
-            let answer = daemon.send(method, &format!("/v1/files/{path}"), b"x");
-            assert_eq!(code(&answer), (403, "PERMISSION_DENIED".into()), "{method} {path}");
+            let response = daemon.send(method, &format!("/v1/files/{path}"), b"x");
+            assert_eq!(code(&response), (403, "PERMISSION_DENIED".into()), "{method} {path}");
         }
     }
     assert_eq!(read(daemon.outside.join("sentinel")), "SENTINEL");
@@ -150,7 +150,7 @@ fn absolute_paths_are_re_rooted() {
 
 /// D-074, D-075, D-076, D-077
 #[test]
-fn deleting_needs_to_be_meant() {
+fn a_directory_with_entries_is_deleted_only_recursively() {
     let daemon = daemon().start();
     daemon.send("PUT", "/v1/files/x", b"x");
     assert_eq!(daemon.send("DELETE", "/v1/files/x", b"").status, 204);
@@ -178,21 +178,22 @@ fn deleting_a_link_keeps_its_target() {
 
 /// D-079
 #[test]
-fn health_turns_when_shutdown_begins() {
+fn health_fails_when_shutdown_begins() {
     let mut daemon = daemon().start();
     let health = daemon.get("/v1/health");
     assert_eq!((health.status, &health.json()["status"]), (200, &json!("ok")));
     assert!(health.json()["uptime_seconds"].as_u64().is_some());
     std::thread::scope(|scope| {
-        // A command that ignores SIGTERM keeps the shutdown open for its grace.
+        // A command that ignores SIGTERM keeps the shutdown waiting for the grace period.
         scope.spawn(|| {
             let body = json!({"command": "trap '' TERM; touch ready; sleep 30"}).to_string();
             send(daemon.address, "POST", "/execute", &[("content-type", "application/json")], body.as_bytes())
         });
         wait_for(|| daemon.base().join("ready").exists().then_some(()), "the command runs");
         daemon.signal(rustix::process::Signal::TERM);
-        let answer = wait_for(|| Some(daemon.get("/v1/health")).filter(|answer| answer.status != 200), "health turns");
-        assert_eq!(code(&answer), (503, "UNAVAILABLE".into()));
+        let response =
+            wait_for(|| Some(daemon.get("/v1/health")).filter(|response| response.status != 200), "health turns");
+        assert_eq!(code(&response), (503, "UNAVAILABLE".into()));
     });
     assert!(daemon.wait().success());
 }
@@ -215,11 +216,11 @@ fn metadata_shows_only_public_variables() {
 #[test]
 fn misses_are_plain_text_and_never_redirects() {
     let daemon = daemon().start();
-    let answer = daemon.get("/v1/nothing");
-    assert_eq!((answer.status, answer.text().as_str()), (404, "404 page not found\n"));
+    let response = daemon.get("/v1/nothing");
+    assert_eq!((response.status, response.text().as_str()), (404, "404 page not found\n"));
     assert_eq!(daemon.get("/v1/files").status, 200);
-    let answer = daemon.send("POST", "/v1/files/x", b"");
-    assert_eq!((answer.status, answer.header("allow")), (405, Some("DELETE, GET, HEAD, PUT")));
+    let response = daemon.send("POST", "/v1/files/x", b"");
+    assert_eq!((response.status, response.header("allow")), (405, Some("DELETE, GET, HEAD, PUT")));
 }
 
 /// D-096

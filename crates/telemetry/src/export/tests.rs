@@ -1,4 +1,4 @@
-//! What a collector receives.
+//! Tests of what a collector receives.
 
 use super::*;
 use crate::receiver::collect;
@@ -37,7 +37,7 @@ async fn queued_spans_are_sent_at_the_end() {
 }
 
 #[tokio::test]
-async fn batches_have_the_size_asked_for_and_a_full_queue_loses_spans() {
+async fn batches_have_the_configured_size_and_a_full_queue_drops_spans() {
     let (endpoint, mut received) = collect::<ExportTraceRequest>().await.unwrap();
     let spans = Spans::new(ExportSettings { queue: 4, batch: 2, ..settings(&endpoint) }).unwrap();
     for name in ["a", "b", "c", "d", "lost"] {
@@ -52,7 +52,7 @@ async fn batches_have_the_size_asked_for_and_a_full_queue_loses_spans() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_not_there_loses_spans_and_holds_nobody_up() {
+async fn an_unreachable_collector_loses_spans_and_blocks_nothing() {
     let spans = Spans::new(settings("http://127.0.0.1:9")).unwrap();
     let end = CancellationToken::new();
     let exporter = spans.start(end.clone()).unwrap();
@@ -62,13 +62,13 @@ async fn a_collector_that_is_not_there_loses_spans_and_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn endpoints_that_cannot_work_are_refused() {
+async fn invalid_endpoints_are_rejected() {
     for bad in ["", "collector:4317", "ftp://collector:4317", "http://", "https://"] {
         assert_eq!(Spans::new(settings(bad)).unwrap_err(), EndpointError { endpoint: bad.to_owned() });
     }
 }
 
-/// Ends TLS in front of a collector and passes on what is inside.
+/// Starts a proxy that terminates TLS in front of a collector.
 async fn behind_tls(collector: &str) -> (String, rustls::RootCertStore) {
     let certified = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let certificate = certified.cert.der().clone();
@@ -98,7 +98,7 @@ async fn behind_tls(collector: &str) -> (String, rustls::RootCertStore) {
 }
 
 #[tokio::test]
-async fn spans_reach_a_collector_over_tls_that_is_trusted_and_no_other() {
+async fn spans_reach_a_collector_over_tls_only_when_its_certificate_is_trusted() {
     let (plain, mut received) = collect::<ExportTraceRequest>().await.unwrap();
     let (endpoint, roots) = behind_tls(&plain).await;
     let through = |roots| Collector(parse(&endpoint).unwrap().connect_with_connector_lazy(tls::with_roots(roots)));

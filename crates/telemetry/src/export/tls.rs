@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 
-/// Opens connections that speak HTTP/2 over TLS and nothing else.
+/// A connector for HTTP/2 over TLS only, with the system's certificate authorities.
 pub(super) fn with_system_roots() -> std::io::Result<HttpsConnector<HttpConnector>> {
     let builder = HttpsConnectorBuilder::new().with_provider_and_native_roots(provider())?;
     Ok(builder.https_only().enable_http2().build())
@@ -15,7 +15,7 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// The same with authorities of one's own.
+/// A connector for HTTP/2 over TLS only, with the given certificate authorities.
 #[cfg(test)]
 pub(super) fn with_roots(roots: rustls::RootCertStore) -> HttpsConnector<HttpConnector> {
     let config = rustls::ClientConfig::builder_with_provider(provider())

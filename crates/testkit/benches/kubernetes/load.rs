@@ -1,4 +1,4 @@
-//! Clients: claims that arrive at random, or all at once.
+//! Load generators: claims that arrive at random times, or all at once.
 
 use std::{
     sync::Arc,
@@ -9,12 +9,12 @@ use kube::{Client, api::PostParams};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
+    environment::{Ready, within},
     objects::{self, api},
     replay::Replay,
-    stage::{Ready, within},
 };
 
-/// How long each request took from its sending to its answer, sorted.
+/// Latency of each request, sorted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Latencies(Vec<Duration>);
 
@@ -35,7 +35,7 @@ impl Latencies {
     }
 }
 
-/// Moments of a Poisson process: nobody waits for anybody.
+/// Arrival times of a Poisson process: arrivals are independent of each other and of earlier responses.
 pub(crate) fn poisson(rate: f64, length: Duration) -> Vec<Duration> {
     let mut at = 0.0;
     let mut arrivals = Vec::new();
@@ -48,7 +48,7 @@ pub(crate) fn poisson(rate: f64, length: Duration) -> Vec<Duration> {
     }
 }
 
-/// Sends a claim at each moment and waits until each is Ready with a Sandbox. With a replay, that serves them.
+/// Creates a claim at each arrival time and waits until each is Ready with a Sandbox. A replay, if given, serves them.
 pub(crate) async fn claims(
     client: &Client,
     prefix: &str,
@@ -79,7 +79,8 @@ pub(crate) async fn claims(
     Ok(Latencies::new(latencies))
 }
 
-/// Makes Sandboxes, at most `concurrency` requests at a time, and waits until all are Ready; how long that took.
+/// Creates Sandboxes with at most `concurrency` requests at a time, waits until all are Ready, and returns how long
+/// that took.
 pub(crate) async fn cold_sandboxes(
     client: &Client,
     prefix: &str,

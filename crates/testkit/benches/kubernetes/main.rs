@@ -1,13 +1,14 @@
-//! Measures a controller on a real control plane with fake nodes, beside a bare client that issues the same writes.
+//! Measures a controller on a real control plane with fake nodes, and compares it with a bare client that sends the
+//! same writes.
 //!
-//! `bench/kubernetes/README.md` says what is measured and how to read it.
+//! `bench/kubernetes/README.md` describes what is measured and how to read the results.
 
+mod environment;
 mod load;
 mod objects;
 mod parts;
 mod replay;
 mod report;
-mod stage;
 mod subject;
 
 use std::{io::Write, path::PathBuf};

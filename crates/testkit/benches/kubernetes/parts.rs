@@ -13,31 +13,31 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
+    environment::{Environment, LIMIT},
     load::{self, Latencies, cold_sandboxes, poisson},
     objects::{self, POOL, api},
     replay::Replay,
     report::Report,
-    stage::{LIMIT, Stage},
     subject::Subject,
 };
 
 const BURST: usize = 300;
 const COLD: usize = 2000;
 const COLD_CLIENTS: usize = 40;
-/// A rate is held when 99 of 100 claims are Ready within this.
+/// Limit in milliseconds for the 99th percentile of claim latency; a rate is sustained when it stays within it.
 const HELD: f64 = 500.0;
 
-/// A control plane with a full pool; the replay when that is the subject.
-async fn with_pool(subject: &Subject, size: usize) -> anyhow::Result<(Stage, Option<Arc<Replay>>, Duration)> {
-    let stage = Stage::new(subject, false).await?;
+/// Starts a control plane with a full pool, and the replay when that is the subject.
+async fn with_pool(subject: &Subject, size: usize) -> anyhow::Result<(Environment, Option<Arc<Replay>>, Duration)> {
+    let environment = Environment::new(subject, false).await?;
     if *subject != Subject::Replay {
-        let filled = stage.fill_pool(size).await?;
-        return Ok((stage, None, filled));
+        let filled = environment.fill_pool(size).await?;
+        return Ok((environment, None, filled));
     }
-    let replay = Replay::new(stage.client.clone()).await?;
+    let replay = Replay::new(environment.client.clone()).await?;
     let started = Instant::now();
     replay.fill(size).await?;
-    Ok((stage, Some(replay), started.elapsed()))
+    Ok((environment, Some(replay), started.elapsed()))
 }
 
 fn note(report: &mut Report, subject: &Subject, name: &str, latencies: &Latencies) {
@@ -45,23 +45,23 @@ fn note(report: &mut Report, subject: &Subject, name: &str, latencies: &Latencie
     report.note(subject, &format!("{name}, p99"), "ms", latencies.percentile(99));
 }
 
-/// Warm claims at 5/s and 20/s; for the replay, also what single writes take.
+/// Warm claims at 5/s and 20/s; for the replay, also the latency of single writes.
 pub(crate) async fn latency(subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
-    let (stage, replay, _) = with_pool(subject, 120).await?;
+    let (environment, replay, _) = with_pool(subject, 120).await?;
     if *subject == Subject::Replay {
-        single_writes(&stage, subject, report).await?;
+        single_writes(&environment, subject, report).await?;
     }
     for (rate, seconds) in [(5.0, 25), (20.0, 15)] {
         let arrivals = poisson(rate, Duration::from_secs(seconds));
-        let latencies = load::claims(&stage.client, &format!("at-{rate}"), arrivals, replay.clone()).await?;
+        let latencies = load::claims(&environment.client, &format!("at-{rate}"), arrivals, replay.clone()).await?;
         note(report, subject, &format!("warm claim at {rate}/s"), &latencies);
     }
     Ok(())
 }
 
-/// Create of a claim, patch of a Sandbox, patch of a claim's status: one after the other, nothing beside.
-async fn single_writes(stage: &Stage, subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
-    let (claims, sandboxes) = (api(&stage.client, "SandboxClaim"), api(&stage.client, "Sandbox"));
+/// Creates a claim, patches a Sandbox and patches a claim's status, one after the other, without other load.
+async fn single_writes(environment: &Environment, subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
+    let (claims, sandboxes) = (api(&environment.client, "SandboxClaim"), api(&environment.client, "Sandbox"));
     let (mut create, mut patch, mut status) = (Vec::new(), Vec::new(), Vec::new());
     let timed = |into: &mut Vec<Duration>, from: Instant| into.push(from.elapsed());
     for number in 0..60 {
@@ -87,27 +87,27 @@ async fn single_writes(stage: &Stage, subject: &Subject, report: &mut Report) ->
 
 /// The highest rate at which claims are still served promptly.
 pub(crate) async fn hold(subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
-    let (stage, _, _) = with_pool(subject, 200).await?;
+    let (environment, _, _) = with_pool(subject, 200).await?;
     let mut held = 0.0;
     for rate in [10.0, 15.0, 20.0, 25.0, 30.0, 40.0] {
         let arrivals = poisson(rate, Duration::from_secs(12));
-        let latencies = load::claims(&stage.client, &format!("hold-{rate}"), arrivals, None).await?;
+        let latencies = load::claims(&environment.client, &format!("hold-{rate}"), arrivals, None).await?;
         report.note(subject, &format!("p99 while claims come at {rate}/s"), "ms", latencies.percentile(99));
         if latencies.percentile(99) > HELD {
             break;
         }
         held = rate;
-        stage.wait_for_pool(200).await?;
+        environment.wait_for_pool(200).await?;
     }
     report.note(subject, &format!("highest rate held (p99 within {HELD} ms)"), "/s", held);
     Ok(())
 }
 
-/// A pool of 300 is filled, then 300 claims come at once.
+/// Fills a pool of 300, then creates 300 claims at once.
 pub(crate) async fn burst(subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
-    let (stage, replay, filled) = with_pool(subject, BURST).await?;
+    let (environment, replay, filled) = with_pool(subject, BURST).await?;
     report.note(subject, "pool of 300 filled", "s", filled.as_secs_f64());
-    let latencies = load::claims(&stage.client, "burst", vec![Duration::ZERO; BURST], replay).await?;
+    let latencies = load::claims(&environment.client, "burst", vec![Duration::ZERO; BURST], replay).await?;
     note(report, subject, "burst of 300", &latencies);
     report.note(subject, "burst of 300, all Ready", "s", latencies.longest() / 1000.0);
     Ok(())
@@ -115,15 +115,15 @@ pub(crate) async fn burst(subject: &Subject, report: &mut Report) -> anyhow::Res
 
 /// 50 claims a second for half a minute, while the pool refills.
 pub(crate) async fn sustained(subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
-    let (stage, replay, _) = with_pool(subject, BURST).await?;
-    // The replay's pool does not grow by itself: it serves what it has.
+    let (environment, replay, _) = with_pool(subject, BURST).await?;
+    // The replay's pool is not refilled by a controller, so it must be large enough from the start.
     let seconds = if replay.is_some() { 6 } else { 30 };
     let arrivals = poisson(50.0, Duration::from_secs(seconds));
     let arrivals = if replay.is_some() { arrivals.into_iter().take(BURST).collect() } else { arrivals };
-    let before = stage.process.as_ref().map(|process| process.cpu()).transpose()?;
-    let latencies = load::claims(&stage.client, "sustained", arrivals, replay).await?;
+    let before = environment.process.as_ref().map(|process| process.cpu()).transpose()?;
+    let latencies = load::claims(&environment.client, "sustained", arrivals, replay).await?;
     note(report, subject, "50 claims/s sustained", &latencies);
-    if let (Some(before), Ok(process)) = (before, stage.process()) {
+    if let (Some(before), Ok(process)) = (before, environment.process()) {
         let used = process.cpu()?.saturating_sub(before).as_secs_f64();
         report.note(subject, "50 claims/s sustained, controller CPU", "s", used);
         report.note(subject, "50 claims/s sustained, controller memory", "MB", process.memory()?);
@@ -133,29 +133,29 @@ pub(crate) async fn sustained(subject: &Subject, report: &mut Report) -> anyhow:
 
 /// 2,000 Sandboxes without a pool.
 pub(crate) async fn cold(subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
-    let stage = Stage::new(subject, false).await?;
+    let environment = Environment::new(subject, false).await?;
     let replay = match subject {
-        Subject::Replay => Some(Replay::new(stage.client.clone()).await?),
+        Subject::Replay => Some(Replay::new(environment.client.clone()).await?),
         Subject::Command { .. } => None,
     };
-    let took = cold_sandboxes(&stage.client, "cold", COLD, COLD_CLIENTS, replay).await?;
+    let took = cold_sandboxes(&environment.client, "cold", COLD, COLD_CLIENTS, replay).await?;
     report.note(subject, "2,000 cold Sandboxes Ready", "s", took.as_secs_f64());
     Ok(())
 }
 
-/// Every write of claims' lives, from the audit log: the client's, ours and Kubernetes' own.
+/// All writes per claim, from the audit log: those of the client, of the controller and of Kubernetes itself.
 pub(crate) async fn writes(subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
     const CLAIMS: usize = 40;
-    let mut stage = Stage::new(subject, true).await?;
-    let account = own_account(&stage).await?;
-    stage.process = None;
-    stage.process = subject.start(&account, stage.plane.folder())?;
-    stage.fill_pool(20).await?;
-    settle(&stage).await?;
-    let from = std::fs::metadata(stage.plane.audit_log())?.len() as usize;
+    let mut environment = Environment::new(subject, true).await?;
+    let account = own_account(&environment).await?;
+    environment.process = None;
+    environment.process = subject.start(&account, environment.plane.folder())?;
+    environment.fill_pool(20).await?;
+    wait_until_idle(&environment).await?;
+    let from = std::fs::metadata(environment.plane.audit_log())?.len() as usize;
     let arrivals = poisson(2.0, Duration::from_secs(60)).into_iter().take(CLAIMS).collect();
-    load::claims(&stage.client, "life", arrivals, None).await?;
-    let claims = api(&stage.client, "SandboxClaim");
+    load::claims(&environment.client, "life", arrivals, None).await?;
+    let claims = api(&environment.client, "SandboxClaim");
     for number in 0..CLAIMS {
         match claims.delete(&format!("life-{number}"), &DeleteParams::default()).await {
             Ok(_) => tokio::time::sleep(Duration::from_millis(200)).await,
@@ -163,16 +163,19 @@ pub(crate) async fn writes(subject: &Subject, report: &mut Report) -> anyhow::Re
             Err(error) => return Err(error.into()),
         }
     }
-    settle(&stage).await?;
-    let log = std::fs::read(stage.plane.audit_log())?;
+    wait_until_idle(&environment).await?;
+    let log = std::fs::read(environment.plane.audit_log())?;
     count_writes(&log[from..], CLAIMS as f64, subject, report)
 }
 
-/// The controller under a name of its own, so that the audit log tells its writes from others'.
-async fn own_account(stage: &Stage) -> anyhow::Result<std::path::PathBuf> {
+/// Runs the controller with a ServiceAccount of its own, so that the audit log distinguishes its writes from others.
+async fn own_account(environment: &Environment) -> anyhow::Result<std::path::PathBuf> {
     let objects = [
-        json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "measured", "namespace": "default" } }),
-        json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": { "name": "measured" },
+        json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "measured", "namespace": "default" }
+        }),
+        json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": { "name": "measured" },
             "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin" },
             "subjects": [{ "kind": "ServiceAccount", "name": "measured", "namespace": "default" }] }),
     ];
@@ -184,18 +187,18 @@ async fn own_account(stage: &Stage) -> anyhow::Result<std::path::PathBuf> {
         let request = http::Request::post(*path)
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(serde_json::to_vec(&object)?)?;
-        stage.client.request_text(request).await?;
+        environment.client.request_text(request).await?;
     }
-    stage.plane.service_account_kubeconfig("default", "measured").await
+    environment.plane.service_account_kubeconfig("default", "measured").await
 }
 
-/// Waits until as many Pods as the pool wants are there and nothing is written any more.
-async fn settle(stage: &Stage) -> anyhow::Result<()> {
+/// Waits until the pool's Pods exist and no writes happen any more.
+async fn wait_until_idle(environment: &Environment) -> anyhow::Result<()> {
     let deadline = Instant::now() + LIMIT;
     let mut last = 0;
     while Instant::now() < deadline {
         tokio::time::sleep(Duration::from_secs(3)).await;
-        let sandboxes = api(&stage.client, "Sandbox").list_metadata(&kube::api::ListParams::default()).await?;
+        let sandboxes = api(&environment.client, "Sandbox").list_metadata(&kube::api::ListParams::default()).await?;
         let versions = sandboxes.items.iter().filter_map(|item| item.resource_version()?.parse::<u64>().ok());
         let newest = versions.max().unwrap_or(0);
         if newest == last {
@@ -241,32 +244,32 @@ fn count_writes(log: &[u8], claims: f64, subject: &Subject, report: &mut Report)
     Ok(())
 }
 
-/// Memory and idle CPU at several numbers of Sandboxes, and a start with the largest.
+/// Memory and idle CPU at several numbers of Sandboxes, and the start time with the largest number.
 pub(crate) async fn size(subject: &Subject, sizes: &[usize], report: &mut Report) -> anyhow::Result<()> {
-    let mut stage = Stage::new(subject, false).await?;
+    let mut environment = Environment::new(subject, false).await?;
     let mut there = 0;
     for size in sizes {
         if *size > there {
-            cold_sandboxes(&stage.client, &format!("size-{there}"), size - there, COLD_CLIENTS, None).await?;
+            cold_sandboxes(&environment.client, &format!("size-{there}"), size - there, COLD_CLIENTS, None).await?;
             there = *size;
         }
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let before = stage.process()?.cpu()?;
+        let before = environment.process()?.cpu()?;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let process = stage.process()?;
+        let process = environment.process()?;
         let idle = (process.cpu()?.saturating_sub(before)).as_secs_f64() / 5.0 * 100.0;
         report.note(subject, &format!("controller memory at {size} Sandboxes"), "MB", process.memory()?);
         report.note(subject, &format!("controller CPU when idle at {size} Sandboxes"), "%", idle);
     }
     if there > 0 {
-        stage.process = None;
-        let took = stage.start(subject).await?;
+        environment.process = None;
+        let took = environment.start(subject).await?;
         report.note(subject, &format!("start of the controller with {there} Sandboxes"), "s", took.as_secs_f64());
         report.note(
             subject,
             &format!("controller memory after a start with {there} Sandboxes"),
             "MB",
-            stage.process()?.memory()?,
+            environment.process()?.memory()?,
         );
     }
     Ok(())

@@ -1,6 +1,7 @@
-//! The yardstick: the writes of a claim and of a Sandbox, sent at the controller's concurrency with nothing to decide.
+//! The baseline: the writes of a claim and of a Sandbox, sent with the controller's concurrency but without any
+//! decision.
 //!
-//! What the API server and the disk allow shows here; what a controller adds is the difference.
+//! It shows what the API server and the disk allow; the difference to a controller is what the controller adds.
 
 use std::sync::Arc;
 
@@ -17,11 +18,11 @@ use tokio::{
 };
 
 use crate::{
+    environment::{Ready, within},
     objects::{self, NAMESPACE, POOL, api},
-    stage::{Ready, within},
 };
 
-/// As many as our controller works on at once, by default.
+/// Default concurrency of our controller for claims and for Sandboxes.
 const CLAIMS: usize = 50;
 const SANDBOXES: usize = 100;
 
@@ -69,7 +70,7 @@ impl Replay {
         Ok(())
     }
 
-    /// One warm Sandbox: create it, and bring it up.
+    /// Creates one warm Sandbox and makes it Ready.
     async fn refill(&self, name: &str) -> anyhow::Result<()> {
         let permit = self.sandboxes.acquire().await?;
         let sandbox = api(&self.client, "Sandbox").create(&PostParams::default(), &objects::sandbox(name)).await?;
@@ -79,7 +80,7 @@ impl Replay {
         Ok(())
     }
 
-    /// A Sandbox's Pod and its status.
+    /// Creates a Sandbox's Pod and writes the Sandbox's status.
     pub(crate) async fn bring_up(&self, sandbox: &DynamicObject) -> anyhow::Result<DynamicObject> {
         let name = sandbox.name_any();
         let waiter = self.pods.expect(&name).await;
@@ -98,7 +99,7 @@ impl Replay {
         Ok(done)
     }
 
-    /// A claim's three writes, two of them at once; the rest follows beside.
+    /// Sends a claim's three writes, two of them concurrently; [`Self::follow_up`] runs in the background.
     pub(crate) async fn serve(self: &Arc<Self>, claim: &DynamicObject) -> anyhow::Result<()> {
         let permit = self.claims.acquire().await?;
         let sandbox = self.warm.lock().await.pop().context("the replay's pool is empty")?;
@@ -113,7 +114,8 @@ impl Replay {
             tokio::join!(sandboxes.patch(&name, &parameters, &lock), claims.patch(&claim_name, &parameters, &note));
         locked?;
         noted?;
-        let status = json!({ "status": { "sandbox": { "name": name, "podIPs": ["10.0.0.1"] }, "conditions": [ready(Timestamp::now())] } });
+        let sandbox = json!({ "name": name, "podIPs": ["10.0.0.1"] });
+        let status = json!({ "status": { "sandbox": sandbox, "conditions": [ready(Timestamp::now())] } });
         claims.patch_status(&claim_name, &parameters, &Patch::Merge(status)).await?;
         drop(permit);
         let replay = self.clone();
@@ -121,13 +123,14 @@ impl Replay {
         Ok(())
     }
 
-    /// What our controller does after the claim is Ready: the Pod's metadata, an Event, and a new warm Sandbox.
+    /// The writes of our controller after the claim is Ready: the Pod's metadata, an Event, and a new warm Sandbox.
     async fn follow_up(&self, sandbox: &str, claim: &str) -> anyhow::Result<()> {
         let metadata = json!({ "metadata": { "annotations": { "agents.x-k8s.io/claim": claim } } });
         api(&self.client, "Pod").patch(sandbox, &PatchParams::default(), &Patch::Merge(metadata)).await?;
         let event = json!({ "metadata": { "name": claim }, "eventTime": format!("{:.6}", Timestamp::now()),
             "reportingController": "replay", "reportingInstance": "replay", "action": "Adopt", "reason": "Adopted",
-            "type": "Normal", "note": "adopted", "regarding": { "kind": "SandboxClaim", "name": claim, "namespace": NAMESPACE } });
+            "type": "Normal", "note": "adopted",
+            "regarding": { "kind": "SandboxClaim", "name": claim, "namespace": NAMESPACE } });
         let request = http::Request::post(format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"))
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(serde_json::to_vec(&event)?)?;

@@ -1,4 +1,4 @@
-//! The numbers: a table for people, JSON for programs, a chart for the documentation.
+//! The results: a table on the terminal, JSON for programs, a chart for the documentation.
 
 use std::{fmt::Write as _, io::Write as _, path::Path};
 
@@ -17,7 +17,7 @@ struct Number {
 #[derive(Debug, Default)]
 pub(crate) struct Report(Vec<Number>);
 
-/// Rows of the chart, with the unit that their bars share.
+/// Rows of the chart, each with the unit of its bars.
 const CHART: [(&str, &str); 4] = [
     ("warm claim at 5/s, p50", "ms"),
     ("burst of 300, p99", "ms"),
@@ -26,7 +26,7 @@ const CHART: [(&str, &str); 4] = [
 ];
 
 impl Report {
-    /// What earlier runs of other parts found.
+    /// Loads the results of earlier runs.
     pub(crate) fn load(path: Option<&Path>) -> anyhow::Result<Self> {
         match path.map(std::fs::read) {
             Some(Ok(bytes)) => Ok(Self(serde_json::from_slice(&bytes)?)),

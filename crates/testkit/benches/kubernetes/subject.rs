@@ -1,4 +1,4 @@
-//! What is measured: a controller as a process, or nothing but the writes.
+//! The measured subjects: a controller process, or the bare writes.
 
 use std::{
     fs::File,
@@ -70,7 +70,7 @@ impl Subject {
     }
 }
 
-/// A running controller; dropping it ends it.
+/// A running controller process; dropping it ends it.
 pub(crate) struct Process(Child);
 
 impl Process {
@@ -86,12 +86,12 @@ impl Process {
         Ok(kib * 1024.0 / 1e6)
     }
 
-    /// Processor time so far.
+    /// CPU time used so far.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         let stat = self.proc("stat")?;
         let fields: Vec<&str> = stat.rsplit_once(") ").context("no stat")?.1.split(' ').collect();
         let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
-        // The kernel shows hundredths of a second.
+        // The kernel reports hundredths of a second.
         Ok(Duration::from_millis(ticks * 10))
     }
 }

@@ -1,14 +1,16 @@
 //! Runs a cluster for tests until it is told to stop: `test-cluster real|embedded FOLDER [--audit] [--lifeline]
 //! [--no-pods] [--node=NAME] [APISERVER-FLAG...]`.
 //!
-//! `real` is a Kubernetes control plane with two fake nodes; `embedded` is our own API with a simulated kubelet. Either writes
-//! FOLDER/kubeconfig, and FOLDER/ready when everything answers. With `--audit` the real one writes FOLDER/audit.log. With
-//! `--lifeline` it also ends when its standard input does: then it cannot outlive a test that was killed. With `--no-pods` nobody brings Pods up; with
-//! `--node=NAME` as well, FOLDER gets what `agent-sandbox node` of that name needs to join: node.kubeconfig, node.crt, node.key and callers.pem.
+//! `real` is a Kubernetes control plane with two fake nodes; `embedded` is our own API with a simulated kubelet. Both
+//! write FOLDER/kubeconfig, and FOLDER/ready when everything responds. With `--audit`, `real` writes FOLDER/audit.log.
+//! With `--lifeline` the program also ends when its standard input is closed, so that it cannot outlive a test that was
+//! killed. With `--no-pods` there are no fake nodes and no simulated kubelet, so Pods stay Pending. With `--node=NAME`,
+//! `real` also writes what `agent-sandbox node` of that name needs to join: node.kubeconfig, node.crt, node.key and
+//! callers.pem.
 
 use std::path::{Path, PathBuf};
 
-use agent_sandbox_apiserver::serve::ListenerConfig;
+use agent_sandbox_apiserver::ListenerConfig;
 use agent_sandbox_testkit::{Cluster, ControlPlane, ControlPlaneConfig, FakeNodes, Kubelet, KubeletConfig};
 use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
@@ -41,7 +43,8 @@ async fn main() -> anyhow::Result<()> {
     }
 }
 
-/// A thread of its own: a read of standard input cannot be cancelled and must not hold up the end.
+/// Returns when standard input is closed. It reads in a separate thread, because the read cannot be cancelled and must
+/// not delay the program's end.
 async fn end_of_input() {
     let (ended, end) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {

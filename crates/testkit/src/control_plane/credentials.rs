@@ -1,4 +1,4 @@
-//! Keys, certificates and what a node needs to join.
+//! Keys, certificates, and the credentials that a node needs to join.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -17,7 +17,7 @@ pub(super) struct Signed {
     pub(super) key: String,
 }
 
-/// Signs for one control plane: servers, kubelets and clients alike.
+/// The certificate authority of one control plane, for servers, kubelets and clients.
 pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -33,13 +33,13 @@ impl Authority {
         self.0.pem()
     }
 
-    /// For a server on loopback; it may have further names.
+    /// A certificate for a server on loopback, with further names if given.
     pub(super) fn server(&self, common_name: &str, names: &[&str]) -> anyhow::Result<Signed> {
         let names = ["127.0.0.1", "::1", "localhost"].iter().chain(names).map(|name| (*name).to_owned());
         self.sign(common_name, "", names.collect(), ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// For a client: its user and group in Kubernetes.
+    /// A certificate for a client with this Kubernetes user and group.
     pub(super) fn client(&self, user: &str, group: &str) -> anyhow::Result<Signed> {
         self.sign(user, group, Vec::new(), ExtendedKeyUsagePurpose::ClientAuth)
     }
@@ -76,27 +76,27 @@ pub(super) fn signing_keys() -> anyhow::Result<(String, String)> {
     Ok((key.serialize_pem(), key.public_key_pem()))
 }
 
-/// Writes a file that only its owner can read.
+/// Writes a file that only its owner can read (mode 0600).
 pub(super) fn write(path: &Path, content: &str) -> anyhow::Result<()> {
     fs::write(path, content)
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o600)))
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What a node needs to join: PEM texts and a kubeconfig with a kubelet's rights.
+/// Credentials that a node needs to join: PEM texts and a kubeconfig with a kubelet's permissions.
 #[derive(Clone)]
 pub struct NodeCredentials {
-    /// User `system:node:NAME` of group `system:nodes`.
+    /// Kubeconfig of the user `system:node:NAME` in the group `system:nodes`.
     pub kubeconfig: std::path::PathBuf,
-    /// For the node's own server, valid for loopback and the node's name.
+    /// Certificate of the node's own server, valid for loopback and the node's name.
     pub serving_certificate: String,
     pub serving_key: String,
-    /// Who may call the node: kube-apiserver's client certificate is signed by it.
+    /// The authority that the node trusts for its clients: it signed kube-apiserver's client certificate.
     pub client_authority: String,
 }
 
 impl ControlPlane {
-    /// What a node of this name needs to join.
+    /// Credentials for a node of this name.
     pub fn node_credentials(&self, node: &str) -> anyhow::Result<NodeCredentials> {
         let client = self.authority.client(&format!("system:node:{node}"), "system:nodes")?;
         let server = self.authority.server(node, &[node])?;

@@ -1,4 +1,4 @@
-//! Who talks to the control plane, and kubeconfigs for them.
+//! Users of the control plane's API, and kubeconfigs for them.
 
 use std::path::PathBuf;
 
@@ -19,19 +19,19 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// A user with a token of the API server's token file.
+    /// A user with a token in the API server's token file.
     pub(super) fn token(user: &str, group: &str) -> Self {
         let token = uuid::Uuid::new_v4().simple().to_string();
         Self { user: user.to_owned(), group: group.to_owned(), credential: json!({ "token": token }) }
     }
 
-    /// Its line in that file.
+    /// The user's line in the token file.
     pub(super) fn token_line(&self) -> String {
         let token = self.credential["token"].as_str().unwrap_or_default();
         format!("{token},{user},{user},\"{group}\"\n", user = self.user, group = self.group)
     }
 
-    /// Whoever the certificate names.
+    /// The user that the certificate names.
     pub(super) fn certificate(signed: &Signed) -> Self {
         let credential = json!({
             "client-certificate-data": STANDARD.encode(&signed.certificate),
@@ -42,7 +42,7 @@ impl Identity {
 }
 
 impl ControlPlane {
-    /// JSON is YAML.
+    /// A kubeconfig for the identity, as JSON, which is valid YAML.
     pub(super) fn kubeconfig_of(&self, identity: &Identity) -> String {
         let cluster = json!({
             "server": format!("https://{}", self.address),
@@ -59,7 +59,7 @@ impl ControlPlane {
         .to_string()
     }
 
-    /// A kubeconfig with exactly the rights of a ServiceAccount, which must exist.
+    /// A kubeconfig with exactly the permissions of an existing ServiceAccount.
     pub async fn service_account_kubeconfig(&self, namespace: &str, name: &str) -> anyhow::Result<PathBuf> {
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
             Api::namespaced(self.client().await?, namespace);
@@ -67,11 +67,11 @@ impl ControlPlane {
             spec: Some(TokenRequestSpec { expiration_seconds: Some(7200), ..TokenRequestSpec::default() }),
             ..TokenRequest::default()
         };
-        let answer = accounts
+        let response = accounts
             .create_token_request(name, &PostParams::default(), &request)
             .await
             .with_context(|| format!("no token for ServiceAccount {namespace}/{name}"))?;
-        let token = answer.status.context("a TokenRequest without a token")?.token;
+        let token = response.status.context("a TokenRequest without a token")?.token;
         let identity = Identity { user: String::new(), group: String::new(), credential: json!({ "token": token }) };
         let path = self.path(&format!("{namespace}-{name}.kubeconfig"));
         write(&path, &self.kubeconfig_of(&identity))?;

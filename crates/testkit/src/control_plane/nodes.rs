@@ -1,4 +1,4 @@
-//! Fake nodes: kwok makes their Pods Running and Ready within a second, and nothing runs.
+//! Fake nodes: kwok marks their Pods as Running and Ready within a second, without starting any process.
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Node;
@@ -8,24 +8,24 @@ use serde_json::json;
 use super::ControlPlane;
 use crate::eventually;
 
-/// How kwok brings nodes and Pods along.
+/// kwok's stages: the status changes that it applies to nodes and Pods.
 pub(super) const STAGES: &str = include_str!("stages.yaml");
 pub(super) const ANNOTATION: &str = "kwok.x-k8s.io/node";
 pub(super) const FAKE: &str = "fake";
 
-/// Key of the taint that keeps Pods which should really run away from fake nodes.
+/// Key of the taint that keeps Pods that need a real node off the fake nodes.
 pub const FAKE_NODE_TAINT: &str = ANNOTATION;
 
 /// Which fake nodes to add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeNodes {
     pub count: usize,
-    /// Only Pods that tolerate [`FAKE_NODE_TAINT`] come here.
+    /// Add [`FAKE_NODE_TAINT`], so that only Pods that tolerate it are scheduled here.
     pub tainted: bool,
 }
 
 impl ControlPlane {
-    /// Adds fake nodes and waits until Pods can be put on them.
+    /// Adds fake nodes and waits until Pods can be scheduled on them.
     pub async fn add_fake_nodes(&self, nodes: FakeNodes) -> anyhow::Result<()> {
         let api: Api<Node> = Api::all(self.client().await?);
         for _ in 0..nodes.count {
@@ -34,7 +34,7 @@ impl ControlPlane {
             } else {
                 json!([])
             };
-            // A capacity that prints as a plain number: some clients do not read 2k.
+            // A capacity that is printed as a plain number: some clients cannot parse 2k.
             let capacity = json!({ "cpu": "999", "memory": "999Gi", "pods": "4999" });
             let node = json!({
                 "metadata": {
@@ -58,7 +58,7 @@ impl ControlPlane {
     }
 }
 
-/// Ready, and the node lifecycle controller has taken its own taints away.
+/// True when the node is Ready and the node lifecycle controller has removed its own taints.
 fn takes_pods(node: &Node) -> bool {
     let ready = node
         .status

@@ -1,4 +1,4 @@
-//! The control plane's programs: where they are, and children that never outlive their owner.
+//! The control plane's programs: finding them, and running them as child processes that never outlive their owner.
 
 use std::{
     fs::File,
@@ -9,8 +9,9 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// Starts its arguments and ends them when its standard input closes, which the kernel does however the owner dies. The folder given
-/// first is removed then. The programs keep no state worth a slow farewell: kube-apiserver waits for minutes when its etcd is gone.
+/// Shell script that starts a program and kills it when the script's standard input is closed, which the kernel does
+/// however the owner dies. It then removes the folder given as first argument. SIGKILL is used because the programs
+/// keep no state that needs a graceful end, and kube-apiserver would wait for minutes when its etcd is gone.
 const GUARD: &str = r#"
 exec 3<&0 </dev/null
 folder=$1; shift
@@ -21,10 +22,10 @@ if [ $status = 137 ]; then wait $watcher; else kill $watcher; fi
 exit $status
 "#;
 
-/// How much of a log an error message carries.
-const LAST_WORDS: usize = 2000;
+/// Maximum number of bytes of a log in an error message.
+const LOG_TAIL: usize = 2000;
 
-/// The folder with the programs, or what is missing.
+/// The folder with the programs, or an error that says what is missing.
 pub(super) fn find_programs() -> anyhow::Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/control-plane");
     let output =
@@ -44,7 +45,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Starts `binary` with its output in `folder`, which goes when its owner dies.
+    /// Starts `binary` with its output in `folder`, which is removed when the owner dies.
     pub(super) fn start(binary: &Path, arguments: &[String], folder: &Path) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
         let name = binary.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -59,7 +60,7 @@ impl Program {
             .stdin(Stdio::piped())
             .stdout(output.try_clone()?)
             .stderr(output)
-            // A Ctrl-C is for the owner alone.
+            // A process group of its own, so that Ctrl-C reaches only the owner.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
@@ -67,37 +68,37 @@ impl Program {
         Ok(Self { name, log, guard, lifeline })
     }
 
-    /// An error with its last words when it has ended.
-    pub(super) fn must_run(&mut self) -> anyhow::Result<()> {
+    /// Returns an error with the end of the log when the program has ended.
+    pub(super) fn check_running(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.guard.try_wait()? {
-            bail!("{} ended with {status}: {}", self.name, self.last_words());
+            bail!("{} ended with {status}: {}", self.name, self.log_tail());
         }
         Ok(())
     }
 
-    /// The end of its log.
-    pub(super) fn last_words(&self) -> String {
+    /// The end of the program's log.
+    pub(super) fn log_tail(&self) -> String {
         let mut text = Vec::new();
         let read = File::open(&self.log).and_then(|mut file| file.read_to_end(&mut text));
         match read {
             Ok(_) => {
-                let from = text.len().saturating_sub(LAST_WORDS);
+                let from = text.len().saturating_sub(LOG_TAIL);
                 format!("{}: …{}", self.name, String::from_utf8_lossy(&text[from..]))
             }
             Err(error) => format!("{}: no log: {error}", self.name),
         }
     }
 
-    /// Lets go without waiting; [`Drop`] waits.
-    pub(super) fn release(&mut self) {
+    /// Lets the guard kill the program, without waiting for it; [`Drop`] waits.
+    pub(super) fn stop(&mut self) {
         self.lifeline = None;
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        self.release();
-        // The guard ends right after its program, which SIGKILL ends.
+        self.stop();
+        // The guard ends right after its program, which SIGKILL has ended.
         let _ = self.guard.wait();
     }
 }

@@ -1,10 +1,10 @@
-//! What the API server itself counted: requests by verb, resource and answer, from its metrics.
+//! The API server's own request counts, by verb, resource and status, from its metrics.
 
 use std::collections::BTreeMap;
 
 use super::ControlPlane;
 
-/// One line of the count.
+/// One kind of request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Requests {
     pub verb: String,
@@ -13,11 +13,11 @@ pub struct Requests {
     pub code: u16,
 }
 
-/// How often each was answered.
+/// Number of completed requests by kind.
 pub type RequestCounts = BTreeMap<Requests, u64>;
 
 impl ControlPlane {
-    /// Everything answered since the start.
+    /// All requests completed since the start.
     pub async fn request_counts(&self) -> anyhow::Result<RequestCounts> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let page = self.client().await?.request_text(request).await?;
@@ -25,7 +25,7 @@ impl ControlPlane {
     }
 }
 
-/// What was added between two counts.
+/// Comparing and classifying counts.
 impl Requests {
     pub fn since(before: &RequestCounts, after: &RequestCounts) -> RequestCounts {
         after
@@ -59,7 +59,7 @@ fn parse(page: &str) -> RequestCounts {
         let resource = if subresource.is_empty() { resource.to_owned() } else { format!("{resource}/{subresource}") };
         let request =
             Requests { verb: label("verb").to_owned(), resource, code: label("code").parse().unwrap_or_default() };
-        // Numbers of Prometheus are floats; counts are exact up to 2^53.
+        // Prometheus values are floats; counts are exact up to 2^53.
         let count = value.split(' ').next().and_then(|value| value.parse::<f64>().ok()).unwrap_or_default();
         *counts.entry(request).or_default() += count as u64;
     }

@@ -1,4 +1,4 @@
-// Command apigen makes the typed API structs, with deep copies, from the rendered CRDs: go run ./internal/apigen ../../deploy/crds api
+// Command apigen generates the typed API structs, with deep copies, from the rendered CRDs: go run ./internal/apigen ../../deploy/crds api
 package main
 
 import (
@@ -37,7 +37,7 @@ type definition struct {
 	}
 }
 
-// known maps a property, by the end of its path, to the type that everybody uses for it.
+// known maps a property, by the end of its path, to the standard Kubernetes type for it.
 var known = []struct{ suffix, goType string }{
 	{"podTemplate.spec", "corev1.PodSpec"},
 	{"volumeClaimTemplates.[].spec", "corev1.PersistentVolumeClaimSpec"},
@@ -200,7 +200,7 @@ func (g *generator) object(name, path string, s *schema) {
 
 func isEnum(s *schema) bool { return s.Type == "string" && len(s.Enum) > 0 }
 
-// goType says how a property is typed in Go, and what its elements are.
+// goType returns the Go type of a property, and the type of its elements.
 func (g *generator) goType(name, path string, s *schema) (string, string) {
 	for _, k := range known {
 		if strings.HasSuffix(path, k.suffix) {

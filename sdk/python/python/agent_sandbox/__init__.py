@@ -61,17 +61,17 @@ __all__ = [
 
 
 
-# The native module is loaded at first use: programs that import and do nothing pay nothing.
+# The native module is loaded at first use, so that importing the package alone costs nothing.
 @atexit.register
 def _shutdown() -> None:
-    """Ends threads before the interpreter ends; creations that were given up are undone first."""
+    """Stops the native threads before the interpreter exits, after undoing creations that did not finish."""
     native = sys.modules.get("agent_sandbox._native")
     if native is not None:
         native.shutdown()
 
 
 def __getattr__(name: str) -> Any:
-    # The asynchronous twins are loaded when they are asked for: most programs use one of the two.
+    # The asynchronous classes are imported on demand: most programs use only one of the two APIs.
     if name.startswith("Async") and name in __all__:
         from . import _async
 

@@ -1,4 +1,4 @@
-"""Made from the synchronous module by `twins.py`: do not change it by hand."""
+"""Generated from the synchronous module by `generate_async.py`; do not edit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _CHUNK = 1 << 20
 
 
 class AsyncClient:
-    """A cluster, and a way to reach the sandboxes in it.
+    """A cluster, and the connection to the sandboxes in it.
 
-    Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine that runs on this machine, else
-    `~/.kube/config`. ``local=True`` means the engine on this machine, and starts one when none runs.
+    Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine that runs on this
+    machine, else `~/.kube/config`. ``local=True`` uses the engine on this machine, and starts one when none runs.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class AsyncClient:
         return opened
 
     async def namespace(self) -> str:
-        """The namespace in which names are looked up: the one given, else the kubeconfig's."""
+        """The namespace in which names are looked up: the given one, else that of the kubeconfig."""
         opened = await self._open()
         return self._namespace or opened.namespace or "default"
 
     def sandbox(self, image: str | None = None, **options: Any) -> AsyncSandbox:
-        """A sandbox that is made at first use. Takes what :class:`AsyncSandbox` takes."""
+        """A sandbox that is created at first use. Takes the arguments of :class:`AsyncSandbox`."""
         return AsyncSandbox(image, client=self, **options)
 
     async def get(self, name: str, *, namespace: str | None = None) -> AsyncSandbox:
-        """A sandbox that exists, by its own name or its claim's."""
+        """An existing sandbox, by its own name or the name of its claim."""
         opened = await self._open()
         where = namespace or await self.namespace()
         handle = await _aio(opened.find(where, name))
@@ -83,7 +83,7 @@ class AsyncClient:
         env: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> None:
-        """A template with one container and a warm pool on it. ``replicas=None`` makes the template alone."""
+        """Creates a template with one container and a warm pool. ``replicas=None`` creates only the template."""
         opened = await self._open()
         where = namespace or await self.namespace()
         await _aio(opened.create_pool(where, name, image, dict(env or {}), replicas))
@@ -102,10 +102,11 @@ class AsyncClient:
 
 
 class AsyncSandbox:
-    """A computer of its own, made at first use and deleted at the end of its ``with`` block.
+    """An isolated computer, created at first use and deleted at the end of its ``with`` block.
 
-    ``AsyncSandbox("python:3.12")`` is made from an image, ``AsyncSandbox(pool="name")`` taken from a warm pool, ``AsyncSandbox(template="name")`` made
-    from a template. Without any of them the ready-made pool `python-sandbox-template` is used.
+    ``AsyncSandbox("python:3.12")`` is created from an image, ``AsyncSandbox(pool="name")`` is taken from a warm pool,
+    ``AsyncSandbox(template="name")`` is created from a template. Without any of them the ready-made pool
+    `python-sandbox-template` is used.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class AsyncSandbox:
         return sandbox
 
     async def open(self) -> AsyncSandbox:
-        """Makes the sandbox now instead of at first use."""
+        """Creates the sandbox now instead of at first use."""
         await self._ready()
         return self
 
@@ -187,12 +188,12 @@ class AsyncSandbox:
 
     @property
     def name(self) -> str | None:
-        """Its own name, once it is made."""
+        """The sandbox's own name, once it is created."""
         return self._handle.name if self._handle else None
 
     @property
     def claim(self) -> str | None:
-        """Its claim's name, when it is held through one."""
+        """The name of the sandbox's claim, if it has one."""
         return self._handle.claim if self._handle else None
 
     @property
@@ -212,10 +213,10 @@ class AsyncSandbox:
         idempotency_key: str | None = None,
         boot_id: str | None = None,
     ) -> CommandResult:
-        """Runs a command to its end: text for a shell, or a list of words without one.
+        """Runs a command and waits for its end: a string runs in a shell, a list runs without one.
 
-        With an idempotency key a broken connection is survived and the command runs once; without one it is
-        :class:`~agent_sandbox.errors.SandboxOutcomeUnknownError`, and the sandbox ends the command.
+        With an idempotency key the call survives a lost connection, and the command runs once. Without one a lost
+        connection raises :class:`~agent_sandbox.errors.SandboxOutcomeUnknownError`, and the sandbox ends the command.
         """
         options = command_options(
             command, env, cwd, user, timeout, stdin, output_limit=output_limit, key=idempotency_key, boot_id=boot_id
@@ -233,7 +234,7 @@ class AsyncSandbox:
         timeout: float | None = None,
         stdin: str | None = None,
     ) -> AsyncEventStream:
-        """Runs a command and yields what happens as it happens. Closing the stream ends the command."""
+        """Runs a command and yields its events as they happen. Closing the stream ends the command."""
         options = command_options(command, env, cwd, user, timeout, stdin)
         handle = await self._ready()
         return AsyncEventStream(await _aio(handle.stream(options)))
@@ -258,22 +259,22 @@ class AsyncSandbox:
         return AsyncProcess(await _aio(handle.start(options)))
 
     async def process(self, id: int) -> AsyncProcess:
-        """A process that was started before, here or in another program."""
+        """A process that was started earlier, by this or another program."""
         handle = await self._ready()
         return AsyncProcess(await _aio(handle.process(id)))
 
     async def processes(self) -> List[ProcessInfo]:
-        """Every process that the sandbox remembers."""
+        """All running processes, and those that ended recently."""
         handle = await self._ready()
         return [ProcessInfo(raw) for raw in await _aio(handle.processes())]
 
     async def info(self) -> dict[str, Any]:
-        """What the sandbox's daemon says about itself: version, boot id, base directory, user."""
+        """Facts about the sandbox's daemon: version, boot id, base directory, user."""
         handle = await self._ready()
         return await _aio(handle.info())
 
     async def status(self) -> tuple[bool, str]:
-        """Whether it is ready, and why not."""
+        """Whether the sandbox is ready, and the reason if not."""
         handle = await self._ready()
         found = await _aio(handle.object())
         for condition in (found.get("status") or {}).get("conditions") or []:
@@ -282,22 +283,22 @@ class AsyncSandbox:
         return False, "no controller has looked at it yet"
 
     async def suspend(self, timeout: float = 180) -> None:
-        """Stops it. Its files and its name stay."""
+        """Stops the sandbox. Its files and its name are kept."""
         handle = await self._ready()
         await _aio(handle.suspend(timeout))
 
     async def resume(self, timeout: float = 180) -> None:
-        """Lets it run again."""
+        """Starts a suspended sandbox again."""
         handle = await self._ready()
         await _aio(handle.resume(timeout))
 
     async def expire_after(self, seconds: float) -> None:
-        """Has it deleted that long from now, whether or not this program still runs."""
+        """Schedules the deletion of the sandbox after that time, whether or not this program still runs."""
         handle = await self._ready()
         await _aio(handle.expire_after(seconds))
 
     async def delete(self) -> None:
-        """Deletes it and everything in it. Doing so twice is fine."""
+        """Deletes the sandbox and everything in it. It may be called again."""
         if self._handle is not None:
             await _aio(self._handle.delete())
 
@@ -306,7 +307,7 @@ class AsyncSandbox:
 
 
 class AsyncEventStream:
-    """Events of a command, one by one."""
+    """Iterator over the events of a command."""
 
     def __init__(self, stream: _native.Stream) -> None:
         self._stream = stream
@@ -332,7 +333,7 @@ class AsyncEventStream:
 
 
 class AsyncProcess:
-    """A background process. It lives on when this program ends; ``id`` finds it again."""
+    """A background process. It keeps running when this program ends; ``id`` identifies it."""
 
     def __init__(self, native: _native.Process) -> None:
         self._native = native
@@ -349,15 +350,15 @@ class AsyncProcess:
         return ProcessInfo(await _aio(self._native.info()))
 
     async def wait(self) -> ProcessInfo:
-        """Waits for its end."""
+        """Waits for the end of the process."""
         return ProcessInfo(await _aio(self._native.wait()))
 
     def events(self, offset: int = 0) -> AsyncEventStream:
-        """Everything from ``offset`` on. A broken connection is taken up again where it broke."""
+        """All events from ``offset`` on. After a lost connection the stream resumes at the same position."""
         return AsyncEventStream(self._native.events(offset))
 
     async def write(self, data: bytes | str) -> None:
-        """Writes to its standard input."""
+        """Writes to the standard input of the process."""
         await _aio(self._native.write(data.encode() if isinstance(data, str) else bytes(data)))
 
     async def end_input(self) -> None:
@@ -371,12 +372,12 @@ class AsyncProcess:
         await _aio(self._native.signal(str(signal)))
 
     async def kill(self) -> None:
-        """Ends it and everything that it started."""
+        """Kills the process and all processes that it started."""
         await _aio(self._native.kill())
 
 
 class AsyncChunks:
-    """A file's content, piece by piece."""
+    """Iterator over the content of a file, in chunks."""
 
     def __init__(self, stream: _native.Stream, size: int | None) -> None:
         self._stream = stream
@@ -396,7 +397,7 @@ class AsyncChunks:
 
 
 class AsyncChanges:
-    """AsyncChanges below a watched path, one by one."""
+    """Iterator over the changes below a watched path."""
 
     def __init__(self, stream: _native.Stream) -> None:
         self._stream = stream
@@ -415,7 +416,7 @@ class AsyncChanges:
 
 
 class AsyncFiles:
-    """AsyncFiles of a sandbox. A path without a leading slash is below the sandbox's base directory."""
+    """The files of a sandbox. A path without a leading slash is relative to the sandbox's base directory."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
@@ -425,24 +426,24 @@ class AsyncFiles:
         return handle.files()
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """A whole file. One larger than ``max_bytes`` (256 MiB) is an error before anything is read."""
+        """Reads a whole file. A file larger than ``max_bytes`` (256 MiB) is an error before anything is read."""
         files = await self._files()
         return await _aio(files.read(path, max_bytes))
 
     async def read_text(self, path: str, encoding: str = "utf-8") -> str:
-        """A whole file as text."""
+        """Reads a whole file as text."""
         files = await self._files()
         content: bytes = await _aio(files.read(path, None))
         return content.decode(encoding)
 
     async def open(self, path: str, *, offset: int = 0, length: int | None = None) -> AsyncChunks:
-        """A file, or a part of it, piece by piece."""
+        """Reads a file, or a part of it, in chunks."""
         files = await self._files()
         stream, size = await _aio(files.open(path, offset, length))
         return AsyncChunks(stream, size)
 
     async def write(self, path: str, content: bytes | str | BinaryIO, *, mode: str | None = None, append: bool = False) -> None:
-        """Writes a file, whole or not at all; a binary file object is sent piece by piece."""
+        """Writes a file atomically; a binary file object is sent in chunks."""
         files = await self._files()
         if isinstance(content, str):
             content = content.encode()
@@ -485,7 +486,7 @@ class AsyncFiles:
         await _aio(files.copy(source, target, overwrite))
 
     async def mkdir(self, path: str) -> None:
-        """Makes a directory and those above it."""
+        """Creates a directory and its missing parents."""
         files = await self._files()
         await _aio(files.mkdir(path))
 
@@ -494,7 +495,7 @@ class AsyncFiles:
         await _aio(files.chmod(path, mode))
 
     async def glob(self, pattern: str, path: str = "") -> List[FileInfo]:
-        """AsyncFiles below ``path`` that match a pattern such as ``**/*.py``."""
+        """All entries below ``path`` that match a pattern such as ``**/*.py``."""
         files = await self._files()
         return [FileInfo(raw) for raw in await _aio(files.glob(path, pattern))]
 
@@ -504,26 +505,26 @@ class AsyncFiles:
         return [Match(raw) for raw in await _aio(files.search(path, pattern, glob))]
 
     async def watch(self, path: str = "", *, recursive: bool = False) -> AsyncChanges:
-        """AsyncChanges from now on. A broken connection ends the stream with an error, because changes may have been missed."""
+        """Watches a path. A lost connection ends the stream with an error, because changes may have been missed."""
         files = await self._files()
         return AsyncChanges(await _aio(files.watch(path, recursive)))
 
     async def upload(self, local: str, path: str) -> None:
-        """A local file into the sandbox."""
+        """Copies a local file into the sandbox."""
         files = await self._files()
         await _aio(files.upload_file(str(local), path))
 
     async def download(self, path: str, local: str) -> None:
-        """A file of the sandbox onto this machine: whole or not at all."""
+        """Copies a file of the sandbox to this machine, atomically."""
         files = await self._files()
         await _aio(files.download_file(path, str(local)))
 
     async def upload_dir(self, local: str, path: str) -> None:
-        """A local directory into the sandbox."""
+        """Copies a local directory into the sandbox."""
         files = await self._files()
         await _aio(files.upload_directory(str(local), path))
 
     async def download_dir(self, path: str, local: str) -> None:
-        """A directory of the sandbox onto this machine."""
+        """Copies a directory of the sandbox to this machine."""
         files = await self._files()
         await _aio(files.download_directory(path, str(local)))

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """How commands and files travel. Make one with a class method; the default is :meth:`tunnel`."""
+    """How sandboxes are reached. Create one with a class method; the default is :meth:`tunnel`."""
 
     __slots__ = ("_options",)
 
@@ -31,12 +31,12 @@ class Connection:
 
     @classmethod
     def tunnel(cls, router_namespace: str | None = None) -> Connection:
-        """Through the cluster's API to the router: needs nothing but a kubeconfig."""
+        """Through the cluster's API to the router; needs only a kubeconfig."""
         return cls("tunnel", router_namespace=router_namespace)
 
     @classmethod
     def pod(cls) -> Connection:
-        """Through the cluster's API straight to the sandbox's Pod: needs no router."""
+        """Through the cluster's API directly to the sandbox's Pod; needs no router."""
         return cls("pod")
 
     @classmethod
@@ -57,7 +57,7 @@ class Connection:
 
     @classmethod
     def in_cluster(cls, address: str = "pod-ip-then-dns") -> Connection:
-        """Straight to the Pod, from inside the cluster: ``pod-ip``, ``dns``, ``service``, or the address and then DNS."""
+        """Directly to the Pod, from inside the cluster: by ``pod-ip``, ``dns``, ``service``, or by address, then DNS."""
         kinds = {"pod-ip-then-dns": "in-cluster", "pod-ip": "in-cluster-pod-ip", "dns": "in-cluster-dns"}
         kinds["service"] = "in-cluster-service"
         if address not in kinds:

@@ -1,4 +1,4 @@
-"""Arguments of the public surface as the native module takes them."""
+"""Converts arguments of the public API to the options of the native module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READY_MADE = "python-sandbox-template"
 
 
 def traceparent() -> str | None:
-    """The current span of OpenTelemetry, if the program uses it."""
+    """The `traceparent` of the current OpenTelemetry span, if the program uses OpenTelemetry."""
     import sys
 
     trace = sys.modules.get("opentelemetry.trace")

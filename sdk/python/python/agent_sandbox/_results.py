@@ -1,4 +1,4 @@
-"""What calls return."""
+"""Result types of the public API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class CommandError(RuntimeError):
-    """A command that ended with something else than 0, raised by :meth:`CommandResult.check`."""
+    """A command ended with an exit code other than 0; raised by :meth:`CommandResult.check`."""
 
     def __init__(self, result: CommandResult) -> None:
         last = result.stderr.strip().splitlines()[-1:] or [""]
@@ -37,7 +37,7 @@ class CommandResult:
 
     @property
     def stdout(self) -> str:
-        """Standard output as text; what is not UTF-8 is replaced (``stdout_bytes`` has it as it was)."""
+        """Standard output as text; invalid UTF-8 is replaced (``stdout_bytes`` has the original bytes)."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
@@ -50,7 +50,7 @@ class CommandResult:
         return self.exit_code == 0
 
     def check(self) -> CommandResult:
-        """Itself, or :class:`CommandError` when the command failed."""
+        """Returns this result, or raises :class:`CommandError` when the command failed."""
         if self.exit_code != 0:
             raise CommandError(self)
         return self
@@ -60,7 +60,7 @@ class CommandResult:
 
 
 class Event:
-    """One thing that happened to a command: ``kind`` is started, stdout, stderr, skipped or exit."""
+    """One event of a command: ``kind`` is started, stdout, stderr, skipped or exit."""
 
     __slots__ = ("kind", "data", "offset", "exit_code", "signal", "timed_out", "id", "pid", "skipped")
 
@@ -85,7 +85,7 @@ class Event:
 
     @property
     def text(self) -> str:
-        """The output as text; what is not UTF-8 is replaced."""
+        """The output as text; invalid UTF-8 is replaced."""
         return self.data.decode("utf-8", "replace")
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Event:
 
 
 class FileInfo:
-    """A file, directory, link or something else."""
+    """A file, directory, link or other directory entry."""
 
     __slots__ = ("path", "name", "type", "size", "mode", "uid", "gid", "modified_at", "link_target")
 
@@ -121,7 +121,10 @@ class FileInfo:
 
 
 class Change:
-    """One change below a watched path: ``kind`` is created, modified, removed, movedFrom, movedTo, attributes or overflow."""
+    """One change below a watched path.
+
+    ``kind`` is created, modified, removed, movedFrom, movedTo, attributes or overflow.
+    """
 
     __slots__ = ("path", "kind")
 
@@ -134,7 +137,7 @@ class Change:
 
 
 class Match:
-    """One line that a search found."""
+    """One matching line of a content search."""
 
     __slots__ = ("path", "line", "text")
 
@@ -148,7 +151,7 @@ class Match:
 
 
 class ProcessInfo:
-    """A process as the sandbox sees it now."""
+    """The state of a process when it was read."""
 
     __slots__ = ("id", "pid", "argv", "running", "exit_code", "signal", "timed_out", "terminal")
 

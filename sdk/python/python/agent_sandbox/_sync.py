@@ -1,4 +1,4 @@
-"""The synchronous surface. The asynchronous one, `_async.py`, is made from this file by `twins.py`: change this one only."""
+"""The synchronous API. `generate_async.py` generates the asynchronous API, `_async.py`, from this file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _CHUNK = 1 << 20
 
 
 class Client:
-    """A cluster, and a way to reach the sandboxes in it.
+    """A cluster, and the connection to the sandboxes in it.
 
-    Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine that runs on this machine, else
-    `~/.kube/config`. ``local=True`` means the engine on this machine, and starts one when none runs.
+    Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine that runs on this
+    machine, else `~/.kube/config`. ``local=True`` uses the engine on this machine, and starts one when none runs.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Client:
         return opened
 
     def namespace(self) -> str:  # async
-        """The namespace in which names are looked up: the one given, else the kubeconfig's."""
+        """The namespace in which names are looked up: the given one, else that of the kubeconfig."""
         opened = self._open()  # await
         return self._namespace or opened.namespace or "default"
 
     def sandbox(self, image: str | None = None, **options: Any) -> Sandbox:
-        """A sandbox that is made at first use. Takes what :class:`Sandbox` takes."""
+        """A sandbox that is created at first use. Takes the arguments of :class:`Sandbox`."""
         return Sandbox(image, client=self, **options)
 
     def get(self, name: str, *, namespace: str | None = None) -> Sandbox:  # async
-        """A sandbox that exists, by its own name or its claim's."""
+        """An existing sandbox, by its own name or the name of its claim."""
         opened = self._open()  # await
         where = namespace or self.namespace()  # await
         handle = _wait(opened.find(where, name))
@@ -83,7 +83,7 @@ class Client:
         env: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> None:  # async
-        """A template with one container and a warm pool on it. ``replicas=None`` makes the template alone."""
+        """Creates a template with one container and a warm pool. ``replicas=None`` creates only the template."""
         opened = self._open()  # await
         where = namespace or self.namespace()  # await
         _wait(opened.create_pool(where, name, image, dict(env or {}), replicas))
@@ -102,10 +102,11 @@ class Client:
 
 
 class Sandbox:
-    """A computer of its own, made at first use and deleted at the end of its ``with`` block.
+    """An isolated computer, created at first use and deleted at the end of its ``with`` block.
 
-    ``Sandbox("python:3.12")`` is made from an image, ``Sandbox(pool="name")`` taken from a warm pool, ``Sandbox(template="name")`` made
-    from a template. Without any of them the ready-made pool `python-sandbox-template` is used.
+    ``Sandbox("python:3.12")`` is created from an image, ``Sandbox(pool="name")`` is taken from a warm pool,
+    ``Sandbox(template="name")`` is created from a template. Without any of them the ready-made pool
+    `python-sandbox-template` is used.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Sandbox:
         return sandbox
 
     def open(self) -> Sandbox:  # async
-        """Makes the sandbox now instead of at first use."""
+        """Creates the sandbox now instead of at first use."""
         self._ready()  # await
         return self
 
@@ -187,12 +188,12 @@ class Sandbox:
 
     @property
     def name(self) -> str | None:
-        """Its own name, once it is made."""
+        """The sandbox's own name, once it is created."""
         return self._handle.name if self._handle else None
 
     @property
     def claim(self) -> str | None:
-        """Its claim's name, when it is held through one."""
+        """The name of the sandbox's claim, if it has one."""
         return self._handle.claim if self._handle else None
 
     @property
@@ -212,10 +213,10 @@ class Sandbox:
         idempotency_key: str | None = None,
         boot_id: str | None = None,
     ) -> CommandResult:  # async
-        """Runs a command to its end: text for a shell, or a list of words without one.
+        """Runs a command and waits for its end: a string runs in a shell, a list runs without one.
 
-        With an idempotency key a broken connection is survived and the command runs once; without one it is
-        :class:`~agent_sandbox.errors.SandboxOutcomeUnknownError`, and the sandbox ends the command.
+        With an idempotency key the call survives a lost connection, and the command runs once. Without one a lost
+        connection raises :class:`~agent_sandbox.errors.SandboxOutcomeUnknownError`, and the sandbox ends the command.
         """
         options = command_options(
             command, env, cwd, user, timeout, stdin, output_limit=output_limit, key=idempotency_key, boot_id=boot_id
@@ -233,7 +234,7 @@ class Sandbox:
         timeout: float | None = None,
         stdin: str | None = None,
     ) -> EventStream:  # async
-        """Runs a command and yields what happens as it happens. Closing the stream ends the command."""
+        """Runs a command and yields its events as they happen. Closing the stream ends the command."""
         options = command_options(command, env, cwd, user, timeout, stdin)
         handle = self._ready()  # await
         return EventStream(_wait(handle.stream(options)))
@@ -258,22 +259,22 @@ class Sandbox:
         return Process(_wait(handle.start(options)))
 
     def process(self, id: int) -> Process:  # async
-        """A process that was started before, here or in another program."""
+        """A process that was started earlier, by this or another program."""
         handle = self._ready()  # await
         return Process(_wait(handle.process(id)))
 
     def processes(self) -> List[ProcessInfo]:  # async
-        """Every process that the sandbox remembers."""
+        """All running processes, and those that ended recently."""
         handle = self._ready()  # await
         return [ProcessInfo(raw) for raw in _wait(handle.processes())]
 
     def info(self) -> dict[str, Any]:  # async
-        """What the sandbox's daemon says about itself: version, boot id, base directory, user."""
+        """Facts about the sandbox's daemon: version, boot id, base directory, user."""
         handle = self._ready()  # await
         return _wait(handle.info())
 
     def status(self) -> tuple[bool, str]:  # async
-        """Whether it is ready, and why not."""
+        """Whether the sandbox is ready, and the reason if not."""
         handle = self._ready()  # await
         found = _wait(handle.object())
         for condition in (found.get("status") or {}).get("conditions") or []:
@@ -282,22 +283,22 @@ class Sandbox:
         return False, "no controller has looked at it yet"
 
     def suspend(self, timeout: float = 180) -> None:  # async
-        """Stops it. Its files and its name stay."""
+        """Stops the sandbox. Its files and its name are kept."""
         handle = self._ready()  # await
         _wait(handle.suspend(timeout))
 
     def resume(self, timeout: float = 180) -> None:  # async
-        """Lets it run again."""
+        """Starts a suspended sandbox again."""
         handle = self._ready()  # await
         _wait(handle.resume(timeout))
 
     def expire_after(self, seconds: float) -> None:  # async
-        """Has it deleted that long from now, whether or not this program still runs."""
+        """Schedules the deletion of the sandbox after that time, whether or not this program still runs."""
         handle = self._ready()  # await
         _wait(handle.expire_after(seconds))
 
     def delete(self) -> None:  # async
-        """Deletes it and everything in it. Doing so twice is fine."""
+        """Deletes the sandbox and everything in it. It may be called again."""
         if self._handle is not None:
             _wait(self._handle.delete())
 
@@ -306,7 +307,7 @@ class Sandbox:
 
 
 class EventStream:
-    """Events of a command, one by one."""
+    """Iterator over the events of a command."""
 
     def __init__(self, stream: _native.Stream) -> None:
         self._stream = stream
@@ -332,7 +333,7 @@ class EventStream:
 
 
 class Process:
-    """A background process. It lives on when this program ends; ``id`` finds it again."""
+    """A background process. It keeps running when this program ends; ``id`` identifies it."""
 
     def __init__(self, native: _native.Process) -> None:
         self._native = native
@@ -349,15 +350,15 @@ class Process:
         return ProcessInfo(_wait(self._native.info()))
 
     def wait(self) -> ProcessInfo:  # async
-        """Waits for its end."""
+        """Waits for the end of the process."""
         return ProcessInfo(_wait(self._native.wait()))
 
     def events(self, offset: int = 0) -> EventStream:
-        """Everything from ``offset`` on. A broken connection is taken up again where it broke."""
+        """All events from ``offset`` on. After a lost connection the stream resumes at the same position."""
         return EventStream(self._native.events(offset))
 
     def write(self, data: bytes | str) -> None:  # async
-        """Writes to its standard input."""
+        """Writes to the standard input of the process."""
         _wait(self._native.write(data.encode() if isinstance(data, str) else bytes(data)))
 
     def end_input(self) -> None:  # async
@@ -371,12 +372,12 @@ class Process:
         _wait(self._native.signal(str(signal)))
 
     def kill(self) -> None:  # async
-        """Ends it and everything that it started."""
+        """Kills the process and all processes that it started."""
         _wait(self._native.kill())
 
 
 class Chunks:
-    """A file's content, piece by piece."""
+    """Iterator over the content of a file, in chunks."""
 
     def __init__(self, stream: _native.Stream, size: int | None) -> None:
         self._stream = stream
@@ -396,7 +397,7 @@ class Chunks:
 
 
 class Changes:
-    """Changes below a watched path, one by one."""
+    """Iterator over the changes below a watched path."""
 
     def __init__(self, stream: _native.Stream) -> None:
         self._stream = stream
@@ -415,7 +416,7 @@ class Changes:
 
 
 class Files:
-    """Files of a sandbox. A path without a leading slash is below the sandbox's base directory."""
+    """The files of a sandbox. A path without a leading slash is relative to the sandbox's base directory."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -425,24 +426,24 @@ class Files:
         return handle.files()
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:  # async
-        """A whole file. One larger than ``max_bytes`` (256 MiB) is an error before anything is read."""
+        """Reads a whole file. A file larger than ``max_bytes`` (256 MiB) is an error before anything is read."""
         files = self._files()  # await
         return _wait(files.read(path, max_bytes))
 
     def read_text(self, path: str, encoding: str = "utf-8") -> str:  # async
-        """A whole file as text."""
+        """Reads a whole file as text."""
         files = self._files()  # await
         content: bytes = _wait(files.read(path, None))
         return content.decode(encoding)
 
     def open(self, path: str, *, offset: int = 0, length: int | None = None) -> Chunks:  # async
-        """A file, or a part of it, piece by piece."""
+        """Reads a file, or a part of it, in chunks."""
         files = self._files()  # await
         stream, size = _wait(files.open(path, offset, length))
         return Chunks(stream, size)
 
     def write(self, path: str, content: bytes | str | BinaryIO, *, mode: str | None = None, append: bool = False) -> None:  # async
-        """Writes a file, whole or not at all; a binary file object is sent piece by piece."""
+        """Writes a file atomically; a binary file object is sent in chunks."""
         files = self._files()  # await
         if isinstance(content, str):
             content = content.encode()
@@ -485,7 +486,7 @@ class Files:
         _wait(files.copy(source, target, overwrite))
 
     def mkdir(self, path: str) -> None:  # async
-        """Makes a directory and those above it."""
+        """Creates a directory and its missing parents."""
         files = self._files()  # await
         _wait(files.mkdir(path))
 
@@ -494,7 +495,7 @@ class Files:
         _wait(files.chmod(path, mode))
 
     def glob(self, pattern: str, path: str = "") -> List[FileInfo]:  # async
-        """Files below ``path`` that match a pattern such as ``**/*.py``."""
+        """All entries below ``path`` that match a pattern such as ``**/*.py``."""
         files = self._files()  # await
         return [FileInfo(raw) for raw in _wait(files.glob(path, pattern))]
 
@@ -504,26 +505,26 @@ class Files:
         return [Match(raw) for raw in _wait(files.search(path, pattern, glob))]
 
     def watch(self, path: str = "", *, recursive: bool = False) -> Changes:  # async
-        """Changes from now on. A broken connection ends the stream with an error, because changes may have been missed."""
+        """Watches a path. A lost connection ends the stream with an error, because changes may have been missed."""
         files = self._files()  # await
         return Changes(_wait(files.watch(path, recursive)))
 
     def upload(self, local: str, path: str) -> None:  # async
-        """A local file into the sandbox."""
+        """Copies a local file into the sandbox."""
         files = self._files()  # await
         _wait(files.upload_file(str(local), path))
 
     def download(self, path: str, local: str) -> None:  # async
-        """A file of the sandbox onto this machine: whole or not at all."""
+        """Copies a file of the sandbox to this machine, atomically."""
         files = self._files()  # await
         _wait(files.download_file(path, str(local)))
 
     def upload_dir(self, local: str, path: str) -> None:  # async
-        """A local directory into the sandbox."""
+        """Copies a local directory into the sandbox."""
         files = self._files()  # await
         _wait(files.upload_directory(str(local), path))
 
     def download_dir(self, path: str, local: str) -> None:  # async
-        """A directory of the sandbox onto this machine."""
+        """Copies a directory of the sandbox to this machine."""
         files = self._files()  # await
         _wait(files.download_directory(path, str(local)))

@@ -1,4 +1,4 @@
-"""From a pending operation to its result: by waiting, or by awaiting."""
+"""Getting the result of a pending operation: by blocking, or by awaiting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _wait(pending: _native.Pending) -> Any:
     return pending.wait()
 
 
-def _settle(future: Any, ok: bool, value: Any) -> None:
+def _set_outcome(future: Any, ok: bool, value: Any) -> None:
     if not future.done():
         if ok:
             future.set_result(value)
@@ -30,9 +30,9 @@ async def _aio(pending: _native.Pending) -> Any:
 
     def done(ok: bool, value: Any) -> None:
         try:
-            loop.call_soon_threadsafe(_settle, future, ok, value)
+            loop.call_soon_threadsafe(_set_outcome, future, ok, value)
         except RuntimeError:
-            pass  # The loop is closed: nobody waits any more.
+            pass  # The event loop is closed, so the result is not needed any more.
 
     pending.start(done)
     try:

@@ -1,4 +1,4 @@
-"""Every exception of the SDK. Each says what went wrong, what was tried, and what to do next."""
+"""All exceptions of the SDK. Each message says what went wrong, what was tried, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ class SandboxError(RuntimeError):
 
 
 class SandboxNotReadyError(SandboxError):
-    """The sandbox exists and cannot be talked to: it is starting or suspended."""
+    """The sandbox exists but does not accept requests: it is starting or suspended."""
 
 
 class SandboxNotFoundError(SandboxError):
-    """No sandbox or claim of that name, or it is gone."""
+    """No sandbox or claim has that name, or it was deleted."""
 
 
 class SandboxTemplateNotFoundError(SandboxError):
-    """No template of that name."""
+    """No template has that name."""
 
 
 class SandboxWarmPoolNotFoundError(SandboxError):
-    """No warm pool of that name."""
+    """No warm pool has that name."""
 
 
 class SandboxSourceNotFoundError(SandboxTemplateNotFoundError, SandboxWarmPoolNotFoundError):
-    """The name is neither a warm pool's nor a template's."""
+    """Neither a warm pool nor a template has that name."""
 
 
 class SandboxNoServiceError(SandboxError):
-    """The sandbox has no Service, and the connection asks for one."""
+    """The sandbox has no Service, but the connection needs one."""
 
 
 class SandboxMetadataError(SandboxError):
-    """The object went away or lacks what it must have while it was being waited for."""
+    """The object was deleted, or lacks a required field, while waiting for it."""
 
 
 class SandboxClaimFailedError(SandboxError):
-    """The claim can never become ready: its condition says why."""
+    """The claim can never become ready; the message contains the reason of its condition."""
 
 
 class SandboxAlreadyExistsError(SandboxError):
-    """Something of that name exists."""
+    """An object of that name already exists."""
 
 
 class SandboxPortForwardError(SandboxError):
@@ -48,15 +48,15 @@ class SandboxPortForwardError(SandboxError):
 
 
 class SnapshotNotFoundError(SandboxError):
-    """No snapshot of that name."""
+    """No snapshot has that name."""
 
 
 class SandboxNoClusterError(SandboxError):
-    """No cluster is named and no engine runs on this machine, or its configuration cannot be read."""
+    """No cluster is configured and no engine runs on this machine, or its configuration cannot be read."""
 
 
 class SandboxApiError(SandboxError):
-    """The cluster's API refused, or could not be reached (``status`` is None then)."""
+    """The cluster's API rejected the request, or could not be reached (then ``status`` is None)."""
 
     status: int | None = None
 
@@ -70,19 +70,19 @@ class SandboxCredentialsError(SandboxApiError):
 
 
 class SandboxTimeoutError(SandboxError, TimeoutError):
-    """Something took longer than allowed."""
+    """An operation exceeded its timeout."""
 
 
 class SandboxUnsupportedError(SandboxError, NotImplementedError):
-    """The sandbox's runtime is not ours and does not know the operation."""
+    """The sandbox runs another runtime, which does not support the operation."""
 
 
 class SandboxTooLargeError(SandboxError):
-    """Larger than may be kept in memory; stream it."""
+    """The content is larger than the limit for reading it into memory; stream it instead."""
 
 
 class SandboxRequestError(SandboxError):
-    """The sandbox, or the router in front of it, answered with an error, or no answer came (``status_code`` is None then)."""
+    """The sandbox, or the router in front of it, returned an error, or no response (then ``status_code`` is None)."""
 
     def __init__(self, message: str, status_code: int | None = None, response: object = None) -> None:
         super().__init__(message)
@@ -98,14 +98,14 @@ class SandboxFileNotFoundError(SandboxRequestError, FileNotFoundError):
 
 
 class SandboxConnectionError(SandboxRequestError, ConnectionError):
-    """The connection broke and could not be taken up again. Nothing that must happen once happened twice."""
+    """The connection was lost and could not be resumed. No operation that must run only once was repeated."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class SandboxOutcomeUnknownError(SandboxRequestError):
-    """The request was sent and no answer came: whether it was carried out is not known. It was not repeated."""
+    """The request was sent but no response arrived: whether it was executed is unknown. It was not repeated."""
 
 
 _CLASSES = {

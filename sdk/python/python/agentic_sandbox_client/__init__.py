@@ -1,4 +1,4 @@
-"""The shortest way to a sandbox, under the older package name: `SandboxClient().create_sandbox(name=…, image=…)`."""
+"""A minimal API under the older package name: `SandboxClient().create_sandbox(name=…, image=…)`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Sandbox", "SandboxClient"]
 
 
 class Sandbox:
-    """A sandbox with a name of the caller's own."""
+    """A sandbox with a name chosen by the caller."""
 
     def __init__(self, inner: _Sandbox) -> None:
         self._inner = inner
@@ -25,13 +25,13 @@ class Sandbox:
         return self._inner.files
 
     def execute(self, command: str, timeout: float | None = None) -> CommandResult:
-        """Runs a command to its end."""
+        """Runs a command and waits for its end."""
         return self._inner.run(command, timeout=timeout)
 
     run = execute
 
     def delete(self) -> None:
-        """Deletes the sandbox. Doing so twice is fine."""
+        """Deletes the sandbox. It may be called again."""
         self._inner.delete()
 
     def __enter__(self) -> Sandbox:
@@ -56,10 +56,10 @@ class SandboxClient:
         timeout: float = 180,
         **options: Any,
     ) -> Sandbox:
-        """Makes a sandbox and waits until it is ready."""
+        """Creates a sandbox and waits until it is ready."""
         inner = self._client.sandbox(image, name=name, env=env, ready_timeout=timeout, **options)
         return Sandbox(inner.open())
 
     def get_sandbox(self, name: str) -> Sandbox:
-        """A sandbox that exists."""
+        """An existing sandbox."""
         return Sandbox(self._client.get(name))

@@ -1,4 +1,4 @@
-"""Deleting what a client gave out when the program ends. No event loop runs then, so this waits, for both clients."""
+"""Deletes a client's sandboxes when the program ends. No event loop runs then, so both clients block here."""
 
 import sys
 from typing import Any, List, Set, Tuple
@@ -7,7 +7,7 @@ from agent_sandbox._waiting import _wait
 
 
 def delete_at_exit(helper: Any, sandboxes: List[Any], explicit: Set[Tuple[str, str]]) -> None:
-    """Deletes claims whose names were made up. A failure is told and the others go on."""
+    """Deletes claims with generated names. A failure is logged, and the other claims are still deleted."""
     client = helper._base
     for key, sandbox in sandboxes:
         if client is None or key in explicit or not sandbox.claim_name:

@@ -1,11 +1,11 @@
-"""An answer of a sandbox, with the attributes that users of HTTP libraries expect."""
+"""A response of a sandbox, with the attributes that users of HTTP libraries expect."""
 
 import json as _json
 from typing import Any, Dict, List, Tuple
 
 
 class Headers(Dict[str, str]):
-    """Headers by name, whatever its case."""
+    """Headers by case-insensitive name."""
 
     def __init__(self, pairs: List[Tuple[str, str]]) -> None:
         super().__init__((name.lower(), value) for name, value in pairs)
@@ -18,7 +18,7 @@ class Headers(Dict[str, str]):
 
 
 class Response:
-    """Status, headers and body. `stream` is set instead of `content` for a body that is read piece by piece."""
+    """Status, headers and body. `stream` is set instead of `content` for a body that is read in chunks."""
 
     def __init__(self, url: str, status_code: int, headers: List[Tuple[str, str]], content: bytes, stream: Any) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Made from the synchronous module by `twins.py`: do not change it by hand."""
+"""Generated from the synchronous module by `generate_async.py`; do not edit."""
 
 import logging
 from typing import Any, Dict, List, Optional, Union
@@ -18,8 +18,8 @@ _ANY_CONNECTION = dict.fromkeys(
 
 
 class AsyncK8sHelper:
-    """Claims and Sandboxes of a cluster: that of a given client, else the Pod's own, `KUBECONFIG`, `~/.kube/config`, or the engine on
-    this machine, in this order."""
+    """Claims and Sandboxes of a cluster: that of a given client, else the Pod's own, `KUBECONFIG`, `~/.kube/config`, or
+    the engine on this machine, in this order."""
 
     def __init__(self, api_client: Any = None, *, kube_config_temp_dir: Optional[str] = None) -> None:
         self.injected_api_client = api_client
@@ -48,7 +48,7 @@ class AsyncK8sHelper:
         return self._base
 
     async def _client(self, connection: Dict[str, Any], port: int) -> Any:
-        """The same cluster, with a way to reach sandboxes: sandboxes that are reached in the same way share their connections."""
+        """A client for the same cluster with the given connection; sandboxes with equal options share connections."""
         key = repr((connection, port))
         client = self._clients.get(key)
         if client is None:
@@ -70,7 +70,7 @@ class AsyncK8sHelper:
         *,
         template: Optional[str] = None,
     ) -> Dict[str, Any]:
-        """Creates a claim on a warm pool, or on a template, without waiting for it."""
+        """Creates a claim for a warm pool, or for a template, without waiting until it is ready."""
         from datetime import datetime, timezone
 
         notes = dict(annotations or {})
@@ -106,19 +106,19 @@ class AsyncK8sHelper:
     async def resolve_sandbox_name(
         self, claim_name: str, namespace: str, timeout: int, resource_version: Optional[str] = None
     ) -> str:
-        """The name of a claim's AsyncSandbox, waited for."""
+        """Waits until a claim names its AsyncSandbox, and returns the name."""
         client = await self._cluster()
         return await _aio(client.resolve(namespace, claim_name, float(timeout)))
 
     async def wait_for_claim_ready(
         self, claim_name: str, namespace: str, timeout: int, resource_version: Optional[str] = None, **kwargs: Any
     ) -> str:
-        """The name of a claim's AsyncSandbox, when both are ready."""
+        """Waits until a claim and its AsyncSandbox are ready, and returns the AsyncSandbox's name."""
         client = await self._cluster()
         return await _aio(client.wait_claim(namespace, claim_name, float(timeout)))
 
     async def wait_for_sandbox_ready(self, name: str, namespace: str, timeout: int) -> Optional[str]:
-        """Waits until a AsyncSandbox is ready; its address, if it has one."""
+        """Waits until a AsyncSandbox is ready, and returns its address, if it has one."""
         client = await self._cluster()
         found = await _aio(client.wait_ready(namespace, name, float(timeout)))
         return select_pod_ip((found.get("status") or {}).get("podIPs"))
@@ -126,7 +126,7 @@ class AsyncK8sHelper:
     async def delete_sandbox_claim(
         self, name: str, namespace: str, _request_timeout: Any = None, *, expected_uid: Optional[str] = None
     ) -> None:
-        """Deletes a claim; with `expected_uid` that one only. One that is gone already is fine."""
+        """Deletes a claim, with `expected_uid` only if the uid matches. A claim that does not exist is no error."""
         client = await self._cluster()
         await _aio(client.delete_claim(namespace, name, expected_uid))
         logger.info("Terminated SandboxClaim: %s", name)
@@ -142,12 +142,12 @@ class AsyncK8sHelper:
         return await _aio(client.get_claim(namespace, name))
 
     async def patch_sandbox_claim(self, name: str, namespace: str, body: Dict[str, Any]) -> Dict[str, Any]:
-        """Merges into a claim."""
+        """Applies a merge patch to a claim."""
         client = await self._cluster()
         return await _aio(client.patch(namespace, name, True, body))
 
     async def patch_sandbox(self, name: str, namespace: str, body: Dict[str, Any]) -> Dict[str, Any]:
-        """Merges into a AsyncSandbox."""
+        """Applies a merge patch to a AsyncSandbox."""
         client = await self._cluster()
         return await _aio(client.patch(namespace, name, False, body))
 
@@ -161,6 +161,6 @@ class AsyncK8sHelper:
             raise
 
     async def close(self) -> None:
-        """Lets go of the connections to the cluster. A later call makes new ones."""
+        """Closes the connections to the cluster. A later call opens new ones."""
         self._base = None
         self._clients.clear()

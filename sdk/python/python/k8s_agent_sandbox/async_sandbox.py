@@ -1,4 +1,4 @@
-"""Made from the synchronous module by `twins.py`: do not change it by hand."""
+"""Generated from the synchronous module by `generate_async.py`; do not edit."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncSandbox:
-    """One sandbox: `commands`, `files`, and its life."""
+    """One sandbox: `commands`, `files`, suspend, resume and delete."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class AsyncSandbox:
         return found or {}
 
     async def get_pod_name(self) -> str:
-        """The Pod's name, remembered until the connection is closed."""
+        """The Pod's name, cached until the connection is closed."""
         name = self._pod_name
         if name is None:
             found = await self._object()
@@ -67,14 +67,14 @@ class AsyncSandbox:
         return name
 
     async def get_sandbox_name_hash(self) -> Optional[str]:
-        """The hash by which the sandbox's Pods are selected, remembered."""
+        """The name hash that selects the sandbox's Pods; cached."""
         if self._sandbox_name_hash is None:
             found = await self._object()
             self._sandbox_name_hash = extract_sandbox_name_hash(found)
         return self._sandbox_name_hash
 
     async def get_pod_ip(self) -> Optional[str]:
-        """The Pod's address now, IPv4 if it has one."""
+        """The Pod's current address, IPv4 if it has one."""
         found = await self._object()
         return select_pod_ip((found.get("status") or {}).get("podIPs"))
 
@@ -85,7 +85,7 @@ class AsyncSandbox:
         return name if isinstance(name, str) and name else None
 
     async def status(self) -> Tuple[str, str]:
-        """`SandboxReady`, `SandboxNotReady` or `SandboxNotFound`, and why."""
+        """`SandboxReady`, `SandboxNotReady` or `SandboxNotFound`, and the reason."""
         found = await self._object()
         if not found:
             return "SandboxNotFound", "Sandbox object not found in Kubernetes."
@@ -109,7 +109,7 @@ class AsyncSandbox:
         return not self._is_closed and self._commands is not None and self._files is not None
 
     async def suspend_sandbox(self, wait_timeout: int = 180) -> None:
-        """Stops the sandbox and waits for it; its files and its name stay."""
+        """Stops the sandbox and waits for it; its files and its name are kept."""
         begun = time.monotonic()
         handle = await self.connector._native()
         await self._live(handle.suspend(float(wait_timeout)))
@@ -117,7 +117,7 @@ class AsyncSandbox:
         metrics.observe("sandbox_client_suspend_latency_ms", time.monotonic() - begun, status="success")
 
     async def resume_sandbox(self, wait_timeout: int = 180) -> None:
-        """Lets a suspended sandbox run again and waits until it is ready."""
+        """Starts a suspended sandbox again and waits until it is ready."""
         begun = time.monotonic()
         handle = await self.connector._native()
         await self._live(handle.resume(float(wait_timeout)))
@@ -129,7 +129,7 @@ class AsyncSandbox:
         return await _aio(pending)
 
     async def close_connection(self) -> None:
-        """Ends the handle; the sandbox itself goes on."""
+        """Closes the handle; the sandbox keeps running."""
         if self._is_closed:
             return
         self._pod_name = None
@@ -142,10 +142,10 @@ class AsyncSandbox:
         logger.info("Connection to sandbox claim '%s' has been closed.", self.claim_name)
 
     async def terminate(self) -> None:
-        """Ends the handle and deletes the sandbox. Doing so twice is fine."""
+        """Closes the handle and deletes the sandbox. It may be called again."""
         await self.close_connection()
         if not self.claim_name:
             return
         await self.k8s_helper.delete_sandbox_claim(self.claim_name, self.namespace)
-        # Cleared after success only, so that a failed delete can be tried again.
+        # Cleared only after success, so that a failed delete can be retried.
         self.claim_name = None

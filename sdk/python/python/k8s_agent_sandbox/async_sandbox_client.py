@@ -1,4 +1,4 @@
-"""Made from the synchronous module by `twins.py`: do not change it by hand."""
+"""Generated from the synchronous module by `generate_async.py`; do not edit."""
 
 import atexit
 import logging
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=AsyncSandbox)
 
 
 class AsyncSandboxClient(Generic[T]):
-    """Creates, finds and deletes sandboxes, and remembers those that it gave out."""
+    """Creates, finds and deletes sandboxes, and tracks the handles that it returned."""
 
     sandbox_class: Type[T] = AsyncSandbox  # type: ignore[assignment]
 
@@ -63,7 +63,7 @@ class AsyncSandboxClient(Generic[T]):
         await self.k8s_helper.close()
 
     async def close(self) -> None:
-        """Ends the handles; the sandboxes themselves go on."""
+        """Closes all handles; the sandboxes keep running."""
         for key, sandbox in list(self._active_connection_sandboxes.items()):
             await sandbox.close_connection()
             self._active_connection_sandboxes.pop(key, None)
@@ -85,10 +85,10 @@ class AsyncSandboxClient(Generic[T]):
         pod_annotations: Optional[Dict[str, str]] = None,
         env: Optional[Dict[str, str]] = None,
     ) -> T:
-        """Creates a sandbox and waits until it is ready. What was created goes away again when that fails.
+        """Creates a sandbox and waits until it is ready. If that fails, the objects created so far are deleted.
 
-        The name given first is looked for as a warm pool, then as a template; `template=` looks the other way round. With both,
-        `template=` names the template and the first name is 0.4's policy on warm pools.
+        The first argument is looked up as a warm pool, then as a template; `template=` is looked up in the other order. With
+        both, `template=` names the template and the first argument is 0.4's policy on warm pools.
         """
         if not warmpool and not template:
             raise ValueError("Warmpool name cannot be empty: name a warm pool or a template.")
@@ -135,7 +135,7 @@ class AsyncSandboxClient(Generic[T]):
     def _source(warmpool: Optional[str], template: Optional[str]) -> Tuple[str, str]:
         if not template:
             return "named", warmpool or ""
-        # 0.4's policies: `default` takes any pool of the template's, `none` none; another word names a pool.
+        # Policies of 0.4: `default` means any pool of the template, `none` means no pool; another value names a pool.
         if warmpool and warmpool not in ("default", "none"):
             return "pool", warmpool
         return "template-or-pool", template
@@ -162,7 +162,7 @@ class AsyncSandboxClient(Generic[T]):
         return await _aio(client.claim(options))
 
     async def get_sandbox(self, claim_name: str, namespace: str = "default", resolve_timeout: int = 30) -> T:
-        """A handle on a sandbox that exists: the one given out before, or a new one."""
+        """A handle to an existing sandbox: the one returned before, or a new one."""
         key = (namespace, claim_name)
         existing = self._active_connection_sandboxes.get(key)
         try:
@@ -190,11 +190,11 @@ class AsyncSandboxClient(Generic[T]):
         return list(self._active_connection_sandboxes)
 
     async def list_all_sandboxes(self, namespace: str = "default", label_selector: Optional[str] = None) -> List[str]:
-        """Names of all claims in a namespace, whoever made them."""
+        """Names of all claims in a namespace, including those of other clients."""
         return await self.k8s_helper.list_sandbox_claims(namespace, label_selector=label_selector)
 
     async def delete_sandbox(self, claim_name: str, namespace: str = "default") -> None:
-        """Ends the handle and deletes the sandbox. A failure is logged, not raised."""
+        """Closes the handle and deletes the sandbox. A failure is logged, not raised."""
         sandbox = self._active_connection_sandboxes.get((namespace, claim_name))
         try:
             if sandbox is not None:
@@ -206,7 +206,7 @@ class AsyncSandboxClient(Generic[T]):
             logger.error("Failed to delete sandbox '%s' in namespace '%s': %s", claim_name, namespace, error)
 
     async def delete_all(self) -> None:
-        """Deletes every sandbox that this client gave out."""
+        """Deletes every sandbox that this client tracks."""
         for namespace, claim_name in list(self._active_connection_sandboxes):
             await self.delete_sandbox(claim_name, namespace=namespace)
 
@@ -231,7 +231,7 @@ class AsyncSandboxClient(Generic[T]):
         validate_label_name(name, context)
 
     async def get_sandbox_claim_warmpool_name(self, claim_name: str, namespace: str) -> str:
-        """The warm pool that a claim is on."""
+        """The warm pool that a claim refers to."""
         claim = await self.k8s_helper.get_sandbox_claim(claim_name, namespace)
         if not claim:
             raise SandboxNotFoundError(f"SandboxClaim '{claim_name}' not found in namespace '{namespace}'.")

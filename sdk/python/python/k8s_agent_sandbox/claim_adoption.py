@@ -1,4 +1,4 @@
-"""Checks of claims that the caller names."""
+"""Validation of claims that are given by name."""
 
 import re
 from typing import Any, Dict, Optional
@@ -9,13 +9,13 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 
 
 def validate_claim_name(name: str) -> None:
-    """A DNS-1123 subdomain."""
+    """Checks that the name is a DNS-1123 subdomain."""
     if not isinstance(name, str) or len(name) > 253 or not _SUBDOMAIN.fullmatch(name):
         raise ValueError(f"Claim name '{name}' must be a valid DNS-1123 subdomain.")
 
 
 def validate_claim_for_adoption(claim: Optional[Dict[str, Any]], claim_name: str, warmpool: str) -> None:
-    """A claim that exists, is not on its way out and asks for the same pool."""
+    """Checks that the claim exists, is not being deleted and refers to the same pool."""
     if claim is None:
         raise SandboxNotFoundError(f"SandboxClaim '{claim_name}' disappeared after the create conflict; retry the request.")
     metadata = claim.get("metadata") or {}

@@ -1,4 +1,4 @@
-"""Requests to one sandbox. `async_connector.py` is made from this file by `twins.py`."""
+"""Requests to one sandbox. `generate_async.py` generates `async_connector.py` from this file."""
 
 import json as _json
 import logging
@@ -26,13 +26,13 @@ from .models import (
 logger = logging.getLogger(__name__)
 
 ROUTER_SERVICE_NAME = "svc/sandbox-router-svc"
-# Requests that may be sent again when it is not known how far they came. Commands are not among them.
+# Methods of idempotent requests, which may be repeated when their outcome is unknown. Commands are sent with POST.
 RETRYABLE_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _MODES = {"tunnel": "port_forward", "gateway": "gateway", "pod": "sandboxd_pod_tunnel"}
 
 
 def connection_options(config: SandboxConnectionConfig) -> Tuple[Dict[str, Any], int]:
-    """A configuration as the native module takes it, and the daemon's port."""
+    """The options of the native module for a configuration, and the daemon's port."""
     from agent_sandbox import Connection
 
     if isinstance(config, SandboxDirectConnectionConfig):
@@ -55,7 +55,7 @@ def connection_options(config: SandboxConnectionConfig) -> Tuple[Dict[str, Any],
 
 
 def _seconds(timeout: Any) -> Optional[float]:
-    """The time to wait for an answer: a number, or the last of several."""
+    """The timeout for a response: a number, or the last element of a tuple."""
     if isinstance(timeout, tuple):
         timeout = timeout[-1] if timeout else None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -85,7 +85,7 @@ def _body(options: Dict[str, Any], headers: Dict[str, str]) -> List[bytes]:
 
 
 class SandboxConnector:
-    """Sends requests to a sandbox: finds the way, names the sandbox to the router, repeats what may be repeated."""
+    """Sends requests to a sandbox: connects, adds the router's headers, repeats idempotent requests."""
 
     def __init__(
         self,
@@ -106,26 +106,26 @@ class SandboxConnector:
         self._measured = False
 
     def is_sandboxd(self) -> bool:
-        """Whether the sandboxd dialect is spoken, instead of the runtime's."""
+        """Whether the sandboxd dialect is used instead of the runtime's."""
         return isinstance(
             self.connection_config, (SandboxdPodTunnelConnectionConfig, SandboxdInClusterConnectionConfig)
         )
 
     def should_inject_router_headers(self) -> bool:
-        """Whether a router is between us and the sandbox."""
+        """Whether requests go through a router."""
         return self._connection["kind"] in ("tunnel", "gateway", "direct")
 
     def get_conn_strategy(self) -> str:
-        """The way to the sandbox, in one word."""
+        """The kind of connection, for metrics and traces."""
         return str(self._connection["kind"])
 
     def connect(self) -> str:  # async
-        """Prepares the way; connections are opened by the first request. Returns where requests go, in words."""
+        """Prepares the connection, which the first request opens. Returns a description of where requests go."""
         self._native()  # await
         return str(self._connection["url"] or f"{self._connection['kind']}://{self.id}.{self.namespace}")
 
     def close(self) -> None:  # async
-        """Lets go of the connections. A later request makes new ones."""
+        """Closes the connections. A later request opens new ones."""
         self._handle = None
 
     def _native(self) -> Any:  # async
@@ -137,8 +137,8 @@ class SandboxConnector:
     def send_request(self, method: str, endpoint: str, **kwargs: Any) -> Response:  # async
         """Sends one request: `json`, `files`, `data`, `headers`, `timeout`, `stream`, `allowed_statuses`.
 
-        An answer from 400 on, and a redirect, is :class:`SandboxRequestError`, unless its status is allowed. Redirects are never
-        followed.
+        A status of 400 or above, or a redirect, raises :class:`SandboxRequestError` unless the status is allowed. Redirects
+        are never followed.
         """
         headers = dict(kwargs.get("headers") or {})
         parts = _body(kwargs, headers)
@@ -182,12 +182,12 @@ class SandboxConnector:
     def run_process(
         self, command: str, timeout: float, env: Optional[Dict[str, str]] = None, cwd: Optional[str] = None
     ) -> Tuple[int, bytes, bytes]:  # async
-        """One command through sandboxd's process service: exit code, stdout, stderr."""
+        """Runs one command through sandboxd's process service: exit code, stdout, stderr."""
         handle = self._native()  # await
         port = self.connection_config.grpc_port  # type: ignore[union-attr]
         return _wait(handle.grpc_execute(command, timeout, port, env, cwd))
 
     def open_upload(self, method: str, endpoint: str, headers: Dict[str, str]) -> Any:  # async
-        """A request whose body is sent piece by piece, once."""
+        """A request whose body is sent in chunks. It is never repeated."""
         handle = self._native()  # await
         return handle.upload(method, "/" + endpoint, list(headers.items()))

@@ -26,7 +26,7 @@ PODSNAPSHOTMANUALTRIGGER_PLURAL = "podsnapshotmanualtriggers"
 PODSNAPSHOTMANUALTRIGGER_API_KIND = "PodSnapshotManualTrigger"
 PODSNAPSHOT_API_KIND = "PodSnapshot"
 
-# Reasons of Ready=False that no amount of waiting heals.
+# Reasons of Ready=False that are permanent.
 TERMINAL_CLAIM_READY_REASONS = frozenset(
     {
         "InvalidMetadata",

@@ -1,4 +1,4 @@
-"""A sandbox as the computer of a deep agent (LangChain's `deepagents` package).
+"""A sandbox as the backend of a deep agent (LangChain's `deepagents` package).
 
     from deepagents import create_deep_agent
     from k8s_agent_sandbox import SandboxClient
@@ -7,7 +7,8 @@
     backend = SandboxBackend.find_or_create(SandboxClient(), "python-pool", {"thread": "42"}, root="/app/work")
     agent = create_deep_agent(backend=backend)
 
-Commands, uploads and downloads mean the same file by the same path: relative ones are below `root`, absolute ones are the sandbox's own.
+A path refers to the same file in commands, uploads and downloads: relative paths are below `root`, absolute paths are those of the
+sandbox.
 """
 
 import posixpath
@@ -30,9 +31,9 @@ from .sandbox_client import SandboxClient
 
 LABEL_PREFIX = "deepagents.agents.x-k8s.io/"
 DEFAULT_TIMEOUT = 120
-# How long a command may take for which the agent wants no limit; the sandbox's own limit still holds.
+# Timeout for a command without a limit of the agent; the sandbox's own limit still applies.
 _UNLIMITED = 3600
-# What deep agents call the failures that a model can do something about, by the status of the sandbox's answer.
+# Error names of deep agents for failures that a model can handle, by the status of the sandbox's response.
 _KNOWN = {400: "invalid_path", 403: "permission_denied", 404: "file_not_found"}
 
 
@@ -44,7 +45,7 @@ class SandboxBackend(BaseSandbox):
     """Gives a deep agent one sandbox. Works with our daemon and with upstream's runtime."""
 
     def __init__(self, sandbox: Sandbox, root: Optional[str] = None, timeout: int = DEFAULT_TIMEOUT) -> None:
-        """root: where commands run and relative paths begin; the sandbox's working directory when not given."""
+        """root: the directory for commands and relative paths; the sandbox's working directory when not given."""
         if root is not None and not root.startswith("/"):
             raise ValueError(f"root must be an absolute path, not {root!r}")
         self.sandbox = sandbox
@@ -65,9 +66,10 @@ class SandboxBackend(BaseSandbox):
         timeout: int = DEFAULT_TIMEOUT,
         **options: Any,
     ) -> "SandboxBackend":
-        """The sandbox with these labels, so that a conversation finds its files again; a new one when there is none.
+        """Returns the sandbox with these labels, so that a conversation finds its files again, or creates one.
 
-        `labels` are short: `{"thread": "42"}` is the label `deepagents.agents.x-k8s.io/thread=42`. `options` go to `create_sandbox`.
+        `labels` have no prefix: `{"thread": "42"}` is the label `deepagents.agents.x-k8s.io/thread=42`. `options` are passed to
+        `create_sandbox`.
         """
         if not labels:
             raise ValueError("labels must name at least one: they say whose sandbox it is")
@@ -84,7 +86,7 @@ class SandboxBackend(BaseSandbox):
         return self.sandbox.claim_name or self.sandbox.sandbox_id
 
     def execute(self, command: str, *, timeout: Optional[int] = None) -> ExecuteResponse:
-        """Runs a shell command in `root`; 124 is the exit code of one whose time was over."""
+        """Runs a shell command in `root`; the exit code is 124 when it timed out."""
         root, _ = self._where()
         result = self._run(f"cd {shlex.quote(root)} && {command}", self.timeout if timeout is None else timeout)
         return ExecuteResponse(output=result.stdout + result.stderr, exit_code=result.exit_code)
@@ -122,7 +124,7 @@ class SandboxBackend(BaseSandbox):
         if inside is not None:
             self._files().write(inside, content, allow_unsafe_paths=True)
             return
-        # The runtime writes below its base directory only: from there a command moves the file to its place.
+        # The runtime writes only below its base directory; a command then moves the file to its destination.
         passing = f".upload-{uuid.uuid4().hex}"
         self._files().write(passing, content, allow_unsafe_paths=True)
         quoted, folder = shlex.quote(target), shlex.quote(posixpath.dirname(target))
@@ -149,7 +151,7 @@ class SandboxBackend(BaseSandbox):
             raise ValueError(path)
         root, base = self._where()
         absolute = posixpath.normpath(posixpath.join(root, path))
-        # Two leading slashes mean one here.
+        # Two leading slashes are equivalent to one.
         absolute = "/" + absolute.lstrip("/")
         if absolute == base:
             raise IsADirectoryError(absolute)
@@ -157,7 +159,7 @@ class SandboxBackend(BaseSandbox):
         return absolute, absolute[len(below) :] if absolute.startswith(below) else None
 
     def _where(self) -> Tuple[str, str]:
-        """`root`, which is made when it is missing, and the runtime's base directory: where its commands start."""
+        """`root`, which is created when it is missing, and the runtime's base directory, in which its commands start."""
         with self._lock:
             if self._places is None:
                 base = self._run("pwd", self.timeout).stdout.strip() or "/"

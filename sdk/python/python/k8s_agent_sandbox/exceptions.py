@@ -1,4 +1,4 @@
-"""The exceptions, under the names that programs know. They are those of :mod:`agent_sandbox.errors`."""
+"""The exceptions of :mod:`agent_sandbox.errors`, under the names of the published package."""
 
 from agent_sandbox.errors import (
     SandboxAlreadyExistsError,

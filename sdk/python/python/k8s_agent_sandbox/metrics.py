@@ -1,4 +1,5 @@
-"""Prometheus histograms of the client. They are made when they are first asked for, so that nobody else loads `prometheus_client`."""
+"""Prometheus histograms of the client. They are created on first use, so that other programs do not load
+`prometheus_client`."""
 
 from typing import Any
 
@@ -24,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
 
 def observe(name: str, seconds: float, **labels: str) -> None:
-    """Counts a latency, when the program uses Prometheus at all."""
+    """Records a latency if the program uses Prometheus."""
     import sys
 
     if "prometheus_client" in sys.modules:

@@ -12,5 +12,5 @@ def get_metrics() -> str:
 
 
 def print_metrics() -> None:
-    """Prints them."""
+    """Prints all metrics."""
     print(get_metrics())

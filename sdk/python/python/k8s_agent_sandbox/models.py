@@ -1,4 +1,4 @@
-"""The models: configuration of connections and tracing, and what calls return."""
+"""Models for the configuration of connections and tracing, and for results."""
 
 import re
 import warnings
@@ -36,7 +36,7 @@ class LegacyExecuteRequest(BaseModel):
 
 
 class FileEntry(BaseModel):
-    """A file or directory: `modified` is 1.x's name for the time, `mod_time` 0.x's; both are there."""
+    """A file or directory. The time is `modified` in 1.x and `mod_time` in 0.x; both are set."""
 
     name: str
     size: int
@@ -74,7 +74,7 @@ class FileEntry(BaseModel):
 
 
 def _python_fraction(text: str) -> str:
-    """RFC 3339 as Python before 3.11 reads it: an offset instead of Z, and three or six digits of a second."""
+    """RFC 3339 in the form that Python before 3.11 parses: an offset instead of Z, three or six fractional digits."""
     text = text.replace("Z", "+00:00")
     return re.sub(r"\.(\d+)", lambda found: "." + (found.group(1) + "000000")[:6], text)
 
@@ -148,7 +148,7 @@ class SandboxLocalTunnelConnectionConfig(BaseModel):
 
 
 class SandboxdPodTunnelConnectionConfig(BaseModel):
-    """A tunnel through the cluster's API straight to the sandbox's Pod, for the sandboxd dialect."""
+    """A tunnel through the cluster's API directly to the sandbox's Pod, for the sandboxd dialect."""
 
     rest_port: int = 8080
     grpc_port: int = 9090
@@ -161,7 +161,7 @@ class SandboxdPodTunnelConnectionConfig(BaseModel):
 
 
 class SandboxdInClusterConnectionConfig(BaseModel):
-    """Straight to sandboxd from inside the cluster, by Service or by Pod address."""
+    """Directly to sandboxd from inside the cluster, by Service or by Pod address."""
 
     mode: Literal["in-cluster-service", "in-cluster-pod-ip"]
     rest_port: int = 8080
@@ -192,9 +192,10 @@ class SandboxdInClusterConnectionConfig(BaseModel):
 
 
 class SandboxInClusterConnectionConfig(BaseModel):
-    """Straight to the Pod from inside the cluster.
+    """Directly to the Pod from inside the cluster.
 
-    Without `use_pod_ip`: the Pod's address, and DNS where the status names none. `use_pod_ip=False`, as 0.x understood it: DNS only.
+    Without `use_pod_ip`: by the Pod's address, and by DNS where the status has no address. `use_pod_ip=False`, as in 0.x: by
+    DNS only.
     """
 
     server_port: int = 8888

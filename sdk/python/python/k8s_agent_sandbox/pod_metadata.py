@@ -1,4 +1,4 @@
-"""Checks of labels, before anything is sent."""
+"""Client-side validation of labels."""
 
 import re
 from typing import Dict, Optional
@@ -12,7 +12,7 @@ _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
 def validate_label_name(name: str, context: str) -> None:
-    """A label's name, or its value."""
+    """Checks a label's name or value."""
     if len(name) > LABEL_NAME_MAX_LENGTH:
         raise ValueError(f"Label {context} '{name}' exceeds max length of {LABEL_NAME_MAX_LENGTH} characters.")
     if not _NAME.fullmatch(name):
@@ -22,7 +22,7 @@ def validate_label_name(name: str, context: str) -> None:
 
 
 def validate_labels(labels: Dict[str, str]) -> None:
-    """Keys, with their optional prefix, and values."""
+    """Checks label keys, with their optional prefix, and values."""
     for key, value in labels.items():
         if not key:
             raise ValueError("Label key cannot be empty.")
@@ -39,7 +39,7 @@ def validate_labels(labels: Dict[str, str]) -> None:
 def build_pod_metadata(
     pod_labels: Optional[Dict[str, str]], pod_annotations: Optional[Dict[str, str]]
 ) -> Optional[AdditionalPodMetadata]:
-    """What goes into `spec.additionalPodMetadata`; None when there is nothing."""
+    """The value of `spec.additionalPodMetadata`; None when it would be empty."""
     if pod_labels:
         validate_labels(pod_labels)
     if not pod_labels and not pod_annotations:

@@ -1,4 +1,4 @@
-"""A handle on one sandbox. `async_sandbox.py` is made from this file by `twins.py`."""
+"""A handle to one sandbox. `generate_async.py` generates `async_sandbox.py` from this file."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sandbox:
-    """One sandbox: `commands`, `files`, and its life."""
+    """One sandbox: `commands`, `files`, suspend, resume and delete."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Sandbox:
         return found or {}
 
     def get_pod_name(self) -> str:  # async
-        """The Pod's name, remembered until the connection is closed."""
+        """The Pod's name, cached until the connection is closed."""
         name = self._pod_name
         if name is None:
             found = self._object()  # await
@@ -67,14 +67,14 @@ class Sandbox:
         return name
 
     def get_sandbox_name_hash(self) -> Optional[str]:  # async
-        """The hash by which the sandbox's Pods are selected, remembered."""
+        """The name hash that selects the sandbox's Pods; cached."""
         if self._sandbox_name_hash is None:
             found = self._object()  # await
             self._sandbox_name_hash = extract_sandbox_name_hash(found)
         return self._sandbox_name_hash
 
     def get_pod_ip(self) -> Optional[str]:  # async
-        """The Pod's address now, IPv4 if it has one."""
+        """The Pod's current address, IPv4 if it has one."""
         found = self._object()  # await
         return select_pod_ip((found.get("status") or {}).get("podIPs"))
 
@@ -85,7 +85,7 @@ class Sandbox:
         return name if isinstance(name, str) and name else None
 
     def status(self) -> Tuple[str, str]:  # async
-        """`SandboxReady`, `SandboxNotReady` or `SandboxNotFound`, and why."""
+        """`SandboxReady`, `SandboxNotReady` or `SandboxNotFound`, and the reason."""
         found = self._object()  # await
         if not found:
             return "SandboxNotFound", "Sandbox object not found in Kubernetes."
@@ -109,7 +109,7 @@ class Sandbox:
         return not self._is_closed and self._commands is not None and self._files is not None
 
     def suspend_sandbox(self, wait_timeout: int = 180) -> None:  # async
-        """Stops the sandbox and waits for it; its files and its name stay."""
+        """Stops the sandbox and waits for it; its files and its name are kept."""
         begun = time.monotonic()
         handle = self.connector._native()  # await
         self._live(handle.suspend(float(wait_timeout)))  # await
@@ -117,7 +117,7 @@ class Sandbox:
         metrics.observe("sandbox_client_suspend_latency_ms", time.monotonic() - begun, status="success")
 
     def resume_sandbox(self, wait_timeout: int = 180) -> None:  # async
-        """Lets a suspended sandbox run again and waits until it is ready."""
+        """Starts a suspended sandbox again and waits until it is ready."""
         begun = time.monotonic()
         handle = self.connector._native()  # await
         self._live(handle.resume(float(wait_timeout)))  # await
@@ -129,7 +129,7 @@ class Sandbox:
         return _wait(pending)
 
     def close_connection(self) -> None:  # async
-        """Ends the handle; the sandbox itself goes on."""
+        """Closes the handle; the sandbox keeps running."""
         if self._is_closed:
             return
         self._pod_name = None
@@ -142,10 +142,10 @@ class Sandbox:
         logger.info("Connection to sandbox claim '%s' has been closed.", self.claim_name)
 
     def terminate(self) -> None:  # async
-        """Ends the handle and deletes the sandbox. Doing so twice is fine."""
+        """Closes the handle and deletes the sandbox. It may be called again."""
         self.close_connection()  # await
         if not self.claim_name:
             return
         self.k8s_helper.delete_sandbox_claim(self.claim_name, self.namespace)  # await
-        # Cleared after success only, so that a failed delete can be tried again.
+        # Cleared only after success, so that a failed delete can be retried.
         self.claim_name = None

@@ -1,4 +1,4 @@
-"""Tracing with OpenTelemetry, which is loaded when it is first asked for. Without it, nothing is traced and nothing fails."""
+"""Tracing with OpenTelemetry, which is imported on first use. Without it, tracing is disabled and nothing fails."""
 
 import atexit
 import functools
@@ -24,10 +24,10 @@ class _NoSpan:
         return False
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Nothing records it."""
+        """Does nothing."""
 
     def end(self) -> None:
-        """Nothing was begun."""
+        """Does nothing."""
 
 
 class _NoTracer:
@@ -49,30 +49,30 @@ class _NoTrace:
 
     @staticmethod
     def set_tracer_provider(provider: Any) -> None:
-        """There is none."""
+        """Does nothing."""
 
     @staticmethod
     def set_span_in_context(span: Any, context: Any = None) -> None:
-        """There is none."""
+        """Does nothing."""
 
 
 class _NoContext:
     @staticmethod
     def attach(*arguments: Any) -> None:
-        """There is none."""
+        """Does nothing."""
 
     @staticmethod
     def detach(*arguments: Any) -> None:
-        """There is none."""
+        """Does nothing."""
 
 
 class _NoPropagator:
     def inject(self, carrier: Dict[str, str], context: Any = None, setter: Any = None) -> None:
-        """Nothing to say."""
+        """Does nothing."""
 
 
 def __getattr__(name: str) -> Any:
-    """`trace`, `context`, `TraceContextTextMapPropagator` and `OPENTELEMETRY_AVAILABLE`: OpenTelemetry's own, or stand-ins."""
+    """`trace`, `context`, `TraceContextTextMapPropagator` and `OPENTELEMETRY_AVAILABLE`: OpenTelemetry's own, or stubs."""
     if name not in ("trace", "context", "TraceContextTextMapPropagator", "OPENTELEMETRY_AVAILABLE"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -124,7 +124,7 @@ def initialize_tracer(service_name: str) -> None:
 
             _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         except ImportError:
-            logger.warning("No OTLP exporter is installed: spans are made and passed on, not exported.")
+            logger.warning("No OTLP exporter is installed: spans are created and propagated, but not exported.")
         _load("trace").set_tracer_provider(_provider)
         atexit.register(_provider.shutdown)
 
@@ -137,7 +137,7 @@ def _span(instance: Any, suffix: str) -> Any:
 
 
 def trace_span(span_suffix: str) -> Callable[[F], F]:
-    """Wraps a method in a span, when its object traces."""
+    """Wraps a method in a span if its object has tracing enabled."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -154,7 +154,7 @@ def trace_span(span_suffix: str) -> Callable[[F], F]:
 
 
 def async_trace_span(span_suffix: str) -> Callable[[F], F]:
-    """The same for coroutines."""
+    """Wraps a coroutine method in a span if its object has tracing enabled."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -171,7 +171,7 @@ def async_trace_span(span_suffix: str) -> Callable[[F], F]:
 
 
 def note(instance: Any, **attributes: Any) -> None:
-    """Puts attributes on the current span, when the object traces."""
+    """Sets attributes of the current span if the object has tracing enabled."""
     if not getattr(instance, "tracer", None):
         return
     span = _load("trace").get_current_span()
@@ -181,7 +181,7 @@ def note(instance: Any, **attributes: Any) -> None:
 
 
 class TracerManager:
-    """The spans of one client: one for its whole life, and what is said about them to others."""
+    """The spans of one client: one for its whole lifetime, and the propagation of its context."""
 
     def __init__(self, service_name: str) -> None:
         self.tracer = _load("trace").get_tracer(service_name.replace("-", "_"))
@@ -201,7 +201,7 @@ class TracerManager:
             self.parent_span.end()
 
     def get_trace_context_json(self) -> str:
-        """`traceparent` and `tracestate` of the current span, as the claim's annotation has them."""
+        """`traceparent` and `tracestate` of the current span, in the format of the claim's annotation."""
         carrier: Dict[str, str] = {}
         self.propagator.inject(carrier)
         return json.dumps(carrier) if carrier else ""

@@ -1,4 +1,4 @@
-"""Small things that several modules need."""
+"""Headers, claim fields, addresses and kubeconfigs: helpers that several modules share."""
 
 import ipaddress
 from datetime import datetime, timedelta, timezone
@@ -9,7 +9,7 @@ from .models import SandboxClaimEnvVar
 
 
 def merge_headers(*layers: Optional[Mapping[str, str]]) -> Dict[str, str]:
-    """Headers of all layers; a later one wins whatever its case."""
+    """Merges headers; a later layer overrides an earlier one, regardless of case."""
     merged: Dict[str, Any] = {}
     for layer in layers:
         for name, value in (layer or {}).items():
@@ -18,7 +18,7 @@ def merge_headers(*layers: Optional[Mapping[str, str]]) -> Dict[str, str]:
 
 
 def construct_sandbox_claim_lifecycle_spec(shutdown_after_seconds: int) -> Dict[str, str]:
-    """`spec.lifecycle` of a claim that is deleted that long from now."""
+    """`spec.lifecycle` of a claim that expires after that time and is then deleted."""
     if type(shutdown_after_seconds) is not int:
         kind = type(shutdown_after_seconds).__name__
         raise ValueError(f"shutdown_after_seconds must be an integer, got {kind}")
@@ -49,7 +49,7 @@ def select_pod_ip(ips: Optional[Sequence[object]]) -> Optional[str]:
 
 
 def extract_sandbox_name_hash(sandbox_object: Dict[str, Any]) -> Optional[str]:
-    """The hash in a Sandbox's selector, whatever else is selected."""
+    """The name hash in a Sandbox's selector; other terms are ignored."""
     selector = (sandbox_object.get("status") or {}).get("selector") or ""
     for requirement in selector.split(","):
         key, equals, value = requirement.partition("=")
@@ -66,7 +66,7 @@ def construct_sandbox_claim_env_spec(env: Optional[Mapping[str, str]]) -> List[S
 def kubeconfig_from_configuration(
     configuration: Any, authorization: Optional[str], default_headers: Optional[Mapping[str, str]] = None
 ) -> Dict[str, Any]:
-    """A kubeconfig for the cluster that a client of the `kubernetes` package talks to."""
+    """A kubeconfig for the cluster of a client of the `kubernetes` package."""
     cluster: Dict[str, Any] = {"server": configuration.host}
     if not configuration.verify_ssl:
         cluster["insecure-skip-tls-verify"] = True
@@ -99,7 +99,7 @@ def kubeconfig_from_configuration(
 
 
 def kubeconfig_of_client(api_client: Any) -> str:
-    """The same as text, with the credentials that the client has now."""
+    """The kubeconfig as text, with the client's current credentials."""
     import json
 
     configuration = api_client.configuration

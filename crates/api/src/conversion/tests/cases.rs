@@ -6,7 +6,8 @@ use super::*;
 use crate::keys::annotations as key;
 
 fn pod() -> Value {
-    json!({"spec": {"containers": [{"name": "c", "image": "i", "resources": {"limits": {"memory": "1024Mi"}}}]}, "metadata": {"labels": {"l": "v"}}})
+    let container = json!({"name": "c", "image": "i", "resources": {"limits": {"memory": "1024Mi"}}});
+    json!({"spec": {"containers": [container]}, "metadata": {"labels": {"l": "v"}}})
 }
 
 fn old_sandbox(replicas: Option<i32>) -> Value {
@@ -65,7 +66,7 @@ fn s_012_no_replica_is_suspended() {
     assert_eq!((&back["spec"]["replicas"], &back["status"]["replicas"]), (&json!(0), &json!(0)));
 }
 
-/// S-013, X-014: an old state is replaced, never nested; the caller's object is its own.
+/// S-013, X-014: an old state is replaced, never nested; the caller's object is not modified.
 #[test]
 fn s_013_x_014_an_old_state_is_replaced_and_never_nested() {
     for (object, state) in [
@@ -131,7 +132,10 @@ fn s_017_the_mode_wins_over_the_state() {
 #[test]
 fn s_018_the_node_is_not_part_of_v1alpha1() {
     let mut stored = sandbox(CORE_V1BETA1, json!({"podTemplate": pod(), "operatingMode": "Running"}));
-    stored["status"] = json!({"nodeName": "node", "podIPs": ["10.0.0.1"], "selector": "a=b", "service": "s", "serviceFQDN": "f", "conditions": []});
+    stored["status"] = json!({
+        "nodeName": "node", "podIPs": ["10.0.0.1"], "selector": "a=b", "service": "s", "serviceFQDN": "f",
+        "conditions": []
+    });
     let back = spoke(&stored);
     assert_eq!(back["status"].get("nodeName"), None);
     let again = hub(&back);
@@ -142,7 +146,7 @@ fn s_018_the_node_is_not_part_of_v1alpha1() {
     }
 }
 
-/// S-019: what v0.4.6 stored reads in both versions.
+/// S-019: objects stored by v0.4.6 can be read in both versions.
 #[test]
 fn s_019_objects_of_the_old_release_read_in_both_versions() {
     for (replicas, mode_word) in [(0, "Suspended"), (1, "Running")] {
@@ -154,7 +158,7 @@ fn s_019_objects_of_the_old_release_read_in_both_versions() {
     }
 }
 
-/// Upstream's full form of the state, and escapes as Go writes them, are read too.
+/// Upstream's full form of the state and Go's escape sequences are read too.
 #[test]
 fn states_written_by_upstream_are_read() {
     let full = old_sandbox(None).to_string().replace('<', "\\u003c");
@@ -234,7 +238,7 @@ fn x_016_an_edited_pool_shows_beside_the_original_template() {
     assert_eq!(pool_of(&hub(&back)), "new-pool");
 }
 
-/// X-016 where upstream guesses wrong: the new pool is named like the template.
+/// X-016, in the case where upstream's heuristic is wrong: the new pool has the same name as the template.
 #[test]
 fn x_016_an_edit_to_a_pool_named_like_the_template_is_an_edit() {
     let mut stored = hub(&old_claim(Some("default"), None));
@@ -244,7 +248,7 @@ fn x_016_an_edit_to_a_pool_named_like_the_template_is_an_edit() {
     assert_eq!(pool_of(&hub(&back)), "t");
 }
 
-/// states of upstream say nothing about the pool; names decide.
+/// upstream's states do not record the pool; names decide.
 #[test]
 fn x_021_upstreams_states_are_judged_by_name() {
     let state = old_claim(Some("none"), None).to_string();
@@ -358,7 +362,7 @@ fn an_object_in_the_wanted_version_is_unchanged() {
 }
 
 #[test]
-fn what_is_not_ours_is_refused_with_its_name() {
+fn foreign_kinds_are_rejected_with_their_name() {
     assert_eq!(convert(json!([]), CORE_V1BETA1), Err(ConversionError::NotAnObject { field: "the converted value" }));
     let pod = json!({"apiVersion": "v1", "kind": "Pod"});
     assert!(convert(pod, CORE_V1BETA1).expect_err("refused").to_string().contains("Pod"));

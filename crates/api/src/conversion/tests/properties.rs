@@ -38,7 +38,12 @@ fn object(fields: Vec<(&'static str, Option<Value>)>) -> Value {
 }
 
 prop_compose! {
-    fn metadata()(name in name(), labels in of(text_map()), annotations in of(text_map()), generation in of(1..9_i64)) -> Value {
+    fn metadata()(
+        name in name(),
+        labels in of(text_map()),
+        annotations in of(text_map()),
+        generation in of(1..9_i64),
+    ) -> Value {
         object(vec![
             ("name", Some(name.into())),
             ("namespace", Some("n".into())),
@@ -51,10 +56,15 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn blueprint()(spec in any_json(), pod in of(text_map()), volumes in of(vec(any_json(), 0..3)), service in of(any::<bool>()))
-        -> Vec<(&'static str, Option<Value>)> {
+    fn blueprint()(
+        spec in any_json(),
+        pod in of(text_map()),
+        volumes in of(vec(any_json(), 0..3)),
+        service in of(any::<bool>()),
+    ) -> Vec<(&'static str, Option<Value>)> {
+        let metadata = pod.map(|labels| json!({"labels": labels}));
         vec![
-            ("podTemplate", Some(object(vec![("spec", Some(spec)), ("metadata", pod.map(|labels| json!({"labels": labels})))]))),
+            ("podTemplate", Some(object(vec![("spec", Some(spec)), ("metadata", metadata)]))),
             ("volumeClaimTemplates", volumes.map(Value::from)),
             ("service", service.map(Value::from)),
         ]
@@ -81,7 +91,9 @@ prop_compose! {
             ("kind", Some("Sandbox".into())),
             ("metadata", Some(metadata)),
             ("spec", Some(object(spec))),
-            ("status", status.map(|(ips, replicas)| object(vec![("podIPs", ips.map(Value::from)), ("replicas", replicas.map(Value::from))]))),
+            ("status", status.map(|(ips, replicas)| {
+                object(vec![("podIPs", ips.map(Value::from)), ("replicas", replicas.map(Value::from))])
+            })),
         ])
     }
 }
@@ -136,7 +148,13 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn pool_v1alpha1()(metadata in metadata(), replicas in 0..5_i32, template in name(), strategy in of(any_json()), ready in of(0..5_i32)) -> Value {
+    fn pool_v1alpha1()(
+        metadata in metadata(),
+        replicas in 0..5_i32,
+        template in name(),
+        strategy in of(any_json()),
+        ready in of(0..5_i32),
+    ) -> Value {
         object(vec![
             ("apiVersion", Some(EXTENSIONS_V1ALPHA1.into())),
             ("kind", Some("SandboxWarmPool".into())),
@@ -222,7 +240,13 @@ proptest! {
 
     /// Edits made through v1beta1 survive a v1alpha1 client's read and write.
     #[test]
-    fn edits_of_v1beta1_survive(object in any_v1alpha1(), label in "[a-z]{1,5}", service in any::<bool>(), suspend in any::<bool>(), pool in name()) {
+    fn edits_of_v1beta1_survive(
+        object in any_v1alpha1(),
+        label in "[a-z]{1,5}",
+        service in any::<bool>(),
+        suspend in any::<bool>(),
+        pool in name(),
+    ) {
         let mut stored = hub(&object);
         stored["metadata"]["labels"]["edited"] = label.into();
         match stored["kind"].as_str().expect("kind") {
@@ -242,7 +266,13 @@ proptest! {
 
     /// Edits made through v1alpha1 survive storage.
     #[test]
-    fn edits_of_v1alpha1_survive(object in any_v1alpha1(), label in "[a-z]{1,5}", replicas in 0..=1_i32, pool in name(), template in name()) {
+    fn edits_of_v1alpha1_survive(
+        object in any_v1alpha1(),
+        label in "[a-z]{1,5}",
+        replicas in 0..=1_i32,
+        pool in name(),
+        template in name(),
+    ) {
         let mut view = spoke(&hub(&object));
         view["metadata"]["labels"]["edited"] = label.into();
         match view["kind"].as_str().expect("kind") {
@@ -267,23 +297,49 @@ proptest! {
         prop_assert_eq!(&again["spec"], &claim["spec"]);
     }
 
-    /// No annotation, whatever it says, makes a read through v1alpha1 fail or panic.
+    /// No annotation, whatever its value, makes a read through v1alpha1 fail or panic.
     #[test]
-    fn states_never_break_a_read(object in any_v1alpha1(), state in prop_oneof![any::<String>(), any_json().prop_map(|v| v.to_string()), any_json().prop_map(|v| json!({"spec": v, "status": v, "hub": v}).to_string())]) {
+    fn states_never_break_a_read(
+        object in any_v1alpha1(),
+        state in prop_oneof![
+            any::<String>(),
+            any_json().prop_map(|v| v.to_string()),
+            any_json().prop_map(|v| json!({"spec": v, "status": v, "hub": v}).to_string()),
+        ],
+    ) {
         use crate::keys::annotations as key;
         let mut stored = hub(&object);
-        for name in [key::V1ALPHA1_SANDBOX_STATE, key::V1ALPHA1_CLAIM_STATE, key::V1ALPHA1_TEMPLATE_STATE, key::V1ALPHA1_POOL_STATE, key::V1BETA1_CLAIM_VOLUMES, key::V1BETA1_CLAIM_POOL] {
+        for name in [
+            key::V1ALPHA1_SANDBOX_STATE,
+            key::V1ALPHA1_CLAIM_STATE,
+            key::V1ALPHA1_TEMPLATE_STATE,
+            key::V1ALPHA1_POOL_STATE,
+            key::V1BETA1_CLAIM_VOLUMES,
+            key::V1BETA1_CLAIM_POOL,
+        ] {
             stored = annotated(stored, name, &state);
         }
         let back = spoke(&stored);
         hub(&back);
     }
 
-    /// Arbitrary JSON is refused or converted, never a panic.
+    /// Arbitrary JSON is rejected or converted; it never causes a panic.
     #[test]
-    fn arbitrary_json_never_panics(kind in select(vec!["Sandbox", "SandboxClaim", "SandboxTemplate", "SandboxWarmPool", "Pod"]), metadata in any_json(), spec in any_json(), status in any_json()) {
-        for (from, to) in [(CORE_V1ALPHA1, CORE_V1BETA1), (CORE_V1BETA1, CORE_V1ALPHA1), (EXTENSIONS_V1ALPHA1, EXTENSIONS_V1BETA1), (EXTENSIONS_V1BETA1, EXTENSIONS_V1ALPHA1)] {
-            let object = json!({"apiVersion": from, "kind": kind, "metadata": metadata, "spec": spec, "status": status});
+    fn arbitrary_json_never_panics(
+        kind in select(vec!["Sandbox", "SandboxClaim", "SandboxTemplate", "SandboxWarmPool", "Pod"]),
+        metadata in any_json(),
+        spec in any_json(),
+        status in any_json(),
+    ) {
+        for (from, to) in [
+            (CORE_V1ALPHA1, CORE_V1BETA1),
+            (CORE_V1BETA1, CORE_V1ALPHA1),
+            (EXTENSIONS_V1ALPHA1, EXTENSIONS_V1BETA1),
+            (EXTENSIONS_V1BETA1, EXTENSIONS_V1ALPHA1),
+        ] {
+            let object = json!({
+                "apiVersion": from, "kind": kind, "metadata": metadata, "spec": spec, "status": status,
+            });
             let _ = convert(object, to);
         }
     }

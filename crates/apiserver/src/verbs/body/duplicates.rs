@@ -1,4 +1,4 @@
-//! JSON into a value, noticing fields that are given twice: the last one counts, but strict clients want to know.
+//! Parses JSON and reports duplicate fields: the last one applies, but strict field validation reports them.
 
 use std::fmt;
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn duplicates_are_named_and_the_last_counts() {
+    fn duplicates_are_reported_and_the_last_one_applies() {
         let (value, duplicates) = parse(br#"{"a": 1, "b": [{"c": 1, "c": 2.5}], "a": null}"#).unwrap();
         assert_eq!(value, json!({"a": null, "b": [{"c": 2.5}]}));
         assert_eq!(duplicates, ["b[0].c", "a"]);

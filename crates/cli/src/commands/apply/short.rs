@@ -1,4 +1,4 @@
-//! Short manifests, as introductions to the product write them, and the full form each stands for.
+//! Short manifests, as introductions to the product write them, and their full forms.
 //!
 //! | short | full |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | SandboxClaim with `spec.template: NAME` | v1alpha1 `spec.sandboxTemplateRef.name` |
 //! | SandboxWarmPool with `spec.size` and `spec.template: NAME` | `spec.replicas` and `spec.sandboxTemplateRef.name` |
 //!
-//! All three are written in group `agents.x-k8s.io`; the full forms are in `extensions.agents.x-k8s.io`. A pool without a name is
-//! called after its template.
+//! All three are in group `agents.x-k8s.io`; the full forms are in `extensions.agents.x-k8s.io`. A pool without a name
+//! gets the name of its template.
 
 use anyhow::{Result, bail};
 use serde_json::{Map, Value, json};
@@ -16,21 +16,21 @@ const SHORT_GROUP: &str = "agents.x-k8s.io/";
 const POOLS: &str = "extensions.agents.x-k8s.io/v1beta1";
 const CLAIMS: &str = "extensions.agents.x-k8s.io/v1alpha1";
 
-/// A manifest in full.
+/// A full manifest.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Full {
+pub(crate) struct Expanded {
     pub(crate) object: Value,
-    /// Whether it was written in a short form.
+    /// Whether the document was a short form.
     pub(crate) was_short: bool,
 }
 
-/// Writes a short manifest out; any other is passed on as it is.
-pub(crate) fn write_out(document: Value) -> Result<Full> {
+/// Expands a short manifest; returns any other document unchanged.
+pub(crate) fn expand(document: Value) -> Result<Expanded> {
     let api_version = document["apiVersion"].as_str().unwrap_or_default();
     let kind = document["kind"].as_str().unwrap_or_default().to_owned();
     let short = api_version.starts_with(SHORT_GROUP) && kind.starts_with("Sandbox") && kind != "Sandbox";
     if !short {
-        return Ok(Full { object: document, was_short: false });
+        return Ok(Expanded { object: document, was_short: false });
     }
     let object = match kind.as_str() {
         "SandboxTemplate" => template(document)?,
@@ -40,7 +40,7 @@ pub(crate) fn write_out(document: Value) -> Result<Full> {
             "`{other}` is not a kind of {api_version}; there are SandboxTemplate, SandboxClaim and SandboxWarmPool"
         ),
     };
-    Ok(Full { object, was_short: true })
+    Ok(Expanded { object, was_short: true })
 }
 
 fn template(mut document: Value) -> Result<Value> {
@@ -100,9 +100,9 @@ mod tests {
     use super::*;
 
     fn full(document: Value) -> Value {
-        let full = write_out(document).unwrap();
-        assert!(full.was_short);
-        full.object
+        let expanded = expand(document).unwrap();
+        assert!(expanded.was_short);
+        expanded.object
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_without_a_name_is_called_after_its_template() {
+    fn a_pool_without_a_name_gets_the_name_of_its_template() {
         let short = json!({"apiVersion": "agents.x-k8s.io/v1alpha1", "kind": "SandboxWarmPool", "spec": {"size": 3, "template": "t"}});
         let pool = full(short);
         assert_eq!(pool["metadata"]["name"], "t");
@@ -130,25 +130,25 @@ mod tests {
     }
 
     #[test]
-    fn full_manifests_and_sandboxes_are_left_alone() {
+    fn full_manifests_and_sandboxes_are_unchanged() {
         for (api_version, kind) in [
             ("agents.x-k8s.io/v1beta1", "Sandbox"),
             ("extensions.agents.x-k8s.io/v1beta1", "SandboxClaim"),
             ("v1", "Pod"),
         ] {
             let document = json!({"apiVersion": api_version, "kind": kind, "spec": {"template": "x"}});
-            assert_eq!(write_out(document.clone()).unwrap(), Full { object: document, was_short: false });
+            assert_eq!(expand(document.clone()).unwrap(), Expanded { object: document, was_short: false });
         }
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_name_the_mistake() {
         let no_spec = json!({"apiVersion": "agents.x-k8s.io/v1alpha1", "kind": "SandboxClaim"});
-        assert!(write_out(no_spec).unwrap_err().to_string().contains("no spec"));
+        assert!(expand(no_spec).unwrap_err().to_string().contains("no spec"));
         let nameless =
             json!({"apiVersion": "agents.x-k8s.io/v1alpha1", "kind": "SandboxWarmPool", "spec": {"size": 1}});
-        assert!(write_out(nameless).unwrap_err().to_string().contains("metadata.name"));
+        assert!(expand(nameless).unwrap_err().to_string().contains("metadata.name"));
         let wrong = json!({"apiVersion": "agents.x-k8s.io/v1alpha1", "kind": "SandboxClaim", "spec": {"template": {"spec": 1}}});
-        assert!(write_out(wrong).unwrap_err().to_string().contains("name of a template"));
+        assert!(expand(wrong).unwrap_err().to_string().contains("name of a template"));
     }
 }

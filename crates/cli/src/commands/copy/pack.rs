@@ -1,4 +1,4 @@
-//! Folders as tar streams, packed and unpacked on a thread of their own.
+//! Folders as tar streams. A blocking thread packs or unpacks.
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
-/// Chunks between the thread that packs and the connection.
+/// Maximum number of chunks between the thread that packs and the connection.
 const QUEUE: usize = 16;
 const CHUNK: usize = 256 * 1024;
 
@@ -19,14 +19,14 @@ pub(crate) fn pack(folder: PathBuf) -> Result<impl Stream<Item = io::Result<Byte
     tokio::task::spawn_blocking(move || {
         let mut archive = tar::Builder::new(io::BufWriter::with_capacity(CHUNK, Chunks(sender.clone())));
         archive.follow_symlinks(false);
-        // Holes travel as zeros: the other side does not unpack the entries that files with holes become.
+        // Sparse files are sent with zeros in their holes: sandboxd does not unpack entries for sparse files.
         archive.sparse(false);
         let packed = archive
             .append_dir_all(".", &folder)
             .and_then(|()| archive.into_inner())
             .and_then(|mut rest| io::Write::flush(&mut rest));
         if let Err(error) = packed {
-            // Nobody may be left to hear it: then the transfer has already failed.
+            // The receiver is gone when the transfer has already failed.
             let _ = sender.blocking_send(Err(error));
         }
     });
@@ -47,7 +47,7 @@ impl io::Write for Chunks {
     }
 }
 
-/// Unpacks into a folder, which is made when it is missing. Entries that would leave it are refused by the reader.
+/// Unpacks into a folder, which is created when it is missing. `tar` refuses entries that would leave it.
 pub(crate) async fn unpack(
     archive: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
     folder: PathBuf,
@@ -60,5 +60,5 @@ pub(crate) async fn unpack(
         archive.set_preserve_ownerships(false);
         archive.unpack(&folder)
     });
-    unpacking.await.context("the thread that unpacks died")?.with_context(|| format!("cannot unpack into {shown}"))
+    unpacking.await.context("the thread that unpacks panicked")?.with_context(|| format!("cannot unpack into {shown}"))
 }

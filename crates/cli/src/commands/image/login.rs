@@ -1,18 +1,19 @@
-//! Logins for registries: what `docker login` and `podman login` have written, or what the user types.
+//! Credentials for registries: those that `docker login` and `podman login` have stored, or a user name with a password
+//! on standard input.
 
-use crate::engine::Login;
+use agent_sandbox_engine::Login;
 use anyhow::{Context as _, Result, bail};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::Value;
 use std::{fs, io, path::PathBuf};
 
-/// The registry of names without one.
+/// The registry of image names without a registry.
 const DOCKER_HUB: &str = "docker.io";
-/// What docker calls that registry in its own file.
+/// Docker's key for that registry in its own file.
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
 
-/// The password comes from standard input, whole, without its last line break.
-pub(crate) fn typed(image: &str, username: String) -> Result<Login> {
+/// Reads the password from standard input, without its last line break.
+pub(crate) fn from_stdin(image: &str, username: String) -> Result<Login> {
     let password = io::read_to_string(io::stdin()).context("cannot read the password from standard input")?;
     let password = password.trim_end_matches(['\r', '\n']).to_owned();
     if password.is_empty() {
@@ -21,7 +22,7 @@ pub(crate) fn typed(image: &str, username: String) -> Result<Login> {
     Ok(Login { registry: registry(image).to_owned(), username, password })
 }
 
-/// The login that docker or podman keeps for the image's registry, if any.
+/// The credentials that docker or podman has stored for the image's registry, if any.
 pub(crate) fn find(image: &str) -> Result<Option<Login>> {
     let registry = registry(image);
     for path in files(|name| std::env::var_os(name).map(PathBuf::from)) {
@@ -38,17 +39,17 @@ pub(crate) fn find(image: &str) -> Result<Option<Login>> {
     Ok(None)
 }
 
-/// Where logins may be, podman's places first, as podman itself looks.
+/// Files that may hold credentials, podman's first, in podman's own order.
 fn files(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let home = |rest: &str| variable("HOME").map(|home| home.join(rest));
     let docker = variable("DOCKER_CONFIG").map(|folder| folder.join("config.json"));
-    let places = [
+    let paths = [
         variable("REGISTRY_AUTH_FILE"),
         variable("XDG_RUNTIME_DIR").map(|folder| folder.join("containers/auth.json")),
         home(".config/containers/auth.json"),
         docker.or_else(|| home(".docker/config.json")),
     ];
-    places.into_iter().flatten().collect()
+    paths.into_iter().flatten().collect()
 }
 
 fn entry(file: &Value, registry: &str) -> Option<Login> {
@@ -62,7 +63,7 @@ fn entry(file: &Value, registry: &str) -> Option<Login> {
     Some(Login { registry: registry.to_owned(), username: username.to_owned(), password: password.to_owned() })
 }
 
-/// The first part of a name is a registry when it looks like a host.
+/// The registry of an image: the first part of its name if that looks like a host.
 fn registry(image: &str) -> &str {
     match image.split_once('/') {
         Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => host,
@@ -76,7 +77,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_name_without_a_host_is_of_docker_hub() {
+    fn a_name_without_a_host_belongs_to_docker_hub() {
         for (image, wanted) in [
             ("python:3.13", "docker.io"),
             ("library/python", "docker.io"),

@@ -1,4 +1,4 @@
-//! A certificate that the node signs for itself, for control planes that do not check it.
+//! A self-signed certificate for the node, for control planes that do not check it.
 
 use anyhow::{Context as _, Result};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};

@@ -1,4 +1,4 @@
-//! Sandboxes as people want to see them.
+//! Tables and pages about sandboxes.
 
 use crate::output::{Table, age};
 use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 use std::fmt::Write as _;
 
-/// One word for how a Sandbox is: Ready, Suspended, or the reason why it is neither.
+/// State of a Sandbox in one word: Ready, Suspended, or the reason why it is neither.
 pub(crate) fn state(sandbox: &Sandbox) -> String {
     let ready = sandbox.conditions().iter().find(|condition| condition.type_ == "Ready");
     match ready {
@@ -32,14 +32,14 @@ pub(crate) fn table(sandboxes: &[Sandbox], with_namespace: bool, now: Timestamp)
             state(sandbox),
             sandbox.pod_ips().first().cloned().unwrap_or_else(|| "-".to_owned()),
             owner(sandbox).unwrap_or_else(|| "-".to_owned()),
-            how_old(sandbox, now),
+            age_of(sandbox, now),
         ];
         table.row(cells[skip..].to_vec());
     }
     table.render()
 }
 
-/// Everything worth knowing about one Sandbox, on a page.
+/// All details of one Sandbox, as a page of text.
 pub(crate) fn details(sandbox: &Sandbox, claim: Option<&SandboxClaim>, now: Timestamp) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: &str| {
@@ -56,7 +56,7 @@ pub(crate) fn details(sandbox: &Sandbox, claim: Option<&SandboxClaim>, now: Time
     line("Node:", sandbox.status.as_ref().and_then(|status| status.node_name.as_deref()).unwrap_or_default());
     line("Service:", sandbox.status.as_ref().and_then(|status| status.service_fqdn.as_deref()).unwrap_or_default());
     line("Owner:", &owner(sandbox).unwrap_or_default());
-    line("Age:", &how_old(sandbox, now));
+    line("Age:", &age_of(sandbox, now));
     if let Some(time) = &sandbox.spec.shutdown_time {
         line("Expires:", &time.0.to_string());
     }
@@ -83,15 +83,15 @@ fn images(sandbox: &Sandbox) -> Vec<String> {
 
 fn owner(sandbox: &Sandbox) -> Option<String> {
     let owner = sandbox.owner_references().iter().find(|owner| owner.controller == Some(true))?;
-    let word = match owner.kind.as_str() {
+    let kind = match owner.kind.as_str() {
         "SandboxClaim" => "claim",
         "SandboxWarmPool" => "pool",
         other => other,
     };
-    Some(format!("{word}/{}", owner.name))
+    Some(format!("{kind}/{}", owner.name))
 }
 
-fn how_old(sandbox: &Sandbox, now: Timestamp) -> String {
+fn age_of(sandbox: &Sandbox, now: Timestamp) -> String {
     match &sandbox.metadata.creation_timestamp {
         Some(created) => age(now.as_second() - created.0.as_second()),
         None => "-".to_owned(),
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_says_state_address_and_owner() {
+    fn a_table_shows_state_address_and_owner() {
         let now: Timestamp = "2030-01-01T00:01:00Z".parse().unwrap();
         let ready = sandbox(json!({
             "metadata": {"name": "a", "namespace": "n", "creationTimestamp": "2030-01-01T00:00:00Z",
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_says_what_to_do() {
+    fn an_empty_list_prints_the_next_step() {
         assert!(table(&[], true, Timestamp::UNIX_EPOCH).contains("agent-sandbox create"));
     }
 }

@@ -1,14 +1,14 @@
-//! How long claims waited for their sandbox, look by look: numbers from the controller's metrics, drawn as bars.
+//! Startup latency of claims for each sample, from the controller's metrics, drawn as bars.
 
 use std::{collections::VecDeque, fmt};
 
-/// From the controller's first sight of a claim until it is ready, in milliseconds.
+/// Histogram of the time from the controller's first observation of a claim until the claim is ready, in milliseconds.
 const FAMILY: &str = "agent_sandbox_claim_controller_startup_latency_ms";
-/// Looks that are drawn: a minute at one a second.
-const DRAWN: usize = 60;
+/// Number of samples that are drawn: a minute at one per second.
+const MAX_SAMPLES: usize = 60;
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// All claims served since the engine began.
+/// Number and summed latency of all claims since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Claims {
     count: f64,
@@ -16,7 +16,7 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// From a page of metrics: the sums over all labels.
+    /// Reads the sums over all labels from a page of metrics.
     pub(super) fn read(page: &str) -> Self {
         let total = |suffix: &str| {
             let values = page.lines().filter_map(|line| {
@@ -29,7 +29,7 @@ impl Claims {
     }
 }
 
-/// The mean of each look; `None` where no claim was served.
+/// Mean latency of each sample; `None` where no claim became ready.
 #[derive(Debug, Default)]
 pub(super) struct History {
     means: VecDeque<Option<f64>>,
@@ -37,10 +37,10 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn note(&mut self, before: Claims, now: Claims) {
+    pub(super) fn record(&mut self, before: Claims, now: Claims) {
         let served = (now.count - before.count).max(0.0);
         let mean = (served > 0.0).then(|| (now.milliseconds - before.milliseconds).max(0.0) / served);
-        if self.means.len() == DRAWN {
+        if self.means.len() == MAX_SAMPLES {
             self.means.pop_front();
         }
         self.means.push_back(mean);
@@ -57,7 +57,7 @@ impl fmt::Display for History {
         let last = self.means.iter().rev().copied().flatten().next().unwrap_or_default();
         write!(formatter, "claims: {} just now, ready after {last:.0} ms (longest {longest:.0}) ", self.served)?;
         for mean in &self.means {
-            // Truncation is meant: the longest alone gets the highest bar.
+            // Truncated on purpose: only the longest gets the highest bar.
             let bar = mean.map_or(' ', |mean| BARS[((mean / longest.max(1.0) * 7.0) as usize).min(7)]);
             fmt::Write::write_char(formatter, bar)?;
         }
@@ -84,17 +84,18 @@ mod tests {
     }
 
     #[test]
-    fn bars_follow_the_looks_and_gaps_stay_empty() {
+    fn each_sample_has_a_bar_and_gaps_stay_empty() {
         let mut history = History::default();
         assert_eq!(history.to_string(), "no claims while looking");
-        let looks = [(0, 0.0), (1, 10.0), (1, 10.0), (3, 90.0), (4, 170.0)].map(|(n, sum)| Claims::read(&page(n, sum)));
-        for pair in looks.windows(2) {
-            history.note(pair[0], pair[1]);
+        let samples =
+            [(0, 0.0), (1, 10.0), (1, 10.0), (3, 90.0), (4, 170.0)].map(|(n, sum)| Claims::read(&page(n, sum)));
+        for pair in samples.windows(2) {
+            history.record(pair[0], pair[1]);
         }
         assert_eq!(history.to_string(), "claims: 1 just now, ready after 80 ms (longest 80) ▁ ▄█");
-        for _ in 0..DRAWN {
-            history.note(looks[4], looks[4]);
+        for _ in 0..MAX_SAMPLES {
+            history.record(samples[4], samples[4]);
         }
-        assert_eq!(history.to_string(), "no claims while looking", "old looks leave");
+        assert_eq!(history.to_string(), "no claims while looking", "old samples are dropped");
     }
 }

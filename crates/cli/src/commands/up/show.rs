@@ -1,30 +1,28 @@
-//! What `up` and `status` tell people.
+//! Output of `up` and `status`.
 
-use crate::{
-    data::{Caller, DataDir, Running},
-    engine::install::READY_MADE,
-};
 use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxWarmPool};
+use agent_sandbox_engine::{DataDir, RunningEngine, SudoUser, ready_made};
 use serde_json::{Value, json};
 use std::{fmt::Write as _, path::PathBuf};
 
-/// The ready line, and what to do next.
-pub(crate) fn ready(data: &DataDir, running: &Running) -> String {
+/// The line that says that the engine is ready, and the next steps.
+pub(crate) fn ready(data: &DataDir, running: &RunningEngine) -> String {
     format!(
-        "ready: API {}, router {}\n  kubectl:  export KUBECONFIG={}\n  Python:   SandboxClient().create_sandbox(\"{READY_MADE}\")\n  CLI:      agent-sandbox create my-sandbox && agent-sandbox shell my-sandbox\n",
+        "ready: API {}, router {}\n  kubectl:  export KUBECONFIG={}\n  Python:   SandboxClient().create_sandbox(\"{}\")\n  CLI:      agent-sandbox create my-sandbox && agent-sandbox shell my-sandbox\n",
         running.api,
         running.router,
-        own_kubeconfig(data).display(),
+        readable_kubeconfig(data).display(),
+        ready_made::NAME,
     )
 }
 
-/// The file that the person at the terminal can read: under sudo their own copy.
-fn own_kubeconfig(data: &DataDir) -> PathBuf {
-    let copy = Caller::of_sudo().map(|caller| caller.folder().join("kubeconfig"));
+/// The kubeconfig that the user can read: under sudo, the copy of the user who called it.
+fn readable_kubeconfig(data: &DataDir) -> PathBuf {
+    let copy = SudoUser::from_environment().map(|user| user.folder().join("kubeconfig"));
     copy.filter(|path| path.exists()).unwrap_or_else(|| data.kubeconfig())
 }
 
-/// How many Sandboxes are in each state.
+/// Number of Sandboxes in each state.
 struct Counts {
     ready: usize,
     suspended: usize,
@@ -37,14 +35,20 @@ impl Counts {
             sandbox.conditions().iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
         };
         let ready = sandboxes.iter().filter(|sandbox| is_ready(sandbox)).count();
-        let asleep = |sandbox: &&Sandbox| sandbox.operating_mode() == OperatingMode::Suspended && !is_ready(sandbox);
-        let suspended = sandboxes.iter().filter(asleep).count();
+        let is_suspended =
+            |sandbox: &&Sandbox| sandbox.operating_mode() == OperatingMode::Suspended && !is_ready(sandbox);
+        let suspended = sandboxes.iter().filter(is_suspended).count();
         Self { ready, suspended, other: sandboxes.len() - ready - suspended }
     }
 }
 
-/// For programs.
-pub(crate) fn summary(data: &DataDir, running: &Running, sandboxes: &[Sandbox], pools: &[SandboxWarmPool]) -> Value {
+/// The status for JSON and YAML.
+pub(crate) fn summary(
+    data: &DataDir,
+    running: &RunningEngine,
+    sandboxes: &[Sandbox],
+    pools: &[SandboxWarmPool],
+) -> Value {
     let counts = Counts::of(sandboxes);
     let pools: Vec<Value> = pools.iter().map(|pool| {
         json!({"namespace": pool.namespace(), "name": pool.name(), "ready": warm(pool), "wanted": pool.replicas()})
@@ -56,8 +60,13 @@ pub(crate) fn summary(data: &DataDir, running: &Running, sandboxes: &[Sandbox], 
     })
 }
 
-/// For people.
-pub(crate) fn status(data: &DataDir, running: &Running, sandboxes: &[Sandbox], pools: &[SandboxWarmPool]) -> String {
+/// The status as text.
+pub(crate) fn status(
+    data: &DataDir,
+    running: &RunningEngine,
+    sandboxes: &[Sandbox],
+    pools: &[SandboxWarmPool],
+) -> String {
     let counts = Counts::of(sandboxes);
     let mut text = format!("running: process {}, version {}\n", running.pid, running.version);
     let _ = writeln!(text, "  API:        {}\n  router:     {}", running.api, running.router);

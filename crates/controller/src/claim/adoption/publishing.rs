@@ -1,19 +1,18 @@
-//! C, the status write that tells the user; and the way back when it must not be sent.
+//! C, the status write, and the deletion of an adopted Sandbox when C must not be sent.
 
 use std::{sync::Arc, time::Duration};
 
 use agent_sandbox_api::v1beta1::SandboxClaim;
 
-use super::{Adoption, Effect, End, Leg, State, Tries, send};
+use super::{Adoption, AdoptionWrite, Effect, End, State, Tries, send};
 use crate::{
+    api_client::{ApiError, Request},
+    cache::{Cached, Kind, Object, Sandbox},
     claim::status::{Finding, status_after, status_patch},
-    object::{Cached, Kind, Object, Sandbox},
-    ports::ApiError,
-    request::Request,
 };
 
 impl Adoption {
-    /// C, or the end when the claim says all of it already.
+    /// Sends C, or ends when the claim's status is up to date already.
     pub(super) fn publish(
         mut self,
         sandbox: Arc<Sandbox>,
@@ -24,33 +23,33 @@ impl Adoption {
         match status_patch(&claim, &status) {
             None => self.bound(sandbox, claim),
             Some(request) => {
-                let effects = vec![send(Leg::Status, &request)];
+                let effects = vec![send(AdoptionWrite::Status, &request)];
                 self.state = State::Publishing { sandbox, claim, tries, request: Some(request) };
                 (self, effects)
             }
         }
     }
 
-    pub(super) fn status_answered(
+    pub(super) fn on_status_response(
         mut self,
         sandbox: Arc<Sandbox>,
         claim: Arc<SandboxClaim>,
         mut tries: Tries,
         request: Option<Request>,
-        answer: Result<Option<Object>, ApiError>,
+        response: Result<Option<Object>, ApiError>,
     ) -> (Self, Vec<Effect>) {
-        match answer {
+        match response {
             Ok(object) => {
                 let claim = object.and_then(|object| object.cast::<SandboxClaim>()).unwrap_or(claim);
                 self.bound(sandbox, claim)
             }
             Err(ApiError::NotFound { .. } | ApiError::Invalid { .. }) => self.finish(End::ClaimGone),
             Err(error @ ApiError::Conflict { .. }) => {
-                if !tries.conflict() {
+                if !tries.count_conflict() {
                     return self.finish(End::Refused(error));
                 }
                 let effect = Effect::Read {
-                    leg: Leg::Status,
+                    write: AdoptionWrite::Status,
                     kind: Kind::Claim,
                     key: Cached::key(&*claim),
                     pause: Duration::ZERO,
@@ -58,46 +57,53 @@ impl Adoption {
                 self.state = State::Publishing { sandbox, claim, tries, request };
                 (self, vec![effect])
             }
-            Err(ApiError::Unknown { message } | ApiError::Busy { message, .. }) => match (tries.again(), request) {
-                (Some(pause), Some(request)) => {
-                    let effect = Effect::Send { leg: Leg::Status, request: request.clone(), pause };
-                    self.state = State::Publishing { sandbox, claim, tries, request: Some(request) };
-                    (self, vec![effect])
+            Err(ApiError::Unknown { message } | ApiError::Busy { message, .. }) => {
+                match (tries.next_pause(), request) {
+                    (Some(pause), Some(request)) => {
+                        let effect = Effect::Send { write: AdoptionWrite::Status, request: request.clone(), pause };
+                        self.state = State::Publishing { sandbox, claim, tries, request: Some(request) };
+                        (self, vec![effect])
+                    }
+                    _ => {
+                        let end = self.unanswered(&message);
+                        self.finish(end)
+                    }
                 }
-                _ => {
-                    let end = self.unanswered(&message);
-                    self.finish(end)
-                }
-            },
+            }
             Err(error) => self.finish(End::Refused(error)),
         }
     }
 
-    /// C was refused: say it again about the claim as it is now, unless it is gone or assigned elsewhere.
-    pub(super) fn claim_seen_while_publishing(
+    /// C was rejected: repeats it for the current claim, unless the claim is gone or assigned to another Sandbox.
+    pub(super) fn on_claim_read_while_publishing(
         mut self,
         sandbox: Arc<Sandbox>,
         claim: Arc<SandboxClaim>,
         mut tries: Tries,
         request: Option<Request>,
-        answer: Result<Option<Object>, ApiError>,
+        response: Result<Option<Object>, ApiError>,
     ) -> (Self, Vec<Effect>) {
-        match answer {
+        match response {
             Ok(object) => {
                 let found = object.and_then(|object| object.cast::<SandboxClaim>());
                 let Some(found) = found.filter(|found| found.uid() == claim.uid() && !found.is_deleting()) else {
                     return self.finish(End::ClaimGone);
                 };
                 if self.is_assigned_elsewhere(&found) {
-                    return self.undo(&sandbox);
+                    return self.delete_adopted(&sandbox);
                 }
                 self.claim = found.clone();
                 self.publish(sandbox, found, tries)
             }
             Err(ApiError::NotLeader) => self.finish(End::Refused(ApiError::NotLeader)),
-            Err(error) => match tries.again() {
+            Err(error) => match tries.next_pause() {
                 Some(pause) => {
-                    let effect = Effect::Read { leg: Leg::Status, kind: Kind::Claim, key: Cached::key(&*claim), pause };
+                    let effect = Effect::Read {
+                        write: AdoptionWrite::Status,
+                        kind: Kind::Claim,
+                        key: Cached::key(&*claim),
+                        pause,
+                    };
                     self.state = State::Publishing { sandbox, claim, tries, request };
                     (self, vec![effect])
                 }
@@ -109,24 +115,24 @@ impl Adoption {
         }
     }
 
-    /// Deletes the Sandbox that was taken in vain, as it is now: it never returns to a pool.
-    pub(super) fn undo(mut self, sandbox: &Sandbox) -> (Self, Vec<Effect>) {
+    /// Deletes the adopted Sandbox at its current version: it never returns to a pool.
+    pub(super) fn delete_adopted(mut self, sandbox: &Sandbox) -> (Self, Vec<Effect>) {
         let request = Request::delete(sandbox, None);
-        let effects = vec![send(Leg::Extra, &request)];
-        self.state = State::Undoing { request, tries: Tries::default() };
+        let effects = vec![send(AdoptionWrite::DeleteAdopted, &request)];
+        self.state = State::DeletingAdopted { request, tries: Tries::default() };
         (self, effects)
     }
 
-    /// Whatever the answer, the next pass finds every Sandbox that the claim's uid controls.
-    pub(super) fn undone(
+    /// Ends whatever the outcome: the next pass finds every Sandbox that the claim controls.
+    pub(super) fn on_delete_response(
         mut self,
         request: Request,
         mut tries: Tries,
-        answer: Result<Option<Object>, ApiError>,
+        response: Result<Option<Object>, ApiError>,
     ) -> (Self, Vec<Effect>) {
-        if let (Err(ApiError::Unknown { .. } | ApiError::Busy { .. }), Some(pause)) = (answer, tries.again()) {
-            let effect = Effect::Send { leg: Leg::Extra, request: request.clone(), pause };
-            self.state = State::Undoing { request, tries };
+        if let (Err(ApiError::Unknown { .. } | ApiError::Busy { .. }), Some(pause)) = (response, tries.next_pause()) {
+            let effect = Effect::Send { write: AdoptionWrite::DeleteAdopted, request: request.clone(), pause };
+            self.state = State::DeletingAdopted { request, tries };
             return (self, vec![effect]);
         }
         self.finish(End::Elsewhere)

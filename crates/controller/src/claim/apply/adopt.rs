@@ -1,55 +1,47 @@
-//! Driving an adoption: reserving, sending, and what to do with its end.
+//! Drives an adoption: reserves, sends, reads, and handles its end.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, time::Duration};
 
-use agent_sandbox_api::{
-    conditions::ClaimReady,
-    keys,
-    template::UpdateStrategyType,
-    v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
-};
+use agent_sandbox_api::{conditions::ClaimReady, keys, template::UpdateStrategyType, v1beta1::SandboxClaim};
 use futures::{StreamExt, stream::FuturesUnordered};
 use tracing::warn;
 
-use super::{Interrupted, Pass};
 use crate::{
-    blueprint::Yardstick,
+    api_client::Request,
+    cache::{Cached, ClusterCache, Key, Kind},
     claim::{
-        Held,
-        adoption::{Adoption, Effect, End, Leg, Offer, Outcome},
+        ClaimPass, HeldSandbox,
+        adoption::{Adoption, AdoptionWrite, Effect, EffectResult, End, ReservedSandbox},
         expiry,
         observe::template_of,
-        plan::{Observed, is_offered},
+        plan::{CandidatePools, Observed, is_offered},
         status::Finding,
     },
-    object::{Cached, Key, Kind},
-    reconcile::{Next, ReconcileError},
-    request::Request,
-    world::World,
+    reconcile::{Interrupted, Next, ReconcileError},
+    sandbox_spec::StalenessCheck,
 };
 
-impl Pass<'_> {
-    /// Reserves the best candidate; the number of those without an address when there is none.
+impl ClaimPass<'_> {
+    /// Reserves the best candidate; when there is none, returns the number of candidates without an address.
     pub(super) fn reserve(
         &self,
         claim: &SandboxClaim,
-        pools: &[Arc<SandboxWarmPool>],
-        template: Option<&SandboxTemplate>,
-    ) -> Result<Offer, usize> {
+        CandidatePools { pools, template }: &CandidatePools,
+    ) -> Result<ReservedSandbox, usize> {
         let uids: Vec<&str> = pools.iter().map(|pool| pool.uid()).collect();
-        // Hashing a template takes its time: not under the lock.
+        // Hashing a template takes time, so it is done outside of the lock.
         let rollout = pools.iter().any(|pool| pool.update_strategy() == UpdateStrategyType::Recreate);
-        let yardstick = template.filter(|_| rollout).map(Yardstick::new);
+        let staleness = template.as_deref().filter(|_| rollout).map(StalenessCheck::new);
         self.reconciler.store.candidates(|world| {
-            let World { candidates, sandboxes, .. } = world;
+            let ClusterCache { candidates, sandboxes, .. } = world;
             let accept =
-                |key: &Key| sandboxes.get(key).is_some_and(|sandbox| is_offered(sandbox, pools, yardstick.as_ref()));
-            let Some(pick) = candidates.reserve(&uids, claim.uid(), accept) else {
+                |key: &Key| sandboxes.get(key).is_some_and(|sandbox| is_offered(sandbox, pools, staleness.as_ref()));
+            let Some(reserved) = candidates.reserve(&uids, claim.uid(), accept) else {
                 return Err(candidates.pending(&uids));
             };
-            let sandbox = sandboxes.get(&pick.key).cloned().ok_or(0_usize)?;
+            let sandbox = sandboxes.get(&reserved.key).cloned().ok_or(0_usize)?;
             let template = template_of(world, self.key, &sandbox);
-            Ok(Offer { sandbox, template })
+            Ok(ReservedSandbox { sandbox, template })
         })
     }
 
@@ -57,32 +49,32 @@ impl Pass<'_> {
     pub(super) async fn adopt(
         &self,
         observed: &Observed,
-        offer: Offer,
-        pools: Vec<Arc<SandboxWarmPool>>,
+        reserved: ReservedSandbox,
+        pools: &CandidatePools,
     ) -> Result<Next, Interrupted> {
         let claim = observed.claim.clone();
-        let stamps = self.first_stamps();
-        let (mut adoption, effects) = Adoption::begin(claim.clone(), offer, stamps, observed.now);
-        let mut under_way: FuturesUnordered<Pin<Box<dyn Future<Output = Outcome> + Send + '_>>> =
+        let annotations = self.first_annotations();
+        let (mut adoption, effects) = Adoption::begin(claim.clone(), reserved, annotations, observed.now);
+        let mut under_way: FuturesUnordered<Pin<Box<dyn Future<Output = EffectResult> + Send + '_>>> =
             FuturesUnordered::new();
         let mut effects: std::collections::VecDeque<Effect> = effects.into();
         loop {
             while let Some(effect) = effects.pop_front() {
                 match effect {
                     Effect::Reserve => {
-                        let offer = self.reserve(&claim, &pools, observed.template.as_deref()).ok();
-                        let (next, more) = adoption.step(Outcome::Reserved(offer));
+                        let reserved = self.reserve(&claim, pools).ok();
+                        let (next, more) = adoption.step(EffectResult::Reserved(reserved));
                         adoption = next;
                         effects.extend(more);
                     }
                     Effect::Release { key, uid } => {
                         self.reconciler.store.candidates(|world| world.candidates.release(&key, &uid));
                     }
-                    Effect::Send { leg, request, pause } => {
-                        under_way.push(Box::pin(self.send_leg(leg, request, pause)))
+                    Effect::Send { write, request, pause } => {
+                        under_way.push(Box::pin(self.send_write(write, request, pause)))
                     }
-                    Effect::Read { leg, kind, key, pause } => {
-                        under_way.push(Box::pin(self.read_leg(leg, kind, key, pause)))
+                    Effect::Read { write, kind, key, pause } => {
+                        under_way.push(Box::pin(self.read_object(write, kind, key, pause)))
                     }
                 }
             }
@@ -92,28 +84,28 @@ impl Pass<'_> {
             effects.extend(more);
         }
         let end = adoption.end().cloned().expect("an adoption with nothing under way has ended");
-        self.adopted(observed, end).await
+        self.finish_adoption(observed, end).await
     }
 
-    async fn send_leg(&self, leg: Leg, request: Request, pause: Duration) -> Outcome {
+    async fn send_write(&self, write: AdoptionWrite, request: Request, pause: Duration) -> EffectResult {
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        Outcome::Sent(leg, self.writer.send(&request).await)
+        EffectResult::Sent(write, self.writer.send(&request).await)
     }
 
-    async fn read_leg(&self, leg: Leg, kind: Kind, key: Key, pause: Duration) -> Outcome {
+    async fn read_object(&self, write: AdoptionWrite, kind: Kind, key: Key, pause: Duration) -> EffectResult {
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        Outcome::Read(leg, self.writer.read(kind, &key).await)
+        EffectResult::Read(write, self.writer.read(kind, &key).await)
     }
 
-    async fn adopted(&self, observed: &Observed, end: End) -> Result<Next, Interrupted> {
+    async fn finish_adoption(&self, observed: &Observed, end: End) -> Result<Next, Interrupted> {
         let until = expiry::until_expiry(&observed.claim, observed.now);
         match end {
             End::Bound { sandbox, claim, pool } => {
-                self.reconciler.hold(self.key, None);
+                self.reconciler.set_held(self.key, None);
                 self.event(
                     &claim,
                     "SandboxAdopted",
@@ -122,28 +114,28 @@ impl Pass<'_> {
                 );
                 self.count_creation(&claim, &sandbox, &pool, keys::LAUNCH_WARM);
                 self.count_ready(&observed.claim, &claim, &sandbox);
-                self.settle(&claim)
+                self.finish_pass(&claim)
             }
             End::ClaimGone => {
                 self.reconciler.forget(self.key);
                 Err(Interrupted::Again)
             }
-            End::Elsewhere => Err(Interrupted::Stale(Kind::Claim, self.key.clone())),
+            End::Elsewhere => Err(Interrupted::Stale { kind: Kind::Claim, key: self.key.clone() }),
             End::Conflict(what) => {
-                self.reconciler.hold(self.key, None);
+                self.reconciler.set_held(self.key, None);
                 let fresh =
                     self.reconciler.store.get::<SandboxClaim>(self.key).unwrap_or_else(|| observed.claim.clone());
                 self.publish(&fresh, Finding::Refused(ClaimReady::AdoptionConflict(what.clone()))).await?;
                 Err(Interrupted::Failed(ReconcileError::transient(what).no_later_than(until)))
             }
             End::Unanswered { sandbox, message } => {
-                let held = Held { key: Cached::key(&*sandbox), uid: sandbox.uid().to_owned() };
-                self.reconciler.hold(self.key, Some(held));
-                warn!(sandbox = sandbox.name(), %message, "An adoption was not answered");
+                let held = HeldSandbox { key: Cached::key(&*sandbox), uid: sandbox.uid().to_owned() };
+                self.reconciler.set_held(self.key, Some(held));
+                warn!(sandbox = sandbox.name(), %message, "No response to an adoption request");
                 let text = "the API server did not answer properly".to_owned();
                 let fresh =
                     self.reconciler.store.get::<SandboxClaim>(self.key).unwrap_or_else(|| observed.claim.clone());
-                // It may well fail too; the next pass says it again.
+                // This write may fail too; the next pass repeats it.
                 let _ = self.publish(&fresh, Finding::Refused(ClaimReady::ReconcilerError(text.clone()))).await;
                 Err(Interrupted::Failed(ReconcileError::transient(text).no_later_than(until)))
             }

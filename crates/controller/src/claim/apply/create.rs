@@ -1,4 +1,4 @@
-//! Making a Sandbox of the claim's own.
+//! Creates a Sandbox for a claim that gets no warm one.
 
 use std::sync::Arc;
 
@@ -11,30 +11,30 @@ use agent_sandbox_api::{
 use serde_json::json;
 use tracing::debug;
 
-use super::{Interrupted, PENDING_RECHECK, Pass};
+use super::PENDING_RECHECK;
 use crate::{
+    api_client::{ApiError, Request},
+    cache::{Kind, Object, Sandbox},
     claim::{
+        ClaimPass,
+        claim_annotations::{Assignment, ClaimAnnotations},
         expiry,
         plan::Observed,
-        stamps::{Assignment, Stamps},
         status::Finding,
     },
-    object::{Kind, Object, Sandbox},
-    ports::ApiError,
-    reconcile::Next,
-    request::Request,
+    reconcile::{Interrupted, Next},
 };
 
-/// What became of the creation of a claim's own Sandbox.
+/// The outcome of the create.
 enum Created {
     New(Arc<Sandbox>),
-    /// It was there, and is now in the store.
-    Known,
-    /// It is said to be there, and cannot be seen.
+    /// It existed already, and is now in the store.
+    Cached,
+    /// The API says that it exists, but it cannot be read.
     Unseen,
 }
 
-impl Pass<'_> {
+impl ClaimPass<'_> {
     pub(super) async fn create(
         &self,
         observed: &Observed,
@@ -43,10 +43,11 @@ impl Pass<'_> {
     ) -> Result<Next, Interrupted> {
         let claim = &observed.claim;
         let until = expiry::until_expiry(claim, observed.now);
-        let stamps = Stamps { assignment, ..self.first_stamps() };
-        // Exactly this state of the claim: over a newer one, what another leader bound meanwhile would be hidden in the answer.
+        let annotations = ClaimAnnotations { assignment, ..self.first_annotations() };
+        // Only at the observed version of the claim: with a newer one, the response would hide what another leader
+        // bound meanwhile.
         let stamp =
-            stamps.change(claim).map(|metadata| Request::patch_exact(&**claim, json!({ "metadata": metadata })));
+            annotations.change(claim).map(|metadata| Request::patch_exact(&**claim, json!({ "metadata": metadata })));
         let stamped = async {
             match &stamp {
                 Some(stamp) => Ok(self.writer.send(stamp).await?.and_then(|object| object.cast::<SandboxClaim>())),
@@ -58,7 +59,7 @@ impl Pass<'_> {
             Ok(Some(fresh)) => fresh,
             Ok(None) => return Err(Interrupted::Again),
             Err(ApiError::NotFound { .. } | ApiError::Conflict { .. }) => {
-                return Err(Interrupted::Stale(Kind::Claim, self.key.clone()));
+                return Err(Interrupted::Stale { kind: Kind::Claim, key: self.key.clone() });
             }
             Err(error) => return Err(self.refused(claim, error, until).await),
         };
@@ -73,9 +74,9 @@ impl Pass<'_> {
                 let pool = &fresh.spec.warm_pool_ref.name;
                 self.count_creation(&fresh, &sandbox, pool, keys::LAUNCH_COLD);
                 let published = self.publish(&fresh, Finding::Serves(&sandbox)).await?;
-                self.settle(&published)
+                self.finish_pass(&published)
             }
-            Ok(Created::Known) => Err(Interrupted::Again),
+            Ok(Created::Cached) => Err(Interrupted::Again),
             Ok(Created::Unseen) => {
                 if fresh.bound_sandbox().is_none() {
                     self.publish(&fresh, Finding::Refused(ClaimReady::SandboxCreatePending)).await?;
@@ -86,7 +87,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Creates the claim's own Sandbox. One that is there already is ours, or the next look says whose it is.
+    /// Creates the claim's own Sandbox. If one exists already, the next attempt decides by its owner.
     async fn create_sandbox(&self, claim: &SandboxClaim, request: &Request) -> Result<Created, ApiError> {
         match self.writer.send(request).await {
             Ok(object) => match object.and_then(|object| object.cast::<Sandbox>()) {
@@ -97,7 +98,7 @@ impl Pass<'_> {
                 Ok(Some(Object::Sandbox(found))) => {
                     let ours = owners::ownership(&found.metadata, claim.uid()) == Ownership::Owned;
                     debug!(sandbox = found.name(), ours, "The Sandbox of this name exists already");
-                    Ok(Created::Known)
+                    Ok(Created::Cached)
                 }
                 _ => Ok(Created::Unseen),
             },

@@ -7,17 +7,17 @@ use crate::reconcile::Next;
 
 /// The reason and message of a claim with these variables, and its Sandbox's Pod spec, if it got one.
 async fn outcome(policy: Option<&str>, pod: Value, env: Value) -> (String, String, Option<Value>, Next) {
-    let rig = Rig::new();
+    let fixture = Fixture::new();
     let mut spec = json!({"podTemplate": {"spec": pod}});
     if let Some(policy) = policy {
         spec["envVarsInjectionPolicy"] = policy.into();
     }
-    rig.template("t", spec);
-    rig.pool_of("p", "t", 0);
-    rig.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "env": env}));
-    let next = rig.claim("c").await.expect("no error");
-    let (_, reason, message) = rig.ready_of("c");
-    let sandbox = rig.model.typed::<crate::object::Sandbox>(&key("c"));
+    fixture.template("t", spec);
+    fixture.pool_of("p", "t", 0);
+    fixture.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "env": env}));
+    let next = fixture.claim("c").await.expect("no error");
+    let (_, reason, message) = fixture.ready_of("c");
+    let sandbox = fixture.api.typed::<crate::cache::Sandbox>(&key("c"));
     (reason, message, sandbox.map(|sandbox| sandbox.spec.pod_template.spec.into_value()), next)
 }
 
@@ -80,16 +80,16 @@ async fn x_074_disallowed_refuses_everything() {
 
 #[tokio::test]
 async fn x_075_variables_mean_a_new_sandbox() {
-    let rig = Rig::new();
-    rig.template("t", json!({"envVarsInjectionPolicy": "Allowed"}));
-    rig.pool_of("p", "t", 1);
-    rig.fill("p").await;
-    rig.all_ready();
-    let candidate = rig.sandboxes().remove(0);
-    rig.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "env": [{"name": "N", "value": "n"}]}));
-    rig.claim("c").await.expect("no error");
-    assert_eq!(rig.bound("c").as_deref(), Some("c"));
-    assert_eq!(rig.sandbox(candidate.name()), candidate, "untouched");
+    let fixture = Fixture::new();
+    fixture.template("t", json!({"envVarsInjectionPolicy": "Allowed"}));
+    fixture.pool_of("p", "t", 1);
+    fixture.fill("p").await;
+    fixture.all_ready();
+    let candidate = fixture.sandboxes().remove(0);
+    fixture.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "env": [{"name": "N", "value": "n"}]}));
+    fixture.claim("c").await.expect("no error");
+    assert_eq!(fixture.bound("c").as_deref(), Some("c"));
+    assert_eq!(fixture.sandbox(candidate.name()), candidate, "untouched");
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn x_078_x_079_variables_go_to_the_container_they_name() {
 }
 
 #[tokio::test]
-async fn x_080_an_unknown_container_is_said() {
+async fn x_080_an_unknown_container_is_reported() {
     let env = json!([{"name": "N", "value": "n"}, {"name": "M", "value": "m", "containerName": "nowhere"}]);
     let (reason, message, pod, _) = outcome(Some("Overrides"), pod(), env).await;
     assert_eq!(reason, "ReconcilerError");

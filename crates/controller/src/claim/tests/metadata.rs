@@ -4,18 +4,24 @@ use agent_sandbox_api::{keys::annotations, template::PodMetadata};
 use serde_json::Value;
 
 use super::*;
-use crate::{claim::ClaimSettings, claim::validate::label_domains, object::Kind, pool::PoolSettings, reconcile::Next};
+use crate::{
+    cache::Kind,
+    claim::{ClaimSettings, validate::label_domains},
+    pool::PoolSettings,
+    reconcile::Next,
+};
 
-/// The reason and message that a claim with this metadata ends with, and the Pod metadata of its Sandbox, if it got one.
+/// The reason and message that a claim with this metadata ends with, and the Pod metadata of its Sandbox, if it got
+/// one.
 async fn outcome(domains: &str, template: Value, extra: Value) -> (String, String, Option<PodMetadata>, Next) {
     let settings = ClaimSettings { label_domains: label_domains(domains), ..ClaimSettings::default() };
-    let rig = Rig::with(settings, PoolSettings::default());
-    rig.template("t", json!({"podTemplate": {"metadata": template}}));
-    rig.pool_of("p", "t", 0);
-    rig.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "additionalPodMetadata": extra}));
-    let next = rig.claim("c").await.expect("no error");
-    let (_, reason, message) = rig.ready_of("c");
-    let sandbox = rig.model.typed::<crate::object::Sandbox>(&key("c"));
+    let fixture = Fixture::with(settings, PoolSettings::default());
+    fixture.template("t", json!({"podTemplate": {"metadata": template}}));
+    fixture.pool_of("p", "t", 0);
+    fixture.claim_with("c", json!({}), json!({"warmPoolRef": {"name": "p"}, "additionalPodMetadata": extra}));
+    let next = fixture.claim("c").await.expect("no error");
+    let (_, reason, message) = fixture.ready_of("c");
+    let sandbox = fixture.api.typed::<crate::cache::Sandbox>(&key("c"));
     (reason, message, sandbox.map(|sandbox| sandbox.spec.pod_template.metadata()), next)
 }
 
@@ -86,7 +92,7 @@ async fn x_054_other_domains_are_closed() {
 }
 
 #[tokio::test]
-async fn x_055_nobody_poses_as_the_router() {
+async fn x_055_the_routers_label_is_refused() {
     for (name, value) in [("app", "sandbox-router"), ("APP", "Sandbox-Router")] {
         let message = refused(json!({"labels": {name: value}})).await;
         let text =
@@ -149,31 +155,31 @@ async fn x_059_the_templates_metadata_cannot_be_overridden() {
 /// edits of a bound claim flow to its Sandbox, removals too.
 #[tokio::test]
 async fn x_060_edits_flow_to_a_bound_sandbox() {
-    let rig = Rig::new();
-    rig.warm_pool(1).await;
-    rig.claim_on("c", "p");
-    rig.claim("c").await.expect("no error");
-    let name = rig.bound("c").expect("bound");
+    let fixture = Fixture::new();
+    fixture.warm_pool(1).await;
+    fixture.claim_on("c", "p");
+    fixture.claim("c").await.expect("no error");
+    let name = fixture.bound("c").expect("bound");
     let extra = |labels: Value| json!({"spec": {"additionalPodMetadata": {"labels": labels}}});
-    rig.model.edit(Kind::Claim, &key("c"), extra(json!({"sandbox.users.io/x": "v"})));
-    rig.claim("c").await.expect("no error");
-    let labels = |rig: &Rig| rig.sandbox(&name).spec.pod_template.metadata().labels.expect("labels");
-    assert_eq!(labels(&rig).get("sandbox.users.io/x").map(String::as_str), Some("v"));
-    rig.model.edit(Kind::Claim, &key("c"), extra(json!({"sandbox.users.io/x": null})));
-    rig.claim("c").await.expect("no error");
-    assert_eq!(labels(&rig).get("sandbox.users.io/x"), None);
-    assert_eq!(rig.sandboxes().len(), 1, "the Sandbox stays the same");
+    fixture.api.edit(Kind::Claim, &key("c"), extra(json!({"sandbox.users.io/x": "v"})));
+    fixture.claim("c").await.expect("no error");
+    let labels = |fixture: &Fixture| fixture.sandbox(&name).spec.pod_template.metadata().labels.expect("labels");
+    assert_eq!(labels(&fixture).get("sandbox.users.io/x").map(String::as_str), Some("v"));
+    fixture.api.edit(Kind::Claim, &key("c"), extra(json!({"sandbox.users.io/x": null})));
+    fixture.claim("c").await.expect("no error");
+    assert_eq!(labels(&fixture).get("sandbox.users.io/x"), None);
+    assert_eq!(fixture.sandboxes().len(), 1, "the Sandbox stays the same");
 }
 
-/// bad metadata is said even when the pool is missing, and on a bound claim.
+/// bad metadata is reported even when the pool is missing, and on a bound claim.
 #[tokio::test]
 async fn x_061_metadata_is_checked_before_anything_is_looked_up() {
-    let rig = Rig::new();
-    rig.claim_with(
+    let fixture = Fixture::new();
+    fixture.claim_with(
         "c",
         json!({}),
         json!({"warmPoolRef": {"name": "missing"}, "additionalPodMetadata": {"labels": {"team": "v"}}}),
     );
-    rig.claim("c").await.expect("no error");
-    assert_eq!(rig.ready_of("c").1, "InvalidMetadata");
+    fixture.claim("c").await.expect("no error");
+    assert_eq!(fixture.ready_of("c").1, "InvalidMetadata");
 }

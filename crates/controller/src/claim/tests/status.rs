@@ -1,97 +1,95 @@
-//! What claims say about themselves, and what wakes them.
+//! The status of claims, and what items them.
 
 use agent_sandbox_api::{conditions::ConditionType, v1beta1::SandboxClaim};
 use serde_json::Value;
 
 use super::*;
 use crate::{
-    object::Kind,
-    request::Verb,
-    store::Target,
-    world::{Change, World},
+    api_client::Verb,
+    cache::{Change, ClusterCache, Kind, ReconcilerKind},
 };
 
-async fn bound(rig: &Rig) -> String {
-    rig.warm_pool(1).await;
-    rig.claim_on("c", "p");
-    rig.claim("c").await.expect("no error");
-    rig.bound("c").expect("bound")
+async fn bound(fixture: &Fixture) -> String {
+    fixture.warm_pool(1).await;
+    fixture.claim_on("c", "p");
+    fixture.claim("c").await.expect("no error");
+    fixture.bound("c").expect("bound")
 }
 
 #[tokio::test]
 async fn x_150_ready_is_about_the_claims_generation() {
-    let rig = Rig::new();
-    let name = bound(&rig).await;
-    rig.model.edit(Kind::Claim, &key("c"), json!({"spec": {"lifecycle": {"shutdownPolicy": "Retain"}}}));
-    rig.claim("c").await.expect("no error");
-    let claim = rig.stored_claim("c");
+    let fixture = Fixture::new();
+    let name = bound(&fixture).await;
+    fixture.api.edit(Kind::Claim, &key("c"), json!({"spec": {"lifecycle": {"shutdownPolicy": "Retain"}}}));
+    fixture.claim("c").await.expect("no error");
+    let claim = fixture.stored_claim("c");
     assert_eq!(claim.generation(), 2);
     assert_eq!(claim.condition(ConditionType::Ready).expect("ready").observed_generation, Some(2));
-    assert_ne!(rig.sandbox(&name).condition(ConditionType::Ready).expect("ready").observed_generation, Some(3));
+    assert_ne!(fixture.sandbox(&name).condition(ConditionType::Ready).expect("ready").observed_generation, Some(3));
 }
 
-/// a status from an old view does not land; it is computed again from the present one.
+/// a status computed from a stale claim is rejected, and computed again from the current one.
 #[tokio::test]
 async fn x_151_x_152_a_status_from_an_old_view_does_not_land() {
-    let rig = Rig::new();
-    let name = bound(&rig).await;
-    rig.pump();
-    rig.networked(&name);
-    rig.model.pump(&rig.store, &mut 0, 0);
-    rig.pump();
-    // Somebody else changes the claim after our watch.
-    rig.model.edit(Kind::Claim, &key("c"), json!({"metadata": {"labels": {"edited": "yes"}}}));
-    rig.writes();
-    rig.claims_pass("c").await.expect("no error");
+    let fixture = Fixture::new();
+    let name = bound(&fixture).await;
+    fixture.deliver_events();
+    fixture.networked(&name);
+    fixture.api.deliver_events(&fixture.store, &mut 0, 0);
+    fixture.deliver_events();
+    // Another client changes the claim after the last watch event.
+    fixture.api.edit(Kind::Claim, &key("c"), json!({"metadata": {"labels": {"edited": "yes"}}}));
+    fixture.writes();
+    fixture.claims_pass("c").await.expect("no error");
     let statuses: Vec<_> =
-        rig.writes().into_iter().filter(|request| matches!(request.verb, Verb::PatchStatus { .. })).collect();
+        fixture.writes().into_iter().filter(|request| matches!(request.verb, Verb::PatchStatus { .. })).collect();
     assert_eq!(statuses.len(), 2, "one refused, one that landed");
     for request in &statuses {
         let Verb::PatchStatus { precondition, .. } = &request.verb else { panic!("a status") };
         assert!(precondition.resource_version.is_some(), "X-152");
     }
-    assert_eq!(rig.ready_of("c").1, "DependenciesNotReady");
-    assert_eq!(rig.bound("c"), Some(name));
+    assert_eq!(fixture.ready_of("c").1, "DependenciesNotReady");
+    assert_eq!(fixture.bound("c"), Some(name));
 }
 
 #[tokio::test]
 async fn x_153_an_expired_sandbox_is_said_in_the_claims_words() {
-    let rig = Rig::new();
-    let name = bound(&rig).await;
-    rig.report(&name, "False", "SandboxExpired", None);
-    rig.claim("c").await.expect("no error");
+    let fixture = Fixture::new();
+    let name = bound(&fixture).await;
+    fixture.report(&name, "False", "SandboxExpired", None);
+    fixture.claim("c").await.expect("no error");
     let text = "Underlying Sandbox resource has expired independently of the Claim.";
-    assert_eq!(rig.ready_of("c"), ("False".into(), "SandboxExpired".into(), text.into()));
+    assert_eq!(fixture.ready_of("c"), ("False".into(), "SandboxExpired".into(), text.into()));
 }
 
-/// Whether a change of the bound Sandbox wakes the claim.
-fn wakes(rig: &Rig, change: impl FnOnce()) -> bool {
-    rig.pump();
-    drain(rig);
+/// Whether a change of the bound Sandbox items the claim.
+fn wakes(fixture: &Fixture, change: impl FnOnce()) -> bool {
+    fixture.deliver_events();
+    drain(fixture);
     change();
-    rig.pump();
-    !rig.store.queues.claim.is_idle()
+    fixture.deliver_events();
+    !fixture.store.queues.claim.is_idle()
 }
 
-fn drain(rig: &Rig) {
+fn drain(fixture: &Fixture) {
     use futures::FutureExt;
-    while !rig.store.queues.claim.is_idle() {
-        rig.store.queues.claim.next().now_or_never().expect("something waits");
+    while !fixture.store.queues.claim.is_idle() {
+        fixture.store.queues.claim.next().now_or_never().expect("something waits");
     }
 }
 
 #[tokio::test]
 async fn x_154_only_what_is_mirrored_wakes_a_claim() {
-    let rig = Rig::new();
-    let name = bound(&rig).await;
-    let edit = |change: Value| move |rig: &Rig| rig.model.edit(Kind::Sandbox, &key(&name.clone()), change);
-    let ready = json!(rig.sandbox(&name_of(&rig)).condition(ConditionType::Ready));
-    let suspended = rig.condition("Suspended", "False", "NotSuspended", 1);
-    let finished = rig.condition("Finished", "True", "PodFailed", 1);
+    let fixture = Fixture::new();
+    let name = bound(&fixture).await;
+    let edit = |change: Value| move |fixture: &Fixture| fixture.api.edit(Kind::Sandbox, &key(&name.clone()), change);
+    let ready = json!(fixture.sandbox(&name_of(&fixture)).condition(ConditionType::Ready));
+    let suspended = fixture.condition("Suspended", "False", "NotSuspended", 1);
+    let finished = fixture.condition("Finished", "True", "PodFailed", 1);
     let with = |conditions: Value| json!({"status": {"conditions": conditions}});
     let check = |change: Value, expected: bool| {
         let apply = edit.clone()(change.clone());
-        assert_eq!(wakes(&rig, || apply(&rig)), expected, "{change}");
+        assert_eq!(wakes(&fixture, || apply(&fixture)), expected, "{change}");
     };
     check(with(json!([ready, suspended])), false);
     check(json!({"status": {"nodeName": "elsewhere"}}), false);
@@ -104,33 +102,34 @@ async fn x_154_only_what_is_mirrored_wakes_a_claim() {
     check(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), true);
 }
 
-fn name_of(rig: &Rig) -> String {
-    rig.bound("c").expect("bound")
+fn name_of(fixture: &Fixture) -> String {
+    fixture.bound("c").expect("bound")
 }
 
 #[tokio::test]
 async fn x_155_suspension_is_mirrored_and_resumption_too() {
-    let rig = Rig::new();
-    let name = bound(&rig).await;
-    rig.report(&name, "False", "SandboxSuspended", None);
-    rig.claim("c").await.expect("no error");
-    assert_eq!(rig.ready_of("c").1, "SandboxSuspended");
-    let status = rig.stored_claim("c").status.expect("status").sandbox.expect("kept");
+    let fixture = Fixture::new();
+    let name = bound(&fixture).await;
+    fixture.report(&name, "False", "SandboxSuspended", None);
+    fixture.claim("c").await.expect("no error");
+    assert_eq!(fixture.ready_of("c").1, "SandboxSuspended");
+    let status = fixture.stored_claim("c").status.expect("status").sandbox.expect("kept");
     assert_eq!((status.name, status.pod_ips), (Some(name.clone()), None));
-    let counted = rig.metrics.render();
-    rig.ready(&name);
-    rig.claim("c").await.expect("no error");
-    assert_eq!(rig.ready_of("c").0, "True");
-    assert_eq!(rig.metrics.render(), counted, "counted once");
+    let counted = fixture.metrics.render();
+    fixture.ready(&name);
+    fixture.claim("c").await.expect("no error");
+    assert_eq!(fixture.ready_of("c").0, "True");
+    assert_eq!(fixture.metrics.render(), counted, "counted once");
 }
 
-/// whom changes of pools and templates wake.
+/// which claims are woken by changes of pools and templates.
 #[tokio::test]
 async fn x_156_x_157_x_195_pools_and_templates_wake_whom_they_concern() {
-    fn woken(rig: &Rig, change: impl FnOnce()) -> Vec<(Target, String)> {
+    fn woken(fixture: &Fixture, change: impl FnOnce()) -> Vec<(ReconcilerKind, String)> {
         use futures::FutureExt;
-        rig.pump();
-        let queues = [(Target::Claim, &rig.store.queues.claim), (Target::Pool, &rig.store.queues.pool)];
+        fixture.deliver_events();
+        let queues =
+            [(ReconcilerKind::Claim, &fixture.store.queues.claim), (ReconcilerKind::Pool, &fixture.store.queues.pool)];
         let mut taken = Vec::new();
         for round in 0..2 {
             taken.clear();
@@ -144,7 +143,7 @@ async fn x_156_x_157_x_195_pools_and_templates_wake_whom_they_concern() {
             }
         }
         change();
-        rig.pump();
+        fixture.deliver_events();
         taken.clear();
         for (target, queue) in queues {
             while let Some(Some(work)) = queue.next().now_or_never() {
@@ -153,42 +152,42 @@ async fn x_156_x_157_x_195_pools_and_templates_wake_whom_they_concern() {
         }
         taken
     }
-    let rig = Rig::new();
-    rig.pool_of("p", "t", 0);
-    rig.pool_of("q", "u", 0);
-    rig.claim_on("unbound", "p");
-    rig.claim_on("bound", "p");
-    rig.claim_on("other", "q");
-    rig.claim_on("deleting", "p");
-    rig.model.edit(Kind::Claim, &key("bound"), json!({"status": {"sandbox": {"name": "s"}}}));
-    rig.model.edit(Kind::Claim, &key("deleting"), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-    let claim = |name: &str| (Target::Claim, name.to_owned());
-    let pool = |name: &str| (Target::Pool, name.to_owned());
+    let fixture = Fixture::new();
+    fixture.pool_of("p", "t", 0);
+    fixture.pool_of("q", "u", 0);
+    fixture.claim_on("unbound", "p");
+    fixture.claim_on("bound", "p");
+    fixture.claim_on("other", "q");
+    fixture.claim_on("deleting", "p");
+    fixture.api.edit(Kind::Claim, &key("bound"), json!({"status": {"sandbox": {"name": "s"}}}));
+    fixture.api.edit(Kind::Claim, &key("deleting"), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    let claim = |name: &str| (ReconcilerKind::Claim, name.to_owned());
+    let pool = |name: &str| (ReconcilerKind::Pool, name.to_owned());
 
-    let status = woken(&rig, || rig.model.edit(Kind::Pool, &key("p"), json!({"status": {"replicas": 1}})));
-    assert_eq!(status, [pool("p")], "status of a pool wakes no claim");
-    let spec = woken(&rig, || rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 1}})));
+    let status = woken(&fixture, || fixture.api.edit(Kind::Pool, &key("p"), json!({"status": {"replicas": 1}})));
+    assert_eq!(status, [pool("p")], "status of a pool items no claim");
+    let spec = woken(&fixture, || fixture.api.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 1}})));
     assert_eq!(spec, [claim("unbound"), pool("p")]);
-    let created = woken(&rig, || rig.template("t", json!({})));
+    let created = woken(&fixture, || fixture.template("t", json!({})));
     assert_eq!(created, [claim("bound"), claim("unbound"), pool("p")], "bound ones too, each once");
-    let edited = woken(&rig, || rig.model.edit(Kind::Template, &key("t"), json!({"spec": {"service": true}})));
+    let edited = woken(&fixture, || fixture.api.edit(Kind::Template, &key("t"), json!({"spec": {"service": true}})));
     assert_eq!(edited, [pool("p")], "X-195: only pools that reference it");
-    let removed = woken(&rig, || rig.model.remove(Kind::Template, &key("t")));
+    let removed = woken(&fixture, || fixture.api.remove(Kind::Template, &key("t")));
     assert_eq!(removed, [pool("p")]);
 }
 
 #[tokio::test]
 async fn x_158_conditions_are_sorted() {
-    let rig = Rig::new();
-    let name = bound(&rig).await;
-    let finished = rig.condition("Finished", "True", "PodSucceeded", 7);
-    rig.model.edit(
+    let fixture = Fixture::new();
+    let name = bound(&fixture).await;
+    let finished = fixture.condition("Finished", "True", "PodSucceeded", 7);
+    fixture.api.edit(
         Kind::Sandbox,
         &key(&name),
-        json!({"status": {"conditions": [rig.condition("Ready", "False", "PodSucceeded", 1), finished]}}),
+        json!({"status": {"conditions": [fixture.condition("Ready", "False", "PodSucceeded", 1), finished]}}),
     );
-    rig.claim("c").await.expect("no error");
-    let claim = rig.stored_claim("c");
+    fixture.claim("c").await.expect("no error");
+    let claim = fixture.stored_claim("c");
     assert_eq!(
         claim.conditions().iter().map(|condition| condition.type_.as_str()).collect::<Vec<_>>(),
         ["Finished", "Ready"]
@@ -196,15 +195,15 @@ async fn x_158_conditions_are_sorted() {
     let mirrored = claim.condition(ConditionType::Finished).expect("mirrored");
     assert_eq!((mirrored.reason.as_str(), mirrored.observed_generation), ("PodSucceeded", Some(7)), "word for word");
 
-    // And goes when the Sandbox no longer says it.
-    rig.ready(&name);
-    rig.model.edit(
+    // It is removed when the Sandbox no longer has it.
+    fixture.ready(&name);
+    fixture.api.edit(
         Kind::Sandbox,
         &key(&name),
-        json!({"status": {"conditions": [rig.condition("Ready", "True", "DependenciesReady", 1)]}}),
+        json!({"status": {"conditions": [fixture.condition("Ready", "True", "DependenciesReady", 1)]}}),
     );
-    rig.claim("c").await.expect("no error");
-    assert!(rig.stored_claim("c").condition(ConditionType::Finished).is_none());
+    fixture.claim("c").await.expect("no error");
+    assert!(fixture.stored_claim("c").condition(ConditionType::Finished).is_none());
 }
 
 /// Errors of a pass do not clear what was published.
@@ -225,14 +224,14 @@ fn refusals_keep_the_binding_and_missing_clears_it() {
     assert_eq!(cleared.sandbox, None);
 }
 
-/// The routes look, and nothing else: an empty world answers every change.
+/// The routes handle every change of an empty world.
 #[test]
 fn routes_are_total() {
-    let world = World::default();
+    let world = ClusterCache::default();
     let claim: SandboxClaim =
         serde_json::from_value(json!({"metadata": {"name": "c", "namespace": "ns"}})).expect("valid");
-    let mut wakes = Vec::new();
-    let delta = crate::world::Delta { old: None, new: Some(std::sync::Arc::new(claim)) };
-    crate::claim::route(&world, &Change::Claim(delta), &mut wakes);
-    assert_eq!(wakes.len(), 1);
+    let mut items = Vec::new();
+    let delta = crate::cache::Delta { old: None, new: Some(std::sync::Arc::new(claim)) };
+    crate::claim::route(&world, &Change::Claim(delta), &mut items);
+    assert_eq!(items.len(), 1);
 }

@@ -16,21 +16,21 @@ async fn outcome(
     template: Value,
     claim: Option<Value>,
 ) -> (String, String, Option<Vec<String>>, Next) {
-    let rig = Rig::new();
+    let fixture = Fixture::new();
     let mut spec = json!({"volumeClaimTemplates": template});
     if let Some(policy) = policy {
         spec["volumeClaimTemplatesPolicy"] = policy.into();
     }
-    rig.template("t", spec);
-    rig.pool_of("p", "t", 0);
+    fixture.template("t", spec);
+    fixture.pool_of("p", "t", 0);
     let mut spec = json!({"warmPoolRef": {"name": "p"}});
     if let Some(claim) = claim {
         spec["volumeClaimTemplates"] = claim;
     }
-    rig.claim_with("c", json!({}), spec);
-    let next = rig.claim("c").await.expect("no error");
-    let (_, reason, message) = rig.ready_of("c");
-    let sandbox = rig.model.typed::<crate::object::Sandbox>(&key("c"));
+    fixture.claim_with("c", json!({}), spec);
+    let next = fixture.claim("c").await.expect("no error");
+    let (_, reason, message) = fixture.ready_of("c");
+    let sandbox = fixture.api.typed::<crate::cache::Sandbox>(&key("c"));
     let volumes = sandbox.map(|sandbox| {
         let volumes = sandbox.volume_claim_templates().iter();
         volumes
@@ -57,16 +57,16 @@ async fn x_085_disallowed_refuses_volumes() {
 
 #[tokio::test]
 async fn x_086_a_claim_without_volumes_is_served_warm() {
-    let rig = Rig::new();
-    rig.template("t", json!({"volumeClaimTemplates": [volume("data", "1Gi")]}));
-    rig.pool_of("p", "t", 1);
-    rig.fill("p").await;
-    rig.all_ready();
-    rig.claim_on("c", "p");
-    rig.claim("c").await.expect("no error");
-    let sandbox = rig.sandbox(&rig.bound("c").expect("bound"));
+    let fixture = Fixture::new();
+    fixture.template("t", json!({"volumeClaimTemplates": [volume("data", "1Gi")]}));
+    fixture.pool_of("p", "t", 1);
+    fixture.fill("p").await;
+    fixture.all_ready();
+    fixture.claim_on("c", "p");
+    fixture.claim("c").await.expect("no error");
+    let sandbox = fixture.sandbox(&fixture.bound("c").expect("bound"));
     assert_eq!(sandbox.label(labels::LAUNCH_TYPE), Some("warm"));
-    assert_eq!(rig.stored_claim("c").annotation(annotations::SANDBOX_NAME), Some(sandbox.name()));
+    assert_eq!(fixture.stored_claim("c").annotation(annotations::SANDBOX_NAME), Some(sandbox.name()));
     assert_eq!(sandbox.volume_claim_templates()[0].name(), "data");
 }
 

@@ -1,12 +1,12 @@
-//! As many writes as the difference asks for, no more; and when to look again.
+//! Exactly the necessary number of writes, and the time of the next pass.
 
 use super::*;
 use crate::{
+    api_client::{Request, Verb},
+    cache::Kind,
     claim::ClaimSettings,
-    object::Kind,
     pool::{Pacing, PacingSettings, PoolSettings},
     reconcile::Next,
-    request::{Request, Verb},
 };
 
 fn creates(writes: &[Request]) -> usize {
@@ -17,62 +17,62 @@ fn deletes(writes: &[Request]) -> usize {
     writes.iter().filter(|request| matches!(request.verb, Verb::Delete { .. })).count()
 }
 
-/// A loss is made good one for one, and an excess is removed one for one, in one pass that looks again at once.
+/// Each lost member is replaced, and each surplus one deleted, in one pass that requests another pass at once.
 #[tokio::test]
 async fn exactly_the_difference_is_written() {
-    let rig = Rig::new();
-    rig.template("t", json!({}));
-    rig.pool_of("p", "t", 5);
-    rig.fill("p").await;
-    rig.model.remove(Kind::Sandbox, &key(rig.sandboxes()[0].name()));
-    rig.writes();
-    assert_eq!(rig.pool("p").await.expect("no error"), Next::After(Duration::ZERO));
-    let writes = rig.writes();
+    let fixture = Fixture::new();
+    fixture.template("t", json!({}));
+    fixture.pool_of("p", "t", 5);
+    fixture.fill("p").await;
+    fixture.api.remove(Kind::Sandbox, &key(fixture.sandboxes()[0].name()));
+    fixture.writes();
+    assert_eq!(fixture.pool("p").await.expect("no error"), Next::After(Duration::ZERO));
+    let writes = fixture.writes();
     assert_eq!((creates(&writes), deletes(&writes)), (1, 0));
-    rig.model.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 3}}));
-    assert_eq!(rig.pool("p").await.expect("no error"), Next::After(Duration::ZERO));
-    let writes = rig.writes();
+    fixture.api.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 3}}));
+    assert_eq!(fixture.pool("p").await.expect("no error"), Next::After(Duration::ZERO));
+    let writes = fixture.writes();
     assert_eq!((creates(&writes), deletes(&writes)), (0, 2));
-    assert_eq!(rig.sandboxes().len(), 3);
+    assert_eq!(fixture.sandboxes().len(), 3);
 }
 
-/// a member is looked at when its time is over, not before.
+/// the next pass is due when a member's grace period ends, not before.
 #[tokio::test]
 async fn x_210_a_pool_looks_again_when_a_members_time_is_over() {
     let grace = Duration::from_secs(300);
     let settings = PoolSettings { status_interval: Duration::ZERO, readiness_grace: grace, ..PoolSettings::default() };
-    let rig = Rig::with(ClaimSettings::default(), settings);
-    rig.template("t", json!({}));
-    rig.pool_of("p", "t", 1);
-    rig.fill("p").await;
-    let Next::After(wait) = rig.pool("p").await.expect("no error") else { panic!("a deadline is set") };
+    let fixture = Fixture::with(ClaimSettings::default(), settings);
+    fixture.template("t", json!({}));
+    fixture.pool_of("p", "t", 1);
+    fixture.fill("p").await;
+    let Next::After(wait) = fixture.pool("p").await.expect("no error") else { panic!("a deadline is set") };
     assert!(wait > grace, "{wait:?}");
 }
 
-/// a Pod that is on its way out says nothing about the scheduler any more.
+/// a terminating Pod does not count as unschedulable.
 #[tokio::test]
-async fn x_211_the_word_of_a_dying_pod_does_not_count() {
-    let rig = Rig::new();
-    rig.template("t", json!({}));
-    rig.pool_of("p", "t", 1);
-    rig.fill("p").await;
-    let name = rig.sandboxes().remove(0).name().to_owned();
-    let owner = json!([{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": name, "uid": rig.sandbox(&name).uid(), "controller": true}]);
+async fn x_211_a_terminating_pod_is_not_unschedulable() {
+    let fixture = Fixture::new();
+    fixture.template("t", json!({}));
+    fixture.pool_of("p", "t", 1);
+    fixture.fill("p").await;
+    let name = fixture.sandboxes().remove(0).name().to_owned();
+    let owner = json!([{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": name, "uid": fixture.sandbox(&name).uid(), "controller": true}]);
     let conditions = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
-    rig.model.create(Kind::Pod, json!({
+    fixture.api.create(Kind::Pod, json!({
         "metadata": {"name": name, "namespace": "ns", "ownerReferences": owner, "deletionTimestamp": "2026-01-01T00:00:00Z"},
         "status": {"phase": "Pending", "conditions": conditions},
     }));
-    rig.clock.advance(Duration::from_secs(600));
-    rig.pool("p").await.expect("no error");
-    assert!(rig.model.get(Kind::Sandbox, &key(&name)).is_none(), "not held for the scheduler: replaced");
+    fixture.clock.advance(Duration::from_secs(600));
+    fixture.pool("p").await.expect("no error");
+    assert!(fixture.api.get(Kind::Sandbox, &key(&name)).is_none(), "not held for the scheduler: replaced");
 }
 
 fn at(seconds: f64) -> jiff::Timestamp {
     jiff::Timestamp::UNIX_EPOCH + Duration::from_secs_f64(seconds)
 }
 
-/// members that were made count from then on; a pool that is full again owes no pause.
+/// created members count from then on; a pool that is full again has no pause.
 #[test]
 fn x_215_the_pause_follows_real_losses() {
     let settings = PacingSettings { replenish_delay: Duration::from_secs(10), max_refill_rate: 0.0 };

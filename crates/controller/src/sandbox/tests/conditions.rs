@@ -101,7 +101,7 @@ fn s_056_s_057_finished() {
     }
 }
 
-/// S-058, S-087: somebody else's Pod says nothing about this Sandbox but that it is in the way.
+/// S-058, S-087: of a foreign Pod the status reports only that it blocks the name.
 #[test]
 fn s_058_s_087_a_foreign_pod_is_not_mirrored() {
     let foreign = pod("Succeeded", None, 2, "somebody");
@@ -116,7 +116,7 @@ fn s_058_s_087_a_foreign_pod_is_not_mirrored() {
     assert!(status.selector.is_some());
 }
 
-/// S-059: a failure is said as it is, several on lines of their own.
+/// S-059: an error is reported unchanged, several on lines of their own.
 #[test]
 fn s_059_errors() {
     let failed = Facts { errors: vec!["one".into(), "two".into()], ..Facts::default() };
@@ -169,7 +169,7 @@ fn s_062_to_s_064_no_pod() {
     assert_eq!(of(&status, ConditionType::Suspended).expect("there").1, "NotSuspended");
 }
 
-/// S-065, S-070: what no longer applies goes; Suspended stays and flips.
+/// S-065, S-070: conditions that no longer apply are removed; Suspended stays and flips.
 #[test]
 fn s_065_s_070_conditions_come_and_go() {
     let mut sandbox = sandbox(None, OperatingMode::Suspended);
@@ -185,7 +185,7 @@ fn s_065_s_070_conditions_come_and_go() {
     assert_eq!(of(&status, ConditionType::Ready).expect("there").1, "DependenciesNotReady");
 }
 
-/// S-066, S-067, S-068: the scheduler's word is passed on; what a condition may not carry is replaced.
+/// S-066, S-067, S-068: the PodScheduled condition is mirrored; values that a condition may not carry are replaced.
 #[test]
 fn s_066_to_s_068_scheduling_is_mirrored() {
     let rows = [
@@ -212,31 +212,36 @@ fn s_069_multiple_pods_comes_first() {
     assert_eq!(of(&status, ConditionType::Ready), Some(words("False", "MultiplePods", text)));
 }
 
-/// S-071, S-072: when looking at the Pod fails, the status says that it is not known.
+/// S-071, S-072: when the Pod cannot be read, the status reports an unknown state.
 #[tokio::test]
 async fn s_071_s_072_a_pod_that_cannot_be_read() {
     for mode in ["Running", "Suspended"] {
-        let mut bench = Bench::new();
-        bench.create(with(json!({ "spec": { "service": true } })));
-        bench.settle().await;
-        bench.model.edit(Kind::Sandbox, &key(), json!({ "spec": { "operatingMode": mode } }));
-        bench.model.fail(is_delete(Kind::Pod), Fault::Refuse(ApiError::Conflict { message: "stale".into() }));
+        let mut fixture = SandboxFixture::new();
+        fixture.create(with(json!({ "spec": { "service": true } })));
+        fixture.converge().await;
+        fixture.api.edit(Kind::Sandbox, &key(), json!({ "spec": { "operatingMode": mode } }));
+        fixture.api.fail(is_delete(Kind::Pod), Fault::Refuse(ApiError::Conflict { message: "stale".into() }));
         if mode == "Running" {
             // The cache has lost the Pod, the API has not: creating it says that it exists, reading it fails.
-            bench.sync();
-            bench.store.forget(Kind::Pod, &key(), &bench.pod().metadata.uid, &Wake::new(Target::Sandbox, key()));
+            fixture.sync();
+            fixture.store.forget(
+                Kind::Pod,
+                &key(),
+                &fixture.pod().metadata.uid,
+                &WorkItem::new(ReconcilerKind::Sandbox, key()),
+            );
         }
-        bench.model.fail_read(ApiError::Unknown { message: "connection refused".into() });
-        bench.pass().await.expect_err("reading the Pod failed");
-        assert_eq!(bench.condition(ConditionType::PodScheduled).expect("kept").0, "Unknown", "{mode}");
+        fixture.api.fail_read(ApiError::Unknown { message: "connection refused".into() });
+        fixture.pass().await.expect_err("reading the Pod failed");
+        assert_eq!(fixture.condition(ConditionType::PodScheduled).expect("kept").0, "Unknown", "{mode}");
         if mode == "Suspended" {
-            assert_eq!(bench.condition(ConditionType::Suspended).expect("there").1, "PodStateUnknown");
-            assert_eq!(bench.status().service.as_deref(), Some(NAME));
+            assert_eq!(fixture.condition(ConditionType::Suspended).expect("there").1, "PodStateUnknown");
+            assert_eq!(fixture.status().service.as_deref(), Some(NAME));
         }
     }
 }
 
-/// R54: a transition is a change of status, nothing less.
+/// R54: only a change of the status is a transition.
 #[test]
 fn transition_times_move_only_with_the_status() {
     let clock = FakeClock::new();

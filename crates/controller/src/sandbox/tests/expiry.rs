@@ -8,9 +8,9 @@ fn expired() -> (String, String, String) {
     words(EXPIRED.0, EXPIRED.1, EXPIRED.2)
 }
 
-fn expire(bench: &Bench) {
-    let past = bench.clock.now() - seconds(1);
-    bench.model.edit(Kind::Sandbox, &key(), json!({ "spec": { "shutdownTime": past.to_string() } }));
+fn expire(fixture: &SandboxFixture) {
+    let past = fixture.clock.now() - seconds(1);
+    fixture.api.edit(Kind::Sandbox, &key(), json!({ "spec": { "shutdownTime": past.to_string() } }));
 }
 
 /// S-180, S-188: the boundary is expired; before it a requeue is due exactly then.
@@ -35,174 +35,174 @@ fn s_180_s_188_when_a_sandbox_expires() {
 #[tokio::test]
 async fn s_181_s_182_s_192_retain() {
     for adopted in [false, true] {
-        let mut bench = Bench::new();
+        let mut fixture = SandboxFixture::new();
         let mut sandbox = with(
             json!({ "spec": { "service": true, "volumeClaimTemplates": [{ "metadata": { "name": "d" }, "spec": {} }] } }),
         );
         if adopted {
-            bench.model.create(Kind::Pod, unowned_pod("prepared", json!({ "agents.x-k8s.io/adoptable": "true" })));
+            fixture.api.create(Kind::Pod, unowned_pod("prepared", json!({ "agents.x-k8s.io/adoptable": "true" })));
             sandbox["metadata"]["annotations"] = json!({ POD_NAME: "prepared" });
         }
-        bench.create(sandbox);
-        bench.settle().await;
-        expire(&bench);
-        assert_eq!(bench.pass().await.expect("passes"), Next::After(Duration::from_millis(1)));
+        fixture.create(sandbox);
+        fixture.converge().await;
+        expire(&fixture);
+        assert_eq!(fixture.pass().await.expect("passes"), Next::After(Duration::from_millis(1)));
         assert_eq!(
-            (bench.count(Kind::Pod), bench.count(Kind::Service)),
+            (fixture.count(Kind::Pod), fixture.count(Kind::Service)),
             (1, 1),
             "nothing goes before the status says so"
         );
-        assert_eq!(bench.ready(), expired());
-        assert_eq!(bench.pass().await.expect("passes"), Next::Idle);
-        assert_eq!((bench.count(Kind::Pod), bench.count(Kind::Service), bench.count(Kind::Pvc)), (0, 0, 1));
-        let status = bench.status();
+        assert_eq!(fixture.ready(), expired());
+        assert_eq!(fixture.pass().await.expect("passes"), Next::Idle);
+        assert_eq!((fixture.count(Kind::Pod), fixture.count(Kind::Service), fixture.count(Kind::Pvc)), (0, 0, 1));
+        let status = fixture.status();
         assert_eq!(
             (status.service, status.service_fqdn, status.selector, status.pod_ips, status.node_name),
             (None, None, None, None, None)
         );
-        assert_eq!(bench.ready(), expired());
-        assert_eq!(bench.condition(ConditionType::PodScheduled), None);
-        assert_eq!(bench.condition(ConditionType::Suspended).expect("kept").1, "NotSuspended");
-        bench.settle().await;
-        assert_eq!(bench.count(Kind::Pod), 0);
+        assert_eq!(fixture.ready(), expired());
+        assert_eq!(fixture.condition(ConditionType::PodScheduled), None);
+        assert_eq!(fixture.condition(ConditionType::Suspended).expect("kept").1, "NotSuspended");
+        fixture.converge().await;
+        assert_eq!(fixture.count(Kind::Pod), 0);
     }
 }
 
-/// S-183, S-192: with Delete everything goes.
+/// S-183, S-192: with Delete everything is deleted.
 #[tokio::test]
 async fn s_183_delete() {
-    let mut bench = Bench::new();
-    bench.create(with(json!({ "spec": { "service": true, "shutdownPolicy": "Delete", "volumeClaimTemplates": [{ "metadata": { "name": "d" }, "spec": {} }] } })));
-    bench.settle().await;
-    expire(&bench);
-    bench.pass().await.expect("marks");
-    assert_eq!(bench.pass().await.expect("cleans up"), Next::Idle);
-    assert!(bench.model.get(Kind::Sandbox, &key()).is_none());
-    bench.model.collect_garbage();
-    assert_eq!((bench.count(Kind::Pod), bench.count(Kind::Service), bench.count(Kind::Pvc)), (0, 0, 0));
+    let mut fixture = SandboxFixture::new();
+    fixture.create(with(json!({ "spec": { "service": true, "shutdownPolicy": "Delete", "volumeClaimTemplates": [{ "metadata": { "name": "d" }, "spec": {} }] } })));
+    fixture.converge().await;
+    expire(&fixture);
+    fixture.pass().await.expect("marks");
+    assert_eq!(fixture.pass().await.expect("cleans up"), Next::Idle);
+    assert!(fixture.api.get(Kind::Sandbox, &key()).is_none());
+    fixture.api.collect_garbage();
+    assert_eq!((fixture.count(Kind::Pod), fixture.count(Kind::Service), fixture.count(Kind::Pvc)), (0, 0, 0));
 }
 
 /// S-184, S-185: what is not ours survives.
 #[tokio::test]
 async fn s_184_s_185_others_survive() {
     for owners in [json!([]), foreign_owner()] {
-        let mut bench = Bench::new();
-        let past = bench.clock.now() - seconds(1);
-        bench.create(with(json!({ "spec": { "service": true, "shutdownTime": past.to_string() } })));
+        let mut fixture = SandboxFixture::new();
+        let past = fixture.clock.now() - seconds(1);
+        fixture.create(with(json!({ "spec": { "service": true, "shutdownTime": past.to_string() } })));
         let mut pod = unowned_pod(NAME, json!({}));
         pod["metadata"]["ownerReferences"] = owners;
-        bench.model.create(Kind::Pod, pod);
-        bench.model.create(
+        fixture.api.create(Kind::Pod, pod);
+        fixture.api.create(
             Kind::Service,
-            json!({ "metadata": { "name": NAME, "ownerReferences": [bench.sandbox().controller_reference()] }, "spec": { "clusterIP": "None" } }),
+            json!({ "metadata": { "name": NAME, "ownerReferences": [fixture.sandbox().controller_reference()] }, "spec": { "clusterIP": "None" } }),
         );
-        bench.settle().await;
-        assert_eq!((bench.count(Kind::Pod), bench.count(Kind::Service)), (1, 0));
-        assert_eq!(bench.ready(), expired());
+        fixture.converge().await;
+        assert_eq!((fixture.count(Kind::Pod), fixture.count(Kind::Service)), (1, 0));
+        assert_eq!(fixture.ready(), expired());
     }
 }
 
 /// S-186: born expired.
 #[tokio::test]
 async fn s_186_born_expired() {
-    let mut bench = Bench::new();
-    let past = bench.clock.now() - seconds(1);
-    bench.create(with(json!({ "spec": { "shutdownTime": past.to_string() } })));
-    bench.settle().await;
-    assert_eq!(bench.ready(), expired());
-    assert!(!bench.model.writes().iter().any(|request| request.kind == Kind::Pod));
+    let mut fixture = SandboxFixture::new();
+    let past = fixture.clock.now() - seconds(1);
+    fixture.create(with(json!({ "spec": { "shutdownTime": past.to_string() } })));
+    fixture.converge().await;
+    assert_eq!(fixture.ready(), expired());
+    assert!(!fixture.api.writes().iter().any(|request| request.kind == Kind::Pod));
 }
 
-/// S-187, S-190: how the Pod ended is still known afterwards.
+/// S-187, S-190: the Finished condition survives the expiry.
 #[tokio::test]
 async fn s_187_s_190_finished_survives_expiry() {
     for (phase, reason) in [("Succeeded", "PodSucceeded"), ("Failed", "PodFailed")] {
-        let mut bench = Bench::new();
-        bench.create(with(json!({ "spec": { "service": true } })));
-        bench.settle().await;
-        bench.model.edit(Kind::Pod, &key(), json!({ "status": { "phase": phase } }));
-        bench.settle().await;
-        assert_eq!(bench.condition(ConditionType::Finished).expect("there").1, reason);
-        expire(&bench);
-        assert_eq!(bench.pass().await.expect("marks"), Next::After(Duration::from_millis(1)));
+        let mut fixture = SandboxFixture::new();
+        fixture.create(with(json!({ "spec": { "service": true } })));
+        fixture.converge().await;
+        fixture.api.edit(Kind::Pod, &key(), json!({ "status": { "phase": phase } }));
+        fixture.converge().await;
+        assert_eq!(fixture.condition(ConditionType::Finished).expect("there").1, reason);
+        expire(&fixture);
+        assert_eq!(fixture.pass().await.expect("marks"), Next::After(Duration::from_millis(1)));
         assert_eq!(
-            (bench.condition(ConditionType::PodScheduled), bench.count(Kind::Pod), bench.count(Kind::Service)),
+            (fixture.condition(ConditionType::PodScheduled), fixture.count(Kind::Pod), fixture.count(Kind::Service)),
             (None, 1, 1)
         );
-        assert_eq!(bench.pass().await.expect("cleans up"), Next::Idle);
-        assert_eq!((bench.count(Kind::Pod), bench.count(Kind::Service)), (0, 0));
-        assert_eq!(bench.condition(ConditionType::Finished).expect("kept").1, reason);
+        assert_eq!(fixture.pass().await.expect("cleans up"), Next::Idle);
+        assert_eq!((fixture.count(Kind::Pod), fixture.count(Kind::Service)), (0, 0));
+        assert_eq!(fixture.condition(ConditionType::Finished).expect("kept").1, reason);
     }
 }
 
 /// S-188, S-189: a running Sandbox expires at its time, with the generation that set the time.
 #[tokio::test]
 async fn s_188_s_189_a_running_sandbox_expires() {
-    let mut bench = Bench::new();
-    bench.create(with(json!({ "spec": { "service": true } })));
-    bench.settle().await;
-    bench.pod_runs(NAME);
-    bench.settle().await;
-    let at = bench.clock.now() + seconds(10);
-    bench.model.edit(Kind::Sandbox, &key(), json!({ "spec": { "shutdownTime": at.to_string() } }));
-    let Next::After(left) = bench.pass().await.expect("passes") else { panic!("a requeue is due") };
+    let mut fixture = SandboxFixture::new();
+    fixture.create(with(json!({ "spec": { "service": true } })));
+    fixture.converge().await;
+    fixture.pod_runs(NAME);
+    fixture.converge().await;
+    let at = fixture.clock.now() + seconds(10);
+    fixture.api.edit(Kind::Sandbox, &key(), json!({ "spec": { "shutdownTime": at.to_string() } }));
+    let Next::After(left) = fixture.pass().await.expect("passes") else { panic!("a requeue is due") };
     assert_eq!(left, seconds(10));
-    bench.clock.advance(left);
-    bench.settle().await;
-    let sandbox = bench.sandbox();
+    fixture.clock.advance(left);
+    fixture.converge().await;
+    let sandbox = fixture.sandbox();
     let ready = sandbox.condition(ConditionType::Ready).expect("there");
     assert_eq!((said(ready), ready.observed_generation), (expired(), Some(2)));
-    assert_eq!(bench.condition(ConditionType::Suspended).expect("there").1, "NotSuspended");
-    assert_eq!((bench.status().service, bench.status().service_fqdn), (None, None));
-    assert_eq!((bench.count(Kind::Pod), bench.count(Kind::Service)), (0, 0));
+    assert_eq!(fixture.condition(ConditionType::Suspended).expect("there").1, "NotSuspended");
+    assert_eq!((fixture.status().service, fixture.status().service_fqdn), (None, None));
+    assert_eq!((fixture.count(Kind::Pod), fixture.count(Kind::Service)), (0, 0));
 }
 
-/// S-191: a Sandbox whose time is moved forward lives again.
+/// S-191: a Sandbox whose shutdown time is moved to the future runs again.
 #[tokio::test]
 async fn s_191_expiry_can_be_taken_back() {
-    let mut bench = Bench::new();
-    bench.create(minimal());
-    bench.settle().await;
-    bench.model.edit(Kind::Pod, &key(), json!({ "status": { "phase": "Succeeded" } }));
-    bench.settle().await;
-    expire(&bench);
-    bench.settle().await;
-    assert_eq!(bench.count(Kind::Pod), 0);
-    bench.model.edit(Kind::Sandbox, &key(), json!({ "spec": { "shutdownTime": null } }));
-    bench.settle().await;
-    assert_eq!((bench.count(Kind::Pod), bench.condition(ConditionType::Finished)), (1, None));
-    bench.pod_runs(NAME);
-    bench.settle().await;
-    assert_eq!(bench.ready().0, "True");
+    let mut fixture = SandboxFixture::new();
+    fixture.create(minimal());
+    fixture.converge().await;
+    fixture.api.edit(Kind::Pod, &key(), json!({ "status": { "phase": "Succeeded" } }));
+    fixture.converge().await;
+    expire(&fixture);
+    fixture.converge().await;
+    assert_eq!(fixture.count(Kind::Pod), 0);
+    fixture.api.edit(Kind::Sandbox, &key(), json!({ "spec": { "shutdownTime": null } }));
+    fixture.converge().await;
+    assert_eq!((fixture.count(Kind::Pod), fixture.condition(ConditionType::Finished)), (1, None));
+    fixture.pod_runs(NAME);
+    fixture.converge().await;
+    assert_eq!(fixture.ready().0, "True");
 }
 
-/// Every Pod of ours goes, also when there were several.
+/// Every owned Pod is deleted, also when there are several.
 #[tokio::test]
 async fn all_owned_pods_go() {
-    let mut bench = Bench::new();
-    bench.create(minimal());
+    let mut fixture = SandboxFixture::new();
+    fixture.create(minimal());
     for name in ["one", "two"] {
         let mut pod = unowned_pod(name, json!({ TRACKING: HASH }));
-        pod["metadata"]["ownerReferences"] = json!([bench.sandbox().controller_reference()]);
-        bench.model.create(Kind::Pod, pod);
+        pod["metadata"]["ownerReferences"] = json!([fixture.sandbox().controller_reference()]);
+        fixture.api.create(Kind::Pod, pod);
     }
-    expire(&bench);
-    bench.settle().await;
-    assert_eq!(bench.count(Kind::Pod), 0);
+    expire(&fixture);
+    fixture.converge().await;
+    assert_eq!(fixture.count(Kind::Pod), 0);
 }
 
 /// A clean-up that fails is tried again, and the status is not reset before it succeeds.
 #[tokio::test]
 async fn a_failed_clean_up_is_repeated() {
-    let mut bench = Bench::new();
-    bench.create(with(json!({ "spec": { "service": true } })));
-    bench.settle().await;
-    expire(&bench);
-    bench.pass().await.expect("marks");
-    bench.model.fail(is_delete(Kind::Pod), broken());
-    let error = bench.pass().await.expect_err("fails");
+    let mut fixture = SandboxFixture::new();
+    fixture.create(with(json!({ "spec": { "service": true } })));
+    fixture.converge().await;
+    expire(&fixture);
+    fixture.pass().await.expect("marks");
+    fixture.api.fail(is_delete(Kind::Pod), broken());
+    let error = fixture.pass().await.expect_err("fails");
     assert_eq!(error.message, "failed to delete pod: quota exceeded");
-    assert!(bench.status().selector.is_some());
-    bench.settle().await;
-    assert_eq!((bench.count(Kind::Pod), bench.status().selector), (0, None));
+    assert!(fixture.status().selector.is_some());
+    fixture.converge().await;
+    assert_eq!((fixture.count(Kind::Pod), fixture.status().selector), (0, None));
 }

@@ -1,4 +1,4 @@
-//! PVCs and Services: made, adopted, repaired, refused.
+//! PVCs and Services: created, adopted, repaired, refused.
 
 use super::*;
 
@@ -9,105 +9,105 @@ fn with_volume() -> Value {
     }] } }))
 }
 
-/// S-032, S-170, S-171, S-177: a missing PVC is made from its template; one that is ours is left as it is.
+/// S-032, S-170, S-171, S-177: a missing PVC is created from its template; an owned one is left unchanged.
 #[tokio::test]
 async fn s_032_s_170_s_171_s_177_a_volume_is_made() {
-    let mut bench = Bench::new();
-    bench.create(with_volume());
-    bench.settle().await;
-    let pvc = bench.pvc("data-my-sandbox").expect("made");
-    assert!(is_owned(&pvc.metadata, &bench.sandbox()));
+    let mut fixture = SandboxFixture::new();
+    fixture.create(with_volume());
+    fixture.converge().await;
+    let pvc = fixture.pvc("data-my-sandbox").expect("made");
+    assert!(is_owned(&pvc.metadata, &fixture.sandbox()));
     assert_eq!((Cached::label(&pvc, "tier"), Cached::label(&pvc, TRACKING)), (Some("gold"), Some(HASH)));
     assert_eq!(Cached::label(&pvc, "agents.x-k8s.io/adoptable"), None, "reserved keys are not for users");
     assert_eq!(Cached::annotation(&pvc, "note"), Some("n"));
-    let stored = bench.model.get(Kind::Pvc, &key().sibling("data-my-sandbox")).expect("there");
+    let stored = fixture.api.get(Kind::Pvc, &key().sibling("data-my-sandbox")).expect("there");
     assert_eq!(stored["spec"]["resources"]["requests"]["storage"], "1024Mi", "word for word");
-    let volumes = bench.model.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"].clone();
+    let volumes = fixture.api.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"].clone();
     assert_eq!(volumes, json!([{ "name": "data", "persistentVolumeClaim": { "claimName": "data-my-sandbox" } }]));
-    bench.model.edit(
+    fixture.api.edit(
         Kind::Pvc,
         &key().sibling("data-my-sandbox"),
         json!({ "metadata": { "labels": { "tier": "silver" } } }),
     );
-    bench.pass().await.expect("passes");
-    assert_eq!(bench.pvc("data-my-sandbox").expect("there").metadata.labels.get("tier"), Some("silver"));
+    fixture.pass().await.expect("passes");
+    assert_eq!(fixture.pvc("data-my-sandbox").expect("there").metadata.labels.get("tier"), Some("silver"));
 }
 
-/// S-172, S-175: somebody else's volume is refused, left alone, and not mounted.
+/// S-172, S-175: a foreign volume is refused, left unchanged, and not mounted.
 #[tokio::test]
 async fn s_172_s_175_a_volume_in_the_way() {
     let foreign = "Error seen: PVC \"data-my-sandbox\" is owned by ReplicaSet/other (UID: other-uid), not by sandbox \"my-sandbox\"";
     let unowned = "Error seen: cannot adopt unowned PVC \"data-my-sandbox\": missing required pool authorization label (\"agents.x-k8s.io/adoptable\") or sandbox tracking label (\"agents.x-k8s.io/sandbox-name-hash\")";
     for (owners, message) in [(foreign_owner(), foreign), (json!([]), unowned)] {
-        let mut bench = Bench::new();
-        bench.model.create(
+        let mut fixture = SandboxFixture::new();
+        fixture.api.create(
             Kind::Pvc,
             json!({ "metadata": { "name": "data-my-sandbox", "ownerReferences": owners }, "spec": {} }),
         );
-        bench.create(with(json!({ "spec": { "service": true, "volumeClaimTemplates": [{ "metadata": { "name": "data" }, "spec": {} }] } })));
-        bench.pass().await.expect_err("refused");
-        assert_eq!(bench.ready(), words("False", "ReconcilerError", message));
-        assert_eq!(bench.count(Kind::Pod), 0, "no Pod mounts somebody else's data");
-        assert!(bench.service().is_some(), "the Service does not depend on it");
-        assert_eq!(&*bench.pvc("data-my-sandbox").expect("there").metadata.resource_version, "1", "untouched");
-        // It heals when the obstacle goes.
-        bench.model.remove(Kind::Pvc, &key().sibling("data-my-sandbox"));
-        bench.settle().await;
-        assert_eq!(bench.count(Kind::Pod), 1);
+        fixture.create(with(json!({ "spec": { "service": true, "volumeClaimTemplates": [{ "metadata": { "name": "data" }, "spec": {} }] } })));
+        fixture.pass().await.expect_err("refused");
+        assert_eq!(fixture.ready(), words("False", "ReconcilerError", message));
+        assert_eq!(fixture.count(Kind::Pod), 0, "no Pod mounts foreign data");
+        assert!(fixture.service().is_some(), "the Service does not depend on it");
+        assert_eq!(&*fixture.pvc("data-my-sandbox").expect("there").metadata.resource_version, "1", "untouched");
+        // The Sandbox recovers when the foreign volume is deleted.
+        fixture.api.remove(Kind::Pvc, &key().sibling("data-my-sandbox"));
+        fixture.converge().await;
+        assert_eq!(fixture.count(Kind::Pod), 1);
     }
 }
 
-/// S-173, S-174: invited or tracked volumes are taken.
+/// S-173, S-174: volumes with the adoption or tracking label are adopted.
 #[tokio::test]
 async fn s_173_s_174_a_volume_is_adopted() {
     for labels in [json!({ "agents.x-k8s.io/adoptable": "true" }), json!({ TRACKING: HASH })] {
-        let mut bench = Bench::new();
-        bench.model.create(
+        let mut fixture = SandboxFixture::new();
+        fixture.api.create(
             Kind::Pvc,
             json!({ "metadata": { "name": "data-my-sandbox", "labels": labels.clone() }, "spec": {} }),
         );
-        bench.create(with_volume());
-        bench.settle().await;
-        let pvc = bench.pvc("data-my-sandbox").expect("there");
-        assert!(is_owned(&pvc.metadata, &bench.sandbox()));
+        fixture.create(with_volume());
+        fixture.converge().await;
+        let pvc = fixture.pvc("data-my-sandbox").expect("there");
+        assert!(is_owned(&pvc.metadata, &fixture.sandbox()));
         assert_eq!(json!(pvc.metadata.labels), labels, "only the owner reference is added");
-        assert_eq!(bench.count(Kind::Pod), 1);
+        assert_eq!(fixture.count(Kind::Pod), 1);
     }
 }
 
 /// The first refusal stops the list; earlier ones are made.
 #[tokio::test]
 async fn volumes_are_made_in_order() {
-    let mut bench = Bench::new();
-    bench.model.create(Kind::Pvc, json!({ "metadata": { "name": "b-my-sandbox" }, "spec": {} }));
+    let mut fixture = SandboxFixture::new();
+    fixture.api.create(Kind::Pvc, json!({ "metadata": { "name": "b-my-sandbox" }, "spec": {} }));
     let templates: Vec<Value> =
         ["a", "b", "c"].iter().map(|name| json!({ "metadata": { "name": name }, "spec": {} })).collect();
-    bench.create(with(json!({ "spec": { "volumeClaimTemplates": templates } })));
-    bench.pass().await.expect_err("refused");
-    assert!(bench.pvc("a-my-sandbox").is_some());
-    assert!(bench.pvc("c-my-sandbox").is_none());
+    fixture.create(with(json!({ "spec": { "volumeClaimTemplates": templates } })));
+    fixture.pass().await.expect_err("refused");
+    assert!(fixture.pvc("a-my-sandbox").is_some());
+    assert!(fixture.pvc("c-my-sandbox").is_none());
 }
 
 /// S-176: claim volumes come last and win over a volume of the same name.
 #[tokio::test]
 async fn s_176_volumes_are_merged() {
-    let mut bench = Bench::new();
+    let mut fixture = SandboxFixture::new();
     let mut sandbox = with_volume();
     sandbox["spec"]["podTemplate"]["spec"]["volumes"] = json!([{ "name": "data", "emptyDir": {} }, { "name": "first", "emptyDir": {} }, { "name": "second", "emptyDir": {} }]);
-    bench.create(sandbox);
-    bench.settle().await;
-    let volumes = bench.model.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"].clone();
+    fixture.create(sandbox);
+    fixture.converge().await;
+    let volumes = fixture.api.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"].clone();
     let names: Vec<_> = volumes.as_array().expect("a list").iter().map(|volume| volume["name"].clone()).collect();
     assert_eq!(names, ["first", "second", "data"]);
     assert!(volumes[2]["persistentVolumeClaim"].is_object());
 
-    let mut plain = Bench::new();
+    let mut plain = SandboxFixture::new();
     plain.create(with(
         json!({ "spec": { "podTemplate": { "spec": { "volumes": [{ "name": "only", "emptyDir": {} }] } } } }),
     ));
-    plain.settle().await;
+    plain.converge().await;
     assert_eq!(
-        plain.model.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"],
+        plain.api.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"],
         json!([{ "name": "only", "emptyDir": {} }])
     );
 }
@@ -153,89 +153,89 @@ fn s_140_to_s_145_service_ports() {
     assert_eq!(ports_of(clash, json!([])), [port("p-8080-tcp-2", "TCP", 8080), port("p-8080-tcp", "TCP", 9090)]);
 }
 
-/// A Sandbox with one container port and the given wish for a Service.
+/// A Sandbox with one container port and the given `service` field.
 fn serving(service: Value) -> Value {
     with(
         json!({ "spec": { "service": service, "podTemplate": { "spec": { "containers": [{ "name": "main", "image": "i", "ports": [{ "containerPort": 80, "name": "web" }] }] } } } }),
     )
 }
 
-fn existing(bench: &Bench, owned: bool, change: Value) {
+fn existing(fixture: &SandboxFixture, owned: bool, change: Value) {
     let mut service = json!({
         "metadata": { "name": NAME, "labels": { "mine": "kept" } },
         "spec": { "clusterIP": "None", "selector": { "app": "old" }, "ports": [{ "name": "old", "protocol": "TCP", "port": 1, "targetPort": 1 }] },
     });
     if owned {
-        service["metadata"]["ownerReferences"] = json!([bench.sandbox().controller_reference()]);
+        service["metadata"]["ownerReferences"] = json!([fixture.sandbox().controller_reference()]);
     }
-    crate::model::merge(&mut service, &change);
-    bench.model.create(Kind::Service, service);
+    crate::testing::fake_api::merge(&mut service, &change);
+    fixture.api.create(Kind::Service, service);
 }
 
 /// S-140, S-146, S-147, S-148: an owned Service is repaired, ports included, when it is asked for.
 #[tokio::test]
 async fn s_146_to_s_148_an_owned_service_is_repaired() {
-    let mut bench = Bench::new();
-    bench.create(serving(json!(true)));
-    existing(&bench, true, json!({}));
-    bench.settle().await;
-    let service = bench.service().expect("there");
+    let mut fixture = SandboxFixture::new();
+    fixture.create(serving(json!(true)));
+    existing(&fixture, true, json!({}));
+    fixture.converge().await;
+    let service = fixture.service().expect("there");
     assert_eq!(service.spec.selector, [(TRACKING.to_owned(), HASH.to_owned())].into());
     assert_eq!((Cached::label(&service, TRACKING), Cached::label(&service, "mine")), (Some(HASH), Some("kept")));
     assert_eq!(
         (service.spec.ports.len(), service.spec.ports[0].name.as_str(), service.spec.ports[0].port),
         (1, "web", 80)
     );
-    assert_eq!(bench.status().service.as_deref(), Some(NAME));
+    assert_eq!(fixture.status().service.as_deref(), Some(NAME));
 
-    let mut bare = Bench::new();
+    let mut bare = SandboxFixture::new();
     bare.create(with(json!({ "spec": { "service": true } })));
     existing(&bare, true, json!({}));
-    bare.settle().await;
+    bare.converge().await;
     assert!(bare.service().expect("there").spec.ports.is_empty());
 }
 
-/// S-149: ports that are equal where we compare are not touched.
+/// S-149: ports that are equal in the compared fields are not changed.
 #[tokio::test]
 async fn s_149_extra_port_fields_stay() {
-    let mut bench = Bench::new();
-    bench.create(serving(json!(true)));
+    let mut fixture = SandboxFixture::new();
+    fixture.create(serving(json!(true)));
     let ports = json!([{ "name": "web", "protocol": "TCP", "port": 80, "targetPort": 80, "appProtocol": "h2c" }]);
     existing(
-        &bench,
+        &fixture,
         true,
         json!({ "metadata": { "labels": { TRACKING: HASH } }, "spec": { "selector": { "app": null, TRACKING: HASH }, "ports": ports.clone() } }),
     );
-    bench.pass().await.expect("passes");
-    assert!(!bench.model.writes().iter().any(|request| request.kind == Kind::Service));
-    assert_eq!(bench.model.get(Kind::Service, &key()).expect("there")["spec"]["ports"], ports);
+    fixture.pass().await.expect("passes");
+    assert!(!fixture.api.writes().iter().any(|request| request.kind == Kind::Service));
+    assert_eq!(fixture.api.get(Kind::Service, &key()).expect("there")["spec"]["ports"], ports);
 }
 
 /// S-150: a foreign Service is an error, also when none is asked for.
 #[tokio::test]
 async fn s_150_a_foreign_service() {
     for wish in [json!(true), Value::Null] {
-        let mut bench = Bench::new();
-        bench.create(serving(wish));
-        existing(&bench, false, json!({ "metadata": { "ownerReferences": foreign_owner() } }));
-        bench.pass().await.expect_err("refused");
+        let mut fixture = SandboxFixture::new();
+        fixture.create(serving(wish));
+        existing(&fixture, false, json!({ "metadata": { "ownerReferences": foreign_owner() } }));
+        fixture.pass().await.expect_err("refused");
         let text = "Error seen: service \"my-sandbox\" is owned by ReplicaSet/other (UID: other-uid), not by sandbox \"my-sandbox\"";
-        assert_eq!(bench.ready(), words("False", "ReconcilerError", text));
-        assert_eq!(bench.status().service, None);
+        assert_eq!(fixture.ready(), words("False", "ReconcilerError", text));
+        assert_eq!(fixture.status().service, None);
     }
 }
 
-/// S-151, S-152, S-154, S-155: an invited or tracked Service is taken and made ours.
+/// S-151, S-152, S-154, S-155: a Service with the adoption or tracking label is adopted.
 #[tokio::test]
 async fn s_151_s_152_s_154_s_155_a_service_is_adopted() {
     for labels in [json!({ "agents.x-k8s.io/adoptable": "true" }), json!({ TRACKING: HASH })] {
         for (sandbox, ports) in [(serving(json!(true)), 1), (with(json!({ "spec": { "service": true } })), 0)] {
-            let mut bench = Bench::new();
-            bench.create(sandbox);
-            existing(&bench, false, json!({ "metadata": { "labels": labels } }));
-            bench.settle().await;
-            let service = bench.service().expect("there");
-            assert!(is_owned(&service.metadata, &bench.sandbox()));
+            let mut fixture = SandboxFixture::new();
+            fixture.create(sandbox);
+            existing(&fixture, false, json!({ "metadata": { "labels": labels } }));
+            fixture.converge().await;
+            let service = fixture.service().expect("there");
+            assert!(is_owned(&service.metadata, &fixture.sandbox()));
             assert_eq!(Cached::label(&service, TRACKING), Some(HASH));
             assert_eq!(service.spec.selector, [(TRACKING.to_owned(), HASH.to_owned())].into());
             assert_eq!(service.spec.ports.len(), ports);
@@ -250,73 +250,73 @@ async fn s_153_a_service_with_a_cluster_ip_is_refused() {
         (json!({ "clusterIP": "10.96.0.100" }), "10.96.0.100"),
         (json!({ "clusterIP": "", "type": "ExternalName" }), ""),
     ] {
-        let mut bench = Bench::new();
-        bench.create(serving(json!(true)));
+        let mut fixture = SandboxFixture::new();
+        fixture.create(serving(json!(true)));
         existing(
-            &bench,
+            &fixture,
             false,
             json!({ "metadata": { "labels": { "agents.x-k8s.io/adoptable": "true" } }, "spec": spec }),
         );
-        bench.pass().await.expect_err("refused");
+        fixture.pass().await.expect_err("refused");
         let text = format!(
             "Error seen: cannot adopt service \"my-sandbox\": ClusterIP is \"{ip}\" (expected \"None\", field is immutable)"
         );
-        assert_eq!(bench.ready(), words("False", "ReconcilerError", &text));
-        assert!(bench.service().expect("there").metadata.owner_references.is_empty());
+        assert_eq!(fixture.ready(), words("False", "ReconcilerError", &text));
+        assert!(fixture.service().expect("there").metadata.owner_references.is_empty());
     }
 }
 
-/// S-156: neither invited nor tracked.
+/// S-156: neither the adoption nor the tracking label.
 #[tokio::test]
 async fn s_156_an_unrelated_service_is_refused() {
-    let mut bench = Bench::new();
-    bench.create(serving(json!(true)));
-    existing(&bench, false, json!({}));
-    bench.pass().await.expect_err("refused");
+    let mut fixture = SandboxFixture::new();
+    fixture.create(serving(json!(true)));
+    existing(&fixture, false, json!({}));
+    fixture.pass().await.expect_err("refused");
     assert!(
-        bench.ready().2.starts_with("Error seen: cannot adopt unowned service \"my-sandbox\": missing required pool")
+        fixture.ready().2.starts_with("Error seen: cannot adopt unowned service \"my-sandbox\": missing required pool")
     );
-    assert_eq!(&*bench.service().expect("there").metadata.resource_version, "2", "untouched");
+    assert_eq!(&*fixture.service().expect("there").metadata.resource_version, "2", "untouched");
 }
 
-/// S-157, S-159: not asked for: none is made, and one that nobody owns is ignored.
+/// S-157, S-159: not requested: none is created, and one without an owner is ignored.
 #[tokio::test]
 async fn s_157_s_159_not_asked_for() {
     for present in [false, true] {
-        let mut bench = Bench::new();
-        bench.create(serving(Value::Null));
+        let mut fixture = SandboxFixture::new();
+        fixture.create(serving(Value::Null));
         if present {
-            existing(&bench, false, json!({ "metadata": { "labels": { TRACKING: HASH } } }));
+            existing(&fixture, false, json!({ "metadata": { "labels": { TRACKING: HASH } } }));
         }
-        bench.settle().await;
-        assert_eq!(bench.count(Kind::Service), usize::from(present));
-        assert_eq!((bench.status().service, bench.status().service_fqdn), (None, None));
-        assert_eq!(bench.ready().2, "Pod exists with phase: Pending");
+        fixture.converge().await;
+        assert_eq!(fixture.count(Kind::Service), usize::from(present));
+        assert_eq!((fixture.status().service, fixture.status().service_fqdn), (None, None));
+        assert_eq!(fixture.ready().2, "Pod exists with phase: Pending");
     }
 }
 
-/// S-158: not asked for, but ours: kept, its ports as they are.
+/// S-158: not requested, but owned: kept, its ports unchanged.
 #[tokio::test]
 async fn s_158_an_owned_service_is_kept_without_being_asked_for() {
-    let mut bench = Bench::new();
-    bench.create(serving(Value::Null));
-    existing(&bench, true, json!({}));
-    bench.settle().await;
-    let service = bench.service().expect("kept");
+    let mut fixture = SandboxFixture::new();
+    fixture.create(serving(Value::Null));
+    existing(&fixture, true, json!({}));
+    fixture.converge().await;
+    let service = fixture.service().expect("kept");
     assert_eq!((service.spec.ports.len(), service.spec.ports[0].port), (1, 1));
     assert_eq!(service.spec.selector, [(TRACKING.to_owned(), HASH.to_owned())].into());
-    assert_eq!(bench.status().service.as_deref(), Some(NAME));
+    assert_eq!(fixture.status().service.as_deref(), Some(NAME));
 }
 
-/// S-160, S-161: refused by the user: ours goes, others stay.
+/// S-160, S-161: turned off by the user: an owned Service is deleted, others stay.
 #[tokio::test]
 async fn s_160_s_161_no_service() {
     for owned in [true, false] {
-        let mut bench = Bench::new();
-        bench.create(serving(json!(false)));
-        existing(&bench, owned, json!({}));
-        bench.settle().await;
-        assert_eq!(bench.service().is_none(), owned);
-        assert_eq!(bench.status().service, None);
+        let mut fixture = SandboxFixture::new();
+        fixture.create(serving(json!(false)));
+        existing(&fixture, owned, json!({}));
+        fixture.converge().await;
+        assert_eq!(fixture.service().is_none(), owned);
+        assert_eq!(fixture.status().service, None);
     }
 }

@@ -1,10 +1,11 @@
-//! What passes, as data: the rules every Pod lives under, and those a Pod's policies allow. Pure; `nft` writes them.
+//! Packet filter rules as data: those that apply to every Pod, and those that a Pod's policies allow. Pure; `nft`
+//! writes them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::runtime::{Allow, IpBlock, PodRules, PortRange, Protocol};
 
-/// One rule: all conditions hold, then the verdict.
+/// One rule: the verdict applies if all conditions match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FilterRule {
     pub(super) matches: Vec<Match>,
@@ -13,14 +14,14 @@ pub(super) struct FilterRule {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Match {
-    /// Interfaces whose name begins so.
+    /// Interfaces whose name begins with this prefix.
     FromInterfaces(String),
     NotFromInterfaces(String),
     ToInterfaces(String),
     NotToInterfaces(String),
     NotIpv4,
     Established,
-    /// A segment that does not open a connection.
+    /// A TCP segment that does not open a connection.
     TcpAnswer,
     Source {
         address: Ipv4Addr,
@@ -33,7 +34,7 @@ pub(super) enum Match {
         inverted: bool,
     },
     Protocol(u8),
-    /// The receiver's port.
+    /// The destination port.
     Ports {
         first: u16,
         last: u16,
@@ -44,12 +45,12 @@ pub(super) enum Match {
 pub(super) enum Verdict {
     Accept,
     Drop,
-    /// Allowed by this chain; the chain before it goes on.
+    /// Allowed by this chain; the calling chain continues.
     Return,
     Jump(String),
-    /// By a map from the incoming interface's name.
+    /// Looked up in a map by the incoming interface's name.
     LookUpSource(String),
-    /// By a map from the outgoing interface's name.
+    /// Looked up in a map by the outgoing interface's name.
     LookUpTarget(String),
     Masquerade,
 }
@@ -58,16 +59,17 @@ pub(super) fn rule(matches: Vec<Match>, verdict: Verdict) -> FilterRule {
     FilterRule { matches, verdict }
 }
 
-/// What packets from Pods go through on their way through the host, and packets to Pods.
+/// Chains for forwarded packets from Pods, and to Pods.
 pub(super) const FROM_PODS: &str = "from-pods";
 pub(super) const TO_PODS: &str = "to-pods";
 
-/// Packets from Pods to the host itself: answers, and questions to DNS on the gateway. Nothing else, on any address. Packets
-/// of anybody else leave with the first rule.
+/// Packets from Pods to the host itself: replies, and DNS queries to the gateway. Nothing else, on any address. Packets
+/// from other interfaces are accepted by the first rule.
 ///
-/// The host talks to Pods from the gateway's address. As long as connections are not tracked, answers are told by their
-/// flags: a segment that opens no connection finds a connection that the host opened, or is refused by the host's kernel.
-pub(super) fn input_rules(cables: &str, gateway: Ipv4Addr, tracked: bool) -> Vec<FilterRule> {
+/// The host connects to Pods from the gateway's address. While connections are not tracked, replies are recognised by
+/// their flags: a segment that opens no connection either belongs to a connection that the host opened, or is rejected
+/// by the host's kernel.
+pub(super) fn input_rules(veth_prefix: &str, gateway: Ipv4Addr, tracked: bool) -> Vec<FilterRule> {
     let to_gateway = || Match::Destination { address: gateway, prefix: 32, inverted: false };
     let dns = |protocol: i32| {
         let port = Match::Ports { first: 53, last: 53 };
@@ -78,7 +80,7 @@ pub(super) fn input_rules(cables: &str, gateway: Ipv4Addr, tracked: bool) -> Vec
         false => vec![to_gateway(), Match::Protocol(libc::IPPROTO_TCP as u8), Match::TcpAnswer],
     };
     vec![
-        rule(vec![Match::NotFromInterfaces(cables.to_owned())], Verdict::Accept),
+        rule(vec![Match::NotFromInterfaces(veth_prefix.to_owned())], Verdict::Accept),
         rule(vec![Match::NotIpv4], Verdict::Drop),
         rule(answers, Verdict::Accept),
         dns(libc::IPPROTO_UDP),
@@ -87,24 +89,24 @@ pub(super) fn input_rules(cables: &str, gateway: Ipv4Addr, tracked: bool) -> Vec
     ]
 }
 
-/// Packets through the host: those from Pods, then those to Pods; some are both.
-pub(super) fn forward_rules(cables: &str) -> Vec<FilterRule> {
+/// Forwarded packets: those from Pods, then those to Pods; some are both.
+pub(super) fn forward_rules(veth_prefix: &str) -> Vec<FilterRule> {
     vec![
-        rule(vec![Match::FromInterfaces(cables.to_owned())], Verdict::Jump(FROM_PODS.to_owned())),
-        rule(vec![Match::ToInterfaces(cables.to_owned())], Verdict::Jump(TO_PODS.to_owned())),
+        rule(vec![Match::FromInterfaces(veth_prefix.to_owned())], Verdict::Jump(FROM_PODS.to_owned())),
+        rule(vec![Match::ToInterfaces(veth_prefix.to_owned())], Verdict::Jump(TO_PODS.to_owned())),
     ]
 }
 
 pub(super) fn from_pods_rules(tracked: bool) -> Vec<FilterRule> {
-    passing(tracked, Verdict::LookUpSource("from".to_owned()))
+    pod_chain_rules(tracked, Verdict::LookUpSource("from".to_owned()))
 }
 
 pub(super) fn to_pods_rules(tracked: bool) -> Vec<FilterRule> {
-    passing(tracked, Verdict::LookUpTarget("to".to_owned()))
+    pod_chain_rules(tracked, Verdict::LookUpTarget("to".to_owned()))
 }
 
-/// Known connections pass, new ones by the Pod's own rules.
-fn passing(tracked: bool, own_rules: Verdict) -> Vec<FilterRule> {
+/// Established connections are accepted, new ones follow the Pod's own rules.
+fn pod_chain_rules(tracked: bool, own_rules: Verdict) -> Vec<FilterRule> {
     let mut list = vec![rule(vec![Match::NotIpv4], Verdict::Drop)];
     if tracked {
         list.push(rule(vec![Match::Established], Verdict::Accept));
@@ -113,13 +115,13 @@ fn passing(tracked: bool, own_rules: Verdict) -> Vec<FilterRule> {
     list
 }
 
-/// Pods' traffic to the world carries the host's address.
-pub(super) fn masquerade_rules(cables: &str, network: Ipv4Addr, prefix: u8) -> Vec<FilterRule> {
+/// Pods' traffic to other hosts is masqueraded with the host's address.
+pub(super) fn masquerade_rules(veth_prefix: &str, network: Ipv4Addr, prefix: u8) -> Vec<FilterRule> {
     let from_network = Match::Source { address: network, prefix, inverted: false };
-    vec![rule(vec![from_network, Match::NotToInterfaces(cables.to_owned())], Verdict::Masquerade)]
+    vec![rule(vec![from_network, Match::NotToInterfaces(veth_prefix.to_owned())], Verdict::Masquerade)]
 }
 
-/// What a Pod may send: only as itself, only where a rule allows.
+/// What a Pod may send: only from its own address, and only where a rule allows it.
 pub(super) fn egress_rules(own: Ipv4Addr, rules: &PodRules) -> Vec<FilterRule> {
     let spoofed = Match::Source { address: own, prefix: 32, inverted: true };
     let mut list = vec![rule(vec![spoofed], Verdict::Drop)];
@@ -128,7 +130,7 @@ pub(super) fn egress_rules(own: Ipv4Addr, rules: &PodRules) -> Vec<FilterRule> {
     list
 }
 
-/// What a Pod may be sent.
+/// What may be sent to a Pod.
 pub(super) fn ingress_rules(rules: &PodRules) -> Vec<FilterRule> {
     let mut list: Vec<_> = rules.ingress.iter().flat_map(|allow| allow_rules(allow, true)).collect();
     list.push(rule(Vec::new(), Verdict::Drop));
@@ -150,7 +152,7 @@ fn allow_rules(allow: &Allow, peer_is_source: bool) -> Vec<FilterRule> {
     list
 }
 
-/// `None` for addresses Pods do not have (IPv6).
+/// `None` for IPv6, which Pods do not have.
 fn peer_matches(peer: &IpBlock, peer_is_source: bool) -> Option<Vec<Match>> {
     let network = |address: Ipv4Addr, prefix: u8, inverted: bool| {
         if peer_is_source {
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_others_leave_with_the_first_rule_and_are_not_tracked() {
+    fn packets_from_other_interfaces_match_the_first_rule_and_are_not_tracked() {
         let gateway = Ipv4Addr::new(10, 1, 0, 1);
         let rules = input_rules("asb1234", gateway, false);
         assert_eq!(rules[0], rule(vec![Match::NotFromInterfaces("asb1234".to_owned())], Verdict::Accept));
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_allowed_by_an_empty_peer_list() {
+    fn an_empty_peer_list_allows_nothing() {
         let rules = PodRules { ingress: vec![Allow::default()], egress: vec![Allow::default()] };
         assert_eq!(ingress_rules(&rules).len(), 1);
     }

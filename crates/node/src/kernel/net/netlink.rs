@@ -1,4 +1,5 @@
-//! Just enough of rtnetlink to make links, addresses and routes: messages are built by hand, each is acknowledged.
+//! The part of rtnetlink that is needed to create links, addresses and routes: messages are built by hand, each is
+//! acknowledged.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -8,7 +9,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::AF_INET;
 
-/// A request being built.
+/// A netlink request being built.
 pub(super) struct NetlinkMessage {
     bytes: Vec<u8>,
 }
@@ -87,7 +88,7 @@ pub(super) fn link_message(kind: u16, flags: libc::c_int, index: i32, set: u32, 
     message
 }
 
-/// A socket to the kernel's routing tables, of the network namespace it was opened in.
+/// An rtnetlink socket, of the network namespace it was opened in.
 pub(super) struct Netlink {
     socket: OwnedFd,
     sequence: u32,
@@ -147,7 +148,7 @@ impl Netlink {
         self.call(&mut message)
     }
 
-    /// What is at the other end of a cable, for good.
+    /// Adds a permanent neighbour entry for the other end of a veth pair.
     pub(super) fn add_neighbour(&mut self, index: i32, address: Ipv4Addr, hardware: [u8; 6]) -> io::Result<()> {
         let mut message = NetlinkMessage::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE | libc::NLM_F_REPLACE);
         message.raw(&[AF_INET, 0, 0, 0]);
@@ -159,7 +160,7 @@ impl Netlink {
         self.call(&mut message)
     }
 
-    /// A route to a network (or the default one) through an interface, over a gateway if given.
+    /// Adds a route to a network (or the default route) through an interface, over a gateway if given.
     pub(super) fn add_route(
         &mut self,
         destination: Option<(Ipv4Addr, u8)>,
@@ -186,12 +187,12 @@ impl Netlink {
     }
 }
 
-/// Finds the answer to `sequence` in a datagram.
+/// Finds the acknowledgement of request `sequence` in a datagram.
 fn acknowledgement(bytes: &[u8], sequence: u32) -> Option<io::Result<()>> {
     find_answer(bytes, Some(sequence))
 }
 
-/// Finds the first answer in a datagram, whatever it answers: in a batch, the first one is the first mistake.
+/// Finds the first acknowledgement in a datagram: in a batch, that is the first error.
 pub(super) fn acknowledgement_of_any(bytes: &[u8]) -> Option<io::Result<()>> {
     find_answer(bytes, None)
 }

@@ -1,9 +1,9 @@
-//! Our own nftables table through netlink: which flows of Pods pass. One batch per change, so the kernel sees either the
-//! old rules of a Pod or the new ones, never half of them.
+//! Our own nftables table, written through netlink: which flows of Pods are allowed. One batch per change, so the
+//! kernel applies either the old rules of a Pod or the new ones, never a mixture.
 //!
-//! Layout: packets from or to our cables are looked up by interface name in the maps `from` and `to`, which lead to a
-//! chain per Pod and direction. A Pod without an entry meets the map's catch-all, which drops: closed is the default that
-//! needs no rule.
+//! Layout: packets from or to our veths are looked up by interface name in the maps `from` and `to`, which lead to a
+//! chain per Pod and direction. A Pod without an entry matches the map's catch-all element, which drops: closed is the
+//! default that needs no rule.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -34,32 +34,32 @@ const TABLE_USER_DATA: u16 = 6;
 const REGISTER: u32 = 1;
 const REGISTER_VERDICT: u32 = 0;
 
-/// A way to the kernel's packet filter. Whoever closes one waits until the kernel has let go of everything that was deleted, and
-/// keeps everybody else's changes waiting meanwhile: a node has one for its whole life.
-pub(crate) struct Channel {
+/// A netlink socket to nftables. Closing one waits until the kernel has freed everything that was deleted through it,
+/// and blocks all other changes meanwhile: a node keeps one for its whole life.
+pub(crate) struct NftSocket {
     socket: Mutex<OwnedFd>,
 }
 
-impl Channel {
+impl NftSocket {
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self { socket: Mutex::new(open_socket()?) })
     }
 
-    /// Over a socket of another network namespace.
-    pub(super) fn over(socket: OwnedFd) -> Self {
+    /// Uses a socket of another network namespace.
+    pub(super) fn from_fd(socket: OwnedFd) -> Self {
         Self { socket: Mutex::new(socket) }
     }
 
-    /// Lends the descriptor, for somebody else to keep it open too.
-    pub(crate) fn lend<T>(&self, work: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+    /// Runs `work` with the descriptor, for passing it to another process that keeps it open too.
+    pub(crate) fn with_fd<T>(&self, work: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
         work(self.socket.lock().as_fd())
     }
 }
 
-/// A list of changes applied together.
+/// A list of changes that the kernel applies together.
 pub(super) struct Batch {
     bytes: Vec<u8>,
-    /// Where the last change begins.
+    /// Offset of the last change.
     last: usize,
     table: String,
 }
@@ -75,8 +75,9 @@ impl Batch {
         self.bytes.extend_from_slice(message.finish(1));
     }
 
-    /// The kernel answers for the last change once all are made. It could answer for the end of the batch, but only since 6.10.
-    fn ask_for_answer(&mut self) {
+    /// Requests an acknowledgement of the last change, which the kernel sends once all are applied. Acknowledging the
+    /// end of the batch is only supported since 6.10.
+    fn request_acknowledgement(&mut self) {
         const FLAGS: usize = 6;
         if let Some([low, high]) = self.bytes.get_mut(self.last + FLAGS..).and_then(|rest| rest.first_chunk_mut::<2>())
         {
@@ -91,7 +92,7 @@ impl Batch {
         message
     }
 
-    /// The comment is for people who list tables, and for whoever finds the table without its node.
+    /// The comment is for people who list tables, and for `doctor`, which may find the table without its node.
     pub(super) fn add_table(&mut self, comment: &str) {
         let mut message = self.start(NEW_TABLE, libc::NLM_F_CREATE);
         if let Some(data) = comment_data(comment) {
@@ -111,7 +112,7 @@ impl Batch {
         self.push(message);
     }
 
-    /// A chain the kernel enters by itself: `filter` or `nat`, at a hook, with a priority.
+    /// A base chain: `filter` or `nat`, at a hook, with a priority.
     pub(super) fn add_base_chain(&mut self, name: &str, kind: &str, hook: u32, priority: i32) {
         let mut message = self.start(NEW_CHAIN, libc::NLM_F_CREATE);
         message.attribute_string(3, name);
@@ -135,7 +136,7 @@ impl Batch {
         self.push(message);
     }
 
-    /// A map from interface names to verdicts whose catch-all drops.
+    /// A map from interface names to verdicts whose catch-all element drops.
     pub(super) fn add_interface_map(&mut self, name: &str) {
         const MAP: u32 = 0x8;
         const VERDICT_TYPE: u32 = 0xffff_ff00;
@@ -194,14 +195,14 @@ impl Batch {
         self.push(message);
     }
 
-    /// Sends the batch and waits for the kernel's word on it.
-    pub(super) fn commit(mut self, channel: &Channel) -> io::Result<()> {
-        self.ask_for_answer();
+    /// Sends the batch and waits for its acknowledgement.
+    pub(super) fn commit(mut self, nft: &NftSocket) -> io::Result<()> {
+        self.request_acknowledgement();
         let mut end = message(libc::NFNL_MSG_BATCH_END as u16, 0, 0, SUBSYSTEM);
         self.bytes.extend_from_slice(end.finish(2));
-        let socket = channel.socket.lock();
+        let socket = nft.socket.lock();
         let mut buffer = vec![0u8; 32 * 1024];
-        // Of a batch with mistakes more than the first answer may be left.
+        // An earlier batch with several errors may have left more than one acknowledgement.
         while rustix::net::recv(&*socket, &mut buffer, RecvFlags::DONTWAIT).is_ok() {}
         rustix::net::sockopt::set_socket_send_buffer_size(&*socket, self.bytes.len().max(64 * 1024))?;
         rustix::net::send(&*socket, &self.bytes, SendFlags::empty())?;
@@ -214,14 +215,14 @@ impl Batch {
     }
 }
 
-/// A table as the kernel lists it.
+/// A table, as listed by the kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Table {
     pub(crate) name: String,
     pub(crate) comment: Option<String>,
 }
 
-/// All tables of our family in the present network namespace.
+/// All tables of the inet family in the current network namespace.
 pub(crate) fn tables() -> io::Result<Vec<Table>> {
     let mut request = message((SUBSYSTEM << 8) | GET_TABLE, libc::NLM_F_DUMP, FAMILY_INET, 0);
     let socket = open_socket()?;
@@ -241,7 +242,7 @@ pub(crate) fn tables() -> io::Result<Vec<Table>> {
     }
 }
 
-/// Calls with the attributes of each message; tells whether the list is at its end.
+/// Calls `visit` with the attributes of each message; returns whether the end of the list was reached.
 fn each_message(mut bytes: &[u8], mut visit: impl FnMut(&[u8])) -> bool {
     const HEADERS: usize = 20;
     while let Some(header) = bytes.first_chunk::<16>() {
@@ -275,7 +276,7 @@ fn text_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
 
-/// A comment as `nft` writes and reads it: kind, length with the final zero, text. Longer ones are left out.
+/// A comment in the format of the `nft` program: type, length with the final zero, text. Longer ones are left out.
 fn comment_data(comment: &str) -> Option<Vec<u8>> {
     let length = u8::try_from(comment.len() + 1).ok().filter(|_| comment.len() <= 128)?;
     Some([&[0, length], comment.as_bytes(), &[0]].concat())
@@ -288,7 +289,7 @@ fn comment_of(data: &[u8]) -> Option<String> {
     }
 }
 
-/// A socket to the packet filter of the present network namespace.
+/// An nftables socket of the current network namespace.
 pub(crate) fn open_socket() -> io::Result<OwnedFd> {
     let protocol = Some(rustix::net::netlink::NETFILTER);
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
@@ -407,7 +408,7 @@ fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
                 be(data, 1, REGISTER);
                 be(data, 2, 0);
             });
-            // Established and related; the state is a word in the machine's own order.
+            // Established and related; the state is a word in native byte order.
             mask(list, &6u32.to_ne_bytes());
             compare(list, NOT_EQUAL, &0u32.to_ne_bytes());
         }
@@ -485,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_lists_is_read_and_rubbish_does_no_harm() {
+    fn listed_tables_are_parsed_and_truncated_input_does_no_harm() {
         let mut listed = message(SUBSYSTEM << 8, 0, FAMILY_INET, 0);
         listed.attribute_string(1, "agent-sandbox-0f26e452");
         listed.attribute(TABLE_USER_DATA, &comment_data("/data").unwrap());

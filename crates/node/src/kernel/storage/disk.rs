@@ -1,15 +1,15 @@
-//! Room on the disk that everything of a node lies on: below a reserve nothing new is begun, because what already runs needs
-//! the rest.
+//! Free space of the data folder's file system: below a reserve no new Pod is started, because running Pods need the
+//! rest.
 
 use std::io;
 use std::path::Path;
 
-use crate::evict::StoragePolicy;
+use crate::kubelet::eviction::StoragePolicy;
 
-/// Share of the inodes, in hundredths, that stays free.
+/// Percentage of the inodes that must stay free.
 const RESERVE_INODES: u64 = 5;
 
-/// How full a file system is.
+/// Total and free space of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DiskSpace {
     pub(crate) total: u64,
@@ -29,17 +29,18 @@ impl DiskSpace {
         })
     }
 
-    /// What is short, for people; `None` when there is room.
+    /// A message about what is short; `None` when there is enough space.
     pub(crate) fn shortage(self) -> Option<String> {
-        // The bound below which the Node says `DiskPressure`: with two of them Pods would come that cannot start.
+        // The same threshold as for the Node's `DiskPressure` condition: with two thresholds, Pods would be scheduled
+        // here that cannot start.
         let reserve = StoragePolicy::default().reserve(self.total);
         if self.free < reserve {
             let mib = |bytes: u64| bytes >> 20;
-            return Some(format!("{} MiB are free, {} MiB must stay so", mib(self.free), mib(reserve)));
+            return Some(format!("{} MiB are free, {} MiB must stay free", mib(self.free), mib(reserve)));
         }
-        // Some file systems count no inodes.
+        // Some file systems report no inodes.
         let reserve = self.inodes / 100 * RESERVE_INODES;
-        (self.free_inodes < reserve).then(|| format!("{} inodes are free, {reserve} must stay so", self.free_inodes))
+        (self.free_inodes < reserve).then(|| format!("{} inodes are free, {reserve} must stay free", self.free_inodes))
     }
 }
 

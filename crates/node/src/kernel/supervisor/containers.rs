@@ -1,4 +1,4 @@
-//! Containers of the Pod: starting, signalling, attaching, noting how they end.
+//! Containers of the Pod: starting, signalling, attaching, and recording their exits.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,57 +8,57 @@ use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::super::launch::{self, Report, Streams};
-use super::super::oci;
-use super::super::plan::ContainerPlan;
-use super::super::sys::{self, Fork};
-use super::super::wire::{self, Answer, Failure, Message};
 use super::logs::{Log, Stream};
 use super::streams::{Output, Sink};
 use super::{Supervisor, records};
+use crate::kernel::container::launch::{self, Report, Streams};
+use crate::kernel::container::oci;
+use crate::kernel::supervisor::plan::ContainerPlan;
+use crate::kernel::supervisor::protocol::{self, Failure, Message, Response};
+use crate::kernel::sys::{self, Fork};
 use crate::runtime::{ContainerState, Exit, PreviousAttempt};
 
-/// Longest a child may take from fork to exec. It only mounts and calls the kernel.
+/// Timeout from fork to exec. The child only mounts and calls the kernel.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What a container's first process has of its own.
-const NEW_PROCESS: libc::c_int = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+/// The namespaces of a container's first process.
+const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
 
 /// The latest attempt of one container.
 pub(super) struct Container {
     pub(super) plan: ContainerPlan,
     pub(super) state: ContainerState,
-    /// While it runs.
+    /// `None` when the container has exited.
     pub(super) pid: Option<i32>,
-    /// The way into its mounts, which stay as long as it is open.
+    /// Its mount namespace, which exists as long as the descriptor is open.
     pub(super) mounts: Option<OwnedFd>,
     pub(super) outputs: Vec<Output>,
     pub(super) sinks: Vec<Sink>,
-    /// The pipe or terminal to write input into.
+    /// The pipe or terminal for the container's input.
     pub(super) input: Option<OwnedFd>,
     pub(super) log: Log,
-    /// Of a container that another runtime isolates.
-    pub(super) bundle: Option<(oci::Runtime, oci::Bundle)>,
-    /// What the counter said when it started: it may be the whole Pod's.
+    /// Set for a container of an OCI runtime.
+    pub(super) bundle: Option<(oci::OciRuntime, oci::Bundle)>,
+    /// The OOM counter at the start; it may be the whole Pod's.
     pub(super) oom_kills_before: u64,
 }
 
 impl Container {
-    /// Reads what one output has and hands it on.
+    /// Reads available output and passes it to the log and the attached clients.
     pub(super) fn read_output(&mut self, index: usize, buffer: &mut [u8]) {
         let Some(output) = self.outputs.get_mut(index) else { return };
         match rustix::io::read(&output.fd, &mut *buffer) {
             Ok(0) => output.open = false,
             Ok(length) => {
                 let bytes = buffer.get(..length).unwrap_or_default();
-                // A full disk must not stop the container; what cannot be written is lost, the container goes on.
+                // A full disk must not stop the container: output that cannot be written is lost.
                 let _ = output.lines.push(bytes, Timestamp::now(), &mut self.log);
                 for sink in self.sinks.iter_mut().filter(|sink| sink.stream == output.stream) {
                     sink.push(bytes);
                 }
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-            // A terminal whose other side is closed answers EIO.
+            // A terminal whose other side is closed returns EIO.
             Err(_) => output.open = false,
         }
         if !output.open {
@@ -66,7 +66,7 @@ impl Container {
         }
     }
 
-    /// Reads everything that is there already.
+    /// Reads all output that is available.
     fn drain(&mut self, buffer: &mut [u8]) {
         for index in 0..self.outputs.len() {
             loop {
@@ -106,7 +106,7 @@ impl Container {
             if let Some((runtime, _)) = &self.bundle {
                 runtime.kill(&self.plan.id, libc::SIGKILL);
             }
-            // The first process takes its whole process namespace along; the group is for what left it, if anything could.
+            // Killing the first process kills its pid namespace; the cgroup is for processes outside it, if any.
             let _ = sys::kill(pid, libc::SIGKILL);
             let _ = self.plan.cgroup.kill();
         }
@@ -120,25 +120,29 @@ pub(super) struct OwnEnds {
 }
 
 impl Supervisor {
-    /// Answers with a socket inside the Pod where a port is open already: who asks for a start is about to connect to it.
-    pub(super) fn start_container(&mut self, descriptors: Vec<OwnedFd>) -> Result<(Answer, Option<OwnedFd>), Failure> {
+    /// Starts a container. If its port is open already, the response carries a socket inside the Pod, because the
+    /// caller is about to connect.
+    pub(super) fn start_container(
+        &mut self,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(Response, Option<OwnedFd>), Failure> {
         let file = descriptors.into_iter().next().ok_or_else(|| protocol("a start without its plan"))?;
-        let plan: ContainerPlan = wire::read_memory_file(file).map_err(|error| protocol(&error.to_string()))?;
+        let plan: ContainerPlan = protocol::read_memory_file(file).map_err(|error| protocol(&error.to_string()))?;
         let known = self.containers.iter().position(|container| container.state.name == plan.spec.name);
         if let Some(container) = known.and_then(|index| self.containers.get(index)) {
             if container.state.attempt == plan.spec.attempt {
-                return Ok((Answer::Started(container.state.clone()), None));
+                return Ok((Response::Started(container.state.clone()), None));
             }
             if container.pid.is_some() {
                 return Err(protocol("a new attempt while the last one still runs"));
             }
         }
-        if self.ending.is_some() {
+        if self.shutdown.is_some() {
             return Err(protocol("the Pod is being removed"));
         }
         let previous = known.and_then(|index| self.containers.get(index)).and_then(previous_attempt);
         let container = match self.oci.clone() {
-            Some(runtime) => self.launch_with(runtime, plan, previous)?,
+            Some(runtime) => self.launch_oci(runtime, plan, previous)?,
             None => self.launch(plan, previous)?,
         };
         let state = container.state.clone();
@@ -149,7 +153,7 @@ impl Supervisor {
             None => self.containers.push(container),
         }
         let socket = state.port_open.then(|| self.open_socket(false).ok()).flatten();
-        Ok((Answer::Started(state), socket))
+        Ok((Response::Started(state), socket))
     }
 
     fn launch(&mut self, plan: ContainerPlan, previous: Option<PreviousAttempt>) -> Result<Container, Failure> {
@@ -159,12 +163,12 @@ impl Supervisor {
         let (streams, mut ends) = open_streams(&plan).map_err(failed("making pipes"))?;
         let (report, child_report) = report_pair().map_err(failed("making a report socket"))?;
         let oom_kills_before = plan.cgroup.oom_kills();
-        let become_container = |placed: bool| {
+        let become_container = |in_cgroup: bool| {
             let (pod, filter) = (&self.namespaces, &self.filter);
-            launch::container_main(&self.plan, &plan, pod, &streams, &child_report, filter, placed)
+            launch::container_main(&self.plan, &plan, pod, &streams, &child_report, filter, in_cgroup)
         };
-        let is_first = previous.is_none();
-        let pid = self.start_process(&plan, is_first, &become_container).map_err(failed("forking"))?;
+        let is_first_attempt = previous.is_none();
+        let pid = self.start_process(&plan, is_first_attempt, &become_container).map_err(failed("forking"))?;
         drop((streams, child_report));
         let Started { terminal, mounts, port_open } =
             wait_for_exec(pid, &report).inspect_err(|_| drop(plan.cgroup.remove()))?;
@@ -198,34 +202,41 @@ impl Supervisor {
         })
     }
 
-    /// Starts a container's first process, which becomes what it is to be.
-    fn start_process(&self, plan: &ContainerPlan, is_first: bool, become_container: &dyn Fn(bool)) -> io::Result<i32> {
-        // What a container's start leaves in memory stays there, so those that start again and again get a copy. Without privilege,
-        // closing the child to tracing would close us to the node. And nobody else may see the child, who could stop it and us.
-        let can_lend = is_first
+    /// Starts a container's first process, which runs `become_container`.
+    fn start_process(
+        &self,
+        plan: &ContainerPlan,
+        is_first_attempt: bool,
+        become_container: &dyn Fn(bool),
+    ) -> io::Result<i32> {
+        // A vfork-like child is used where it is safe. Memory that a container's start leaves allocated is never freed,
+        // so containers that restart get a normal fork. Without privilege, making the child non-dumpable would make the
+        // supervisor inaccessible to the node. And the child must have a pid namespace of its own: another process of
+        // the Pod that could see it could stop it, and with it the supervisor.
+        let can_vfork = is_first_attempt
             && self.plan.ids.is_privileged()
             && self.namespaces.shared_processes.is_none()
-            && plan.walls.pid_namespace;
-        if can_lend && let Ok(lent) = lend_to(plan, become_container) {
-            if !lent.is_whole {
-                // Killed, or far too late. The node starts the Pod again.
+            && plan.isolation.pid_namespace;
+        if can_vfork && let Ok(child) = vfork_container(plan, become_container) {
+            if !child.memory_intact {
+                // The child was killed or timed out. The node starts the Pod again.
                 sys::exit_now(1);
             }
-            // It closed its memory to tracing, which was ours. A score for the lack of memory it has of its own, as the kernel has it for
-            // children of this kind.
+            // The child made the shared memory non-dumpable. Its OOM score is its own: the kernel does not share the
+            // score with vfork children.
             sys::set_dumpable(true)?;
-            return Ok(lent.pid);
+            return Ok(child.pid);
         }
         match self.fork_container(plan)? {
-            (Fork::Child, placed) => {
-                become_container(placed);
-                sys::lent::end(127)
+            (Fork::Child, in_cgroup) => {
+                become_container(in_cgroup);
+                sys::vfork::exit_child(127)
             }
             (Fork::Parent(pid), _) => Ok(pid),
         }
     }
 
-    /// Forks into a mount namespace of its own, and into a process namespace: its own, or the one the Pod shares.
+    /// Forks into a mount namespace of its own, and into a pid namespace: its own, or the one the Pod shares.
     fn fork_container(&self, plan: &ContainerPlan) -> io::Result<(Fork, bool)> {
         match &self.namespaces.shared_processes {
             Some((processes, _)) => {
@@ -235,8 +246,8 @@ impl Supervisor {
                 }
                 Ok(forked)
             }
-            None if plan.walls.pid_namespace => launch::fork_in_group(NEW_PROCESS, &plan.cgroup),
-            None => launch::fork_in_group(libc::CLONE_NEWNS, &plan.cgroup),
+            None if plan.isolation.pid_namespace => launch::fork_in_cgroup(NEW_NAMESPACES, &plan.cgroup),
+            None => launch::fork_in_cgroup(libc::CLONE_NEWNS, &plan.cgroup),
         }
     }
 
@@ -263,7 +274,7 @@ impl Supervisor {
             .ok_or_else(|| Failure::NotRunning { container: name.to_owned() })
     }
 
-    /// Joins a caller's pipes to the container's output; answers with the way in.
+    /// Connects a client's pipes to the container's output; returns the container's input.
     pub(super) fn attach(
         &mut self,
         name: &str,
@@ -282,14 +293,14 @@ impl Supervisor {
             return Ok(None);
         }
         if container.plan.spec.stdin_once && !container.plan.spec.tty {
-            // The first caller's end of input is the container's.
+            // With stdinOnce, the end of the first client's input is the end of the container's.
             return Ok(container.input.take());
         }
         let copy = container.input.as_ref().map(OwnedFd::try_clone).transpose();
         copy.map_err(|error| Failure::kernel("attaching", &error))
     }
 
-    /// Takes note of an ended child, whatever it was.
+    /// Records the exit of a child: a container or a command.
     pub(super) fn note_exit(&mut self, pid: i32, status: libc::c_int) {
         let now = Timestamp::now();
         let buffer = &mut self.buffer;
@@ -309,26 +320,27 @@ impl Supervisor {
             runtime.delete(&container.plan.id);
             drop(bundle);
         }
-        // Without its record the exit would be lost with us, so there is nothing better to do than to go on and tell.
+        // If the record cannot be written, the exit is lost with the supervisor; it is still sent to the node.
         let _ = records::write_container(&self.plan.dir, &container.state);
         let message =
             Message::Exited { container: container.state.name.clone(), attempt: container.state.attempt, exit };
         let cgroup = container.plan.cgroup.clone();
-        // Closing the last way into a mount namespace unmounts it, which writes to the disk and takes its time: the node has
-        // threads to spend on that.
+        // Closing the last descriptor of a mount namespace unmounts it, which writes to the disk and takes time: the
+        // node has threads for that.
         let mounts: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
-        self.tell(None, &message, &mounts);
+        self.send(None, &message, &mounts);
         let _ = cgroup.kill();
-        // Removing may have to wait for the last dying process; the Pod's own removal tries again.
+        // May fail while the last process is still dying; the removal of the Pod tries again.
         let _ = cgroup.remove();
     }
 }
 
-/// One that cannot be born in its group, if it has one of its own, goes there by itself.
-fn lend_to(plan: &ContainerPlan, become_container: &dyn Fn(bool)) -> io::Result<sys::lent::Lent> {
-    let group = launch::open_group(&plan.cgroup);
-    let placed = group.is_some();
-    sys::lent::lend(NEW_PROCESS, group.as_ref().map(AsFd::as_fd), START_DEADLINE, &|| become_container(placed))
+/// Starts the container like vfork. A child that cannot be created in its cgroup, if it has one of its own, moves there
+/// by itself.
+fn vfork_container(plan: &ContainerPlan, become_container: &dyn Fn(bool)) -> io::Result<sys::vfork::VforkChild> {
+    let group = launch::open_cgroup(&plan.cgroup);
+    let in_cgroup = group.is_some();
+    sys::vfork::spawn(NEW_NAMESPACES, group.as_ref().map(AsFd::as_fd), START_DEADLINE, &|| become_container(in_cgroup))
 }
 
 fn previous_attempt(container: &Container) -> Option<PreviousAttempt> {
@@ -341,7 +353,7 @@ pub(super) fn protocol(message: &str) -> Failure {
     Failure::Protocol { message: message.to_owned() }
 }
 
-/// The exit as Kubernetes tells it: a signal is 128 and its number.
+/// The exit as Kubernetes reports it: a signal is 128 plus its number.
 pub(super) fn exit_of(status: libc::c_int, oom_killed: bool, finished_at: Timestamp) -> Exit {
     if libc::WIFSIGNALED(status) {
         let signal = libc::WTERMSIG(status);
@@ -351,12 +363,12 @@ pub(super) fn exit_of(status: libc::c_int, oom_killed: bool, finished_at: Timest
     Exit { code: libc::WEXITSTATUS(status), signal: None, oom_killed, finished_at }
 }
 
-/// A socket pair whose far end the child closes by exec.
+/// A socket pair whose far end is closed by the child's exec.
 pub(super) fn report_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// What a child handed out before exec.
+/// What a child sent before exec.
 #[derive(Default)]
 pub(super) struct Started {
     pub(super) terminal: Option<OwnedFd>,
@@ -376,7 +388,7 @@ pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd) -> Result<Started, Failu
             Err(error) => break Failure::kernel("waiting for exec", &error.into()),
             Ok(_) => {}
         }
-        match wire::receive::<Report>(report) {
+        match protocol::receive::<Report>(report) {
             Ok(None) => return Ok(started),
             Ok(Some((Report::Terminal, descriptors))) => started.terminal = descriptors.into_iter().next(),
             Ok(Some((Report::Prepared { port_open }, descriptors))) => {

@@ -1,34 +1,34 @@
-//! Commands run in a container that already runs.
+//! Commands run in a running container (exec).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use super::super::cgroup::CgroupPlan;
-use super::super::launch::{self, ContainerNamespaces, Program, Streams};
-use super::super::sys::{self, Fork};
-use super::super::wire::{ExecCall, Failure, Message};
 use super::Supervisor;
 use super::containers::{Started, protocol, report_pair, wait_for_exec};
+use crate::kernel::container::launch::{self, ContainerNamespaces, Program, Streams};
+use crate::kernel::host::cgroup::CgroupPlan;
+use crate::kernel::supervisor::protocol::{ExecCall, Failure, Message};
+use crate::kernel::sys::{self, Fork};
 use crate::runtime::Exit;
 
-/// A command that has not ended.
+/// A command that has not exited.
 pub(super) struct RunningExec {
     pub(super) pid: i32,
-    /// Who asked, and under which request id, until that connection closes.
+    /// The connection and request id to report the exit to, until that connection closes.
     peer: Option<(u64, u64)>,
-    /// Another runtime's note of the command's own pid, when `pid` is the program that runs it.
-    inner: Option<PathBuf>,
+    /// File in which an OCI runtime wrote the command's own pid, when `pid` is the runtime program.
+    pid_file: Option<PathBuf>,
 }
 
 impl RunningExec {
-    pub(super) fn new(pid: i32, connection: u64, request: u64, inner: Option<PathBuf>) -> Self {
-        Self { pid, peer: Some((connection, request)), inner }
+    pub(super) fn new(pid: i32, connection: u64, request: u64, pid_file: Option<PathBuf>) -> Self {
+        Self { pid, peer: Some((connection, request)), pid_file }
     }
 }
 
 impl Supervisor {
-    /// Starts a command; gives its terminal if it asked for one.
+    /// Starts a command; returns its terminal if it asked for one.
     pub(super) fn start_exec(
         &mut self,
         connection: u64,
@@ -39,7 +39,7 @@ impl Supervisor {
         let failed = |step: &'static str| move |error: io::Error| Failure::kernel(step, &error);
         let streams = streams_of(&call, descriptors)?;
         if self.oci.is_some() {
-            return self.start_exec_with(connection, request, &call, streams);
+            return self.start_oci_exec(connection, request, &call, streams);
         }
         let (report, child_report) = report_pair().map_err(failed("making a report socket"))?;
         let missing = || Failure::NotRunning { container: call.container.clone() };
@@ -48,7 +48,7 @@ impl Supervisor {
             .iter()
             .find(|container| container.state.name == call.container && container.pid.is_some())
             .ok_or_else(missing)?;
-        // Its number is its own until we have reaped it; one that has ended has no namespaces any more.
+        // The pid cannot be reused before it is reaped; a process that has exited has no namespaces any more.
         let namespaces = container.pid.and_then(|pid| ContainerNamespaces::of(pid).ok()).ok_or_else(missing)?;
         let mounts = container.mounts.as_ref().ok_or_else(missing)?;
         let spec = &container.plan.spec;
@@ -63,13 +63,13 @@ impl Supervisor {
             open_port: None,
             make_working_dir: false,
         };
-        let run = |streams: &Streams, report: &OwnedFd, placed: bool| -> ! {
+        let run = |streams: &Streams, report: &OwnedFd, in_cgroup: bool| -> ! {
             let (plan, pod, filter) = (&container.plan, &self.namespaces, &self.filter);
-            launch::exec_main(&self.plan, plan, pod, &namespaces, mounts, &program, streams, report, filter, placed)
+            launch::exec_main(&self.plan, plan, pod, &namespaces, mounts, &program, streams, report, filter, in_cgroup)
         };
         let forked = self.fork_into(namespaces.pid.as_fd(), &container.plan.cgroup);
         let pid = match forked.map_err(failed("forking into the process namespace"))? {
-            (Fork::Child, placed) => run(&streams, &child_report, placed),
+            (Fork::Child, in_cgroup) => run(&streams, &child_report, in_cgroup),
             (Fork::Parent(pid), _) => pid,
         };
         drop((streams, child_report));
@@ -78,38 +78,38 @@ impl Supervisor {
         Ok(terminal)
     }
 
-    /// Forks a child that lands in another process namespace; tells whether it is in its group of the unified tree.
+    /// Forks a child into another pid namespace; returns whether the child is in its cgroup of the unified hierarchy.
     pub(super) fn fork_into(&self, processes: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
         if self.plan.ids.is_privileged() {
-            fork_there_and_back(processes, self.own_pid_namespace.as_fd(), group)
+            fork_via_setns(processes, self.own_pid_namespace.as_fd(), group)
         } else {
-            fork_through_another(processes, group)
+            fork_via_intermediate(processes, group)
         }
     }
 
     pub(super) fn note_exec_exit(&mut self, pid: i32, exit: Exit) {
         let Some(index) = self.execs.iter().position(|exec| exec.pid == pid) else { return };
         let exec = self.execs.swap_remove(index);
-        if let Some(note) = &exec.inner {
-            let _ = std::fs::remove_file(note);
-            let _ = std::fs::remove_file(note.with_extension("json"));
+        if let Some(path) = &exec.pid_file {
+            let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(path.with_extension("json"));
         }
         if let Some((connection, id)) = exec.peer {
-            self.tell(Some(connection), &Message::ExecExited { id, exit }, &[]);
+            self.send(Some(connection), &Message::ExecExited { id, exit }, &[]);
         }
     }
 
     pub(super) fn kill_exec(&mut self, connection: u64, request: u64) {
         for exec in self.execs.iter().filter(|exec| exec.peer == Some((connection, request))) {
-            // Its own session's children go with its terminal or their pipes.
-            if let Some(note) = &exec.inner {
-                self.kill_inner(note);
+            // Children of its session end with its terminal or their pipes.
+            if let Some(path) = &exec.pid_file {
+                self.kill_by_pid_file(path);
             }
             let _ = sys::kill(exec.pid, libc::SIGKILL);
         }
     }
 
-    /// A closed connection's commands go on, but nobody hears how they end.
+    /// Commands of a closed connection continue, but their exits are not reported.
     pub(super) fn forget_exec_peers(&mut self, connection: u64) {
         for exec in &mut self.execs {
             if exec.peer.is_some_and(|(peer, _)| peer == connection) {
@@ -119,31 +119,32 @@ impl Supervisor {
     }
 }
 
-/// The fork lands in the container's process namespace; ours is only left for a moment, and only for children.
-fn fork_there_and_back(theirs: BorrowedFd<'_>, own: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
-    sys::setns(theirs, libc::CLONE_NEWPID)?;
-    let forked = launch::fork_in_group(0, group);
+/// Forks with the container's pid namespace set for children, and restores the supervisor's own.
+fn fork_via_setns(namespace: BorrowedFd<'_>, own: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
+    sys::setns(namespace, libc::CLONE_NEWPID)?;
+    let forked = launch::fork_in_cgroup(0, group);
     if !matches!(forked, Ok((Fork::Child, _))) {
         sys::setns(own, libc::CLONE_NEWPID)?;
     }
     forked
 }
 
-/// Without privilege there is no way back into our own process namespace, so a child goes instead of us. It ends at once,
-/// and what it forked becomes ours, because we are a sub-reaper.
-fn fork_through_another(theirs: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
+/// Without privilege the supervisor cannot return to its own pid namespace, so an intermediate child forks instead and
+/// exits at once. Its child is reparented to the supervisor, which is a subreaper.
+fn fork_via_intermediate(namespace: BorrowedFd<'_>, group: &CgroupPlan) -> io::Result<(Fork, bool)> {
     let (read, write) = sys::pipe()?;
-    let (gate, gate_keeper) = sys::pipe()?;
-    let between = match sys::fork_with(0)? {
+    let (release_read, release_write) = sys::pipe()?;
+    let intermediate = match sys::fork_with(0)? {
         Fork::Parent(pid) => pid,
         Fork::Child => {
-            let joined = sys::setns(theirs, libc::CLONE_NEWPID);
-            let answer = match joined.and_then(|()| launch::fork_in_group(0, group)) {
-                Ok((Fork::Child, placed)) => {
-                    // Tying itself to its parent before the parent is us would kill it with the one in between.
-                    drop(gate_keeper);
-                    let _ = rustix::io::read(&gate, &mut [0u8; 1]);
-                    return Ok((Fork::Child, placed));
+            let joined = sys::setns(namespace, libc::CLONE_NEWPID);
+            let answer = match joined.and_then(|()| launch::fork_in_cgroup(0, group)) {
+                Ok((Fork::Child, in_cgroup)) => {
+                    // Waits until the supervisor is the parent: a parent death signal set before would kill it with the
+                    // intermediate process.
+                    drop(release_write);
+                    let _ = rustix::io::read(&release_read, &mut [0u8; 1]);
+                    return Ok((Fork::Child, in_cgroup));
                 }
                 Ok((Fork::Parent(pid), _)) => pid,
                 Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
@@ -155,8 +156,8 @@ fn fork_through_another(theirs: BorrowedFd<'_>, group: &CgroupPlan) -> io::Resul
     drop(write);
     let mut answer = [0u8; 4];
     let length = rustix::io::read(&read, &mut answer)?;
-    sys::wait_for(between)?;
-    drop(gate_keeper);
+    sys::wait_for(intermediate)?;
+    drop(release_write);
     match i32::from_ne_bytes(answer) {
         pid if length == 4 && pid > 0 => Ok((Fork::Parent(pid), false)),
         errno => Err(io::Error::from_raw_os_error(if errno < 0 { -errno } else { libc::EIO })),

@@ -8,10 +8,10 @@ use jiff::Timestamp;
 
 use crate::runtime::LogTarget;
 
-/// Longest text in one line; longer ones are marked partial (`P`) and go on in the next.
+/// Maximum length of one line's text; longer lines are marked partial (`P`) and continue in the next entry.
 const MAX_TEXT: usize = 16 * 1024;
 
-/// Which stream a piece of output came from.
+/// The stream that output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stream {
     Stdout,
@@ -27,7 +27,7 @@ impl Stream {
     }
 }
 
-/// The log of one attempt. Its file is made by the first line: many containers never say anything.
+/// The log of one attempt. Its file is created with the first line: many containers never write anything.
 pub(super) struct Log {
     target: LogTarget,
     file: Option<File>,
@@ -39,7 +39,7 @@ impl Log {
         Self { target: target.clone(), file: None, written: 0 }
     }
 
-    /// Writes finished lines (or full buffers) as entries.
+    /// Writes complete entries.
     fn write(&mut self, entries: &[u8]) -> io::Result<()> {
         if self.file.is_none() {
             if let Some(folder) = self.target.path.parent() {
@@ -88,10 +88,10 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Cuts a stream of bytes into entries.
+/// Splits a stream of bytes into log entries.
 pub(super) struct Lines {
     stream: Stream,
-    /// The beginning of a line whose end has not come yet.
+    /// The beginning of an incomplete line.
     pending: Vec<u8>,
 }
 
@@ -100,7 +100,7 @@ impl Lines {
         Self { stream, pending: Vec::new() }
     }
 
-    /// Takes output and writes every line that is complete.
+    /// Adds output and writes every complete line.
     pub(super) fn push(&mut self, mut bytes: &[u8], now: Timestamp, log: &mut Log) -> io::Result<()> {
         let mut entries = Vec::with_capacity(bytes.len() + 64);
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
@@ -116,7 +116,7 @@ impl Lines {
         if entries.is_empty() { Ok(()) } else { log.write(&entries) }
     }
 
-    /// Writes what is left when the stream ends.
+    /// Writes the incomplete last line when the stream ends.
     pub(super) fn finish(&mut self, now: Timestamp, log: &mut Log) -> io::Result<()> {
         if self.pending.is_empty() {
             return Ok(());
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_has_no_file() {
+    fn a_container_without_output_has_no_file() {
         let (folder, mut log) = log(1 << 20, 1);
         let mut lines = Lines::new(Stream::Stdout);
         lines.push(b"not a line yet", now(), &mut log).unwrap();

@@ -1,4 +1,4 @@
-//! Containers and commands of a Pod that another runtime isolates: the same streams, logs, records and exits.
+//! Containers and commands of a Pod with an OCI runtime: the same streams, logs, records and exits.
 
 use std::fs;
 use std::io;
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 
-use super::super::launch::{Streams, open_files};
-use super::super::oci::{self, Bundle, Console, NamespacePaths, Process};
-use super::super::plan::{ContainerPlan, IdMode};
-use super::super::rootfs::Owner;
-use super::super::sys::{self, Fork};
-use super::super::wire::{ExecCall, Failure};
 use super::Supervisor;
 use super::containers::{Container, OwnEnds, open_streams};
 use super::execs::RunningExec;
 use super::logs::{Log, Stream};
 use super::streams::Output;
+use crate::kernel::container::launch::{Streams, open_files};
+use crate::kernel::container::oci::{self, Bundle, Console, NamespacePaths, Process};
+use crate::kernel::container::rootfs::Owner;
+use crate::kernel::supervisor::plan::{ContainerPlan, IdMode};
+use crate::kernel::supervisor::protocol::{ExecCall, Failure};
+use crate::kernel::sys::{self, Fork};
 use crate::runtime::{ContainerState, PreviousAttempt};
 
 fn failed(step: &'static str) -> impl Fn(io::Error) -> Failure {
@@ -26,10 +26,10 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> Failure {
 }
 
 impl Supervisor {
-    /// Starts a container with another runtime.
-    pub(super) fn launch_with(
+    /// Starts a container with an OCI runtime.
+    pub(super) fn launch_oci(
         &mut self,
-        runtime: oci::Runtime,
+        runtime: oci::OciRuntime,
         plan: ContainerPlan,
         previous: Option<PreviousAttempt>,
     ) -> Result<Container, Failure> {
@@ -76,7 +76,7 @@ impl Supervisor {
 
     fn create_and_start(
         &self,
-        runtime: &oci::Runtime,
+        runtime: &oci::OciRuntime,
         plan: &ContainerPlan,
         bundle: &Bundle,
     ) -> Result<(i32, OwnEnds), Failure> {
@@ -88,12 +88,14 @@ impl Supervisor {
             .map_err(failed("making a console socket"))?;
         let (streams, mut ends) = open_streams(plan).map_err(failed("making pipes"))?;
         let streams = match streams {
-            Streams::Pipes { stdin, stdout, stderr } => [own(stdin)?, own(stdout)?, own(stderr)?],
-            Streams::Terminal { .. } => [null()?, null()?, null()?],
+            Streams::Pipes { stdin, stdout, stderr } => {
+                [pipe_or_empty(stdin)?, pipe_or_empty(stdout)?, pipe_or_empty(stderr)?]
+            }
+            Streams::Terminal { .. } => [empty_stream()?, empty_stream()?, empty_stream()?],
         };
-        self.give_pipes(plan, bundle, &streams);
+        self.chown_pipes(plan, bundle, &streams);
         let pid = runtime.create(plan, bundle, &streams, console.as_ref().map(Console::path))?;
-        let started = take_over(runtime, plan, pid).and_then(|()| match &console {
+        let started = enter_cgroups(runtime, plan, pid).and_then(|()| match &console {
             None => Ok(None),
             Some(console) => console.receive().map(Some).map_err(failed("receiving the terminal")),
         });
@@ -112,8 +114,8 @@ impl Supervisor {
         }
     }
 
-    /// Makes the pipes the process's own, so that it can open `/dev/stdout` again by name.
-    fn give_pipes(&self, plan: &ContainerPlan, bundle: &Bundle, streams: &[OwnedFd; 3]) {
+    /// Changes the owner of the pipes to the container's user, so that it can open `/dev/stdout` again by name.
+    fn chown_pipes(&self, plan: &ContainerPlan, bundle: &Bundle, streams: &[OwnedFd; 3]) {
         let (IdMode::Block { first }, Ok(user)) = (self.plan.ids, bundle.find_user(plan)) else { return };
         for stream in &streams[1..] {
             if is_pipe(stream) {
@@ -134,8 +136,8 @@ impl Supervisor {
         }
     }
 
-    /// Runs a command in a container of another runtime; gives its terminal if it asked for one.
-    pub(super) fn start_exec_with(
+    /// Runs a command in a container of an OCI runtime; returns its terminal if it asked for one.
+    pub(super) fn start_oci_exec(
         &mut self,
         connection: u64,
         request: u64,
@@ -165,12 +167,12 @@ impl Supervisor {
             open_files: open_files(),
             hostname: &self.plan.spec.hostname,
         });
-        let note = bundle.dir().join(format!("exec-{connection}-{request}.pid"));
-        let process = note.with_extension("json");
+        let pid_file = bundle.dir().join(format!("exec-{connection}-{request}.pid"));
+        let process = pid_file.with_extension("json");
         fs::write(&process, document.to_string()).map_err(failed("writing the command"))?;
         let (streams, master) = match streams {
             Streams::Pipes { stdin, stdout, stderr } => {
-                (ExecStreams::Pipes([own(stdin)?, own(stdout)?, own(stderr)?]), None)
+                (ExecStreams::Pipes([pipe_or_empty(stdin)?, pipe_or_empty(stdout)?, pipe_or_empty(stderr)?]), None)
             }
             Streams::Terminal { rows, columns } => {
                 let (master, slave) = open_terminal(rows, columns).map_err(failed("opening a terminal"))?;
@@ -179,21 +181,21 @@ impl Supervisor {
         };
         let pid = match sys::fork_with(0).map_err(failed("forking"))? {
             Fork::Child => {
-                if streams.take().is_err() {
+                if streams.install().is_err() {
                     sys::exit_now(127);
                 }
-                runtime.exec_here(&container.plan.id, &process, &note)
+                runtime.exec_here(&container.plan.id, &process, &pid_file)
             }
             Fork::Parent(pid) => pid,
         };
-        self.execs.push(RunningExec::new(pid, connection, request, Some(note)));
+        self.execs.push(RunningExec::new(pid, connection, request, Some(pid_file)));
         Ok(master)
     }
 
-    /// Kills a command by the pid its runtime noted, if that pid is really one of this Pod's: a runtime with a kernel of its
-    /// own may mean a number of its own.
-    pub(super) fn kill_inner(&self, note: &Path) {
-        let pid = fs::read_to_string(note).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    /// Kills a command by the pid that its runtime wrote, if that pid belongs to this Pod: a runtime with a kernel of
+    /// its own may write a pid of that kernel.
+    pub(super) fn kill_by_pid_file(&self, pid_file: &Path) {
+        let pid = fs::read_to_string(pid_file).ok().and_then(|text| text.trim().parse::<i32>().ok());
         let Some(pid) = pid.filter(|pid| *pid > 1) else { return };
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         if groups.contains(&self.plan.group) {
@@ -202,29 +204,29 @@ impl Supervisor {
     }
 }
 
-/// What the program that runs a command has as its streams.
+/// The standard streams of the program that runs a command.
 enum ExecStreams {
     Pipes([OwnedFd; 3]),
     Terminal(OwnedFd),
 }
 
 impl ExecStreams {
-    /// Makes them the calling process's own.
-    fn take(&self) -> io::Result<()> {
+    /// Installs them as the calling process's streams.
+    fn install(&self) -> io::Result<()> {
         sys::reset_signals();
         sys::set_parent_death_signal(libc::SIGKILL)?;
         rustix::process::setsid()?;
         match self {
             Self::Pipes(streams) => (0..3).zip(streams).try_for_each(|(number, fd)| sys::dup_onto(fd.as_fd(), number)),
             Self::Terminal(slave) => {
-                sys::take_terminal(slave.as_fd())?;
+                sys::set_controlling_terminal(slave.as_fd())?;
                 (0..3).try_for_each(|number| sys::dup_onto(slave.as_fd(), number))
             }
         }
     }
 }
 
-/// A terminal of the host; the runtime copies between it and the one it makes inside.
+/// A terminal of the host; the runtime copies between it and the one it creates inside.
 fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let master = rustix::fs::open("/dev/ptmx", flags, Mode::empty())?;
@@ -237,18 +239,17 @@ fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((master, slave))
 }
 
-/// Puts the container, which does nothing yet, into the groups that hold its limits.
-fn take_over(runtime: &oci::Runtime, plan: &ContainerPlan, pid: i32) -> Result<(), Failure> {
-    if runtime.convention().own_groups {
+/// Moves the created container, which does not run yet, into the cgroups with its limits.
+fn enter_cgroups(runtime: &oci::OciRuntime, plan: &ContainerPlan, pid: i32) -> Result<(), Failure> {
+    if runtime.convention().cgroups_managed_by_node {
         return Ok(());
     }
     plan.cgroup.adopt(pid).map_err(failed("entering the control groups"))
 }
 
-/// A stream that a runtime may give to the sandbox's user, as crun and runsc do with whatever they find: never the host's
-/// `/dev/null`.
-fn own(stream: OwnedFd) -> Result<OwnedFd, Failure> {
-    if is_pipe(&stream) { Ok(stream) } else { null() }
+/// A stream whose owner a runtime may change to the sandbox's user, as crun and runsc do: never the host's `/dev/null`.
+fn pipe_or_empty(stream: OwnedFd) -> Result<OwnedFd, Failure> {
+    if is_pipe(&stream) { Ok(stream) } else { empty_stream() }
 }
 
 fn is_pipe(stream: &OwnedFd) -> bool {
@@ -256,6 +257,6 @@ fn is_pipe(stream: &OwnedFd) -> bool {
         .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo)
 }
 
-fn null() -> Result<OwnedFd, Failure> {
-    oci::nothing().map_err(failed("making an empty stream"))
+fn empty_stream() -> Result<OwnedFd, Failure> {
+    oci::empty_stream().map_err(failed("making an empty stream"))
 }

@@ -1,23 +1,24 @@
-//! The first process of a process namespace that all containers of a Pod share. It does nothing but be there: orphans that
-//! become its children vanish by themselves, and whatever runs in the namespace ends with it.
+//! The first process (pid 1) of a pid namespace that all containers of a Pod share. It only exists: orphans that become
+//! its children are reaped automatically, and all processes of the namespace are killed with it.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
 
-use super::super::launch::PodNamespaces;
-use super::super::plan::{IdMode, NOBODY, PodPlan};
-use super::super::rootfs::new_mount;
-use super::super::sys::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY, Fork};
-use super::super::walls::{self, Identity, Named, Step};
+use crate::kernel::container::isolation::{self, Identity};
+use crate::kernel::container::launch::PodNamespaces;
+use crate::kernel::container::rootfs::new_mount;
+use crate::kernel::container::step::{StepExt, StepResult};
+use crate::kernel::supervisor::plan::{IdMode, NOBODY, PodPlan};
+use crate::kernel::sys::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY, Fork};
 
-/// Starts it; gives its namespace and its pid.
-pub(super) fn start(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<(OwnedFd, i32)> {
+/// Starts the process; returns its pid namespace and its pid.
+pub(super) fn start(plan: &PodPlan, namespaces: &PodNamespaces) -> StepResult<(OwnedFd, i32)> {
     let (ready, made) = sys::pipe().step("making a pipe")?;
     let pid = match sys::fork_with(libc::CLONE_NEWPID | libc::CLONE_NEWNS).step("forking")? {
         Fork::Child => {
             drop(ready);
-            let code = match hide(plan, namespaces) {
+            let code = match isolate_pause_process(plan, namespaces) {
                 Ok(()) => 0,
                 Err((_, error)) => error.raw_os_error().unwrap_or(libc::EIO),
             };
@@ -25,7 +26,7 @@ pub(super) fn start(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<(OwnedFd
             if code != 0 {
                 sys::exit_now(1);
             }
-            sys::wait_for_ever(3)
+            sys::pause_forever(3)
         }
         Fork::Parent(pid) => pid,
     };
@@ -41,11 +42,11 @@ pub(super) fn start(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<(OwnedFd
     Ok((namespace, pid))
 }
 
-/// Leaves everything behind: an empty root, the Pod's user namespace, no capability, the same filter as everybody.
-fn hide(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<()> {
+/// Isolates the process: an empty root, the Pod's user namespace, no capabilities, and the containers' seccomp filter.
+fn isolate_pause_process(plan: &PodPlan, namespaces: &PodNamespaces) -> StepResult<()> {
     sys::reset_signals();
-    sys::ignore_children();
-    sys::set_dumpable(false).step("closing the process to tracing")?;
+    sys::ignore_sigchld();
+    sys::set_dumpable(false).step("making the process non-dumpable")?;
     rustix::process::setsid().step("making a session")?;
     sys::setns(namespaces.ipc.as_fd(), libc::CLONE_NEWIPC).step("joining the ipc namespace")?;
     sys::setns(namespaces.uts.as_fd(), libc::CLONE_NEWUTS).step("joining the uts namespace")?;
@@ -63,11 +64,11 @@ fn hide(plan: &PodPlan, namespaces: &PodNamespaces) -> Step<()> {
     if let Some(user) = &namespaces.user {
         sys::setns(user.as_fd(), libc::CLONE_NEWUSER).step("joining the user namespace")?;
     }
-    // The containers' users may look at it and no more.
+    // The containers' users may see the process, but not signal or trace it.
     let id = if single { 0 } else { NOBODY };
     let identity = Identity { uid: id, gid: id, groups: (!single).then(Vec::new) };
-    let filter = super::super::seccomp::program();
-    walls::close_in(&identity, &[], plan.walls, &filter)?;
-    // Changing the user cleared it.
+    let filter = crate::kernel::container::seccomp::program();
+    isolation::restrict_process(&identity, &[], plan.isolation, &filter)?;
+    // The change of user has cleared it.
     sys::set_parent_death_signal(libc::SIGKILL).step("tying the process to its supervisor")
 }

@@ -1,35 +1,37 @@
-//! Making what all containers of the Pod share: first its ground, which any Pod could stand on, then the Pod itself.
+//! Creates what all containers of the Pod share: first the base, which is the same for any Pod, then the Pod itself.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use super::super::cgroup;
-use super::super::ids::subordinate;
-use super::super::launch::PodNamespaces;
-use super::super::net;
-use super::super::oci;
-use super::super::plan::{GroundPlan, IdMode, PodPlan};
-use super::super::rootfs::{LOW_PORTS, memory_volume_path, new_mount, opens_low_ports, own_files, own_files_dir};
-use super::super::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
-use super::super::walls::{Named, Step};
+use crate::kernel::container::launch::PodNamespaces;
+use crate::kernel::container::oci;
+use crate::kernel::container::rootfs::{
+    LOW_PORTS, memory_volume_path, new_mount, opens_low_ports, own_files, own_files_dir,
+};
+use crate::kernel::container::step::{StepExt, StepResult};
+use crate::kernel::host::cgroup;
+use crate::kernel::host::ids::subordinate;
+use crate::kernel::net;
+use crate::kernel::supervisor::plan::{IdMode, PodBasePlan, PodPlan};
+use crate::kernel::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
 use crate::runtime::RuntimeHandler;
 
-/// Everything the Pod stands on, made.
-pub(super) struct Ground {
+/// The base of a Pod, created.
+pub(super) struct PodBase {
     pub(super) namespaces: PodNamespaces,
-    /// Our own process namespace, to come back to after forking into a container's.
+    /// The supervisor's own pid namespace, to return to after forking into a container's.
     pub(super) own_pid_namespace: OwnedFd,
     pub(super) own_net_namespace: OwnedFd,
 }
 
-impl Ground {
-    /// Makes groups, user, network, ipc and uts namespaces and the cable.
-    pub(super) fn make(plan: &GroundPlan) -> Step<Self> {
+impl PodBase {
+    /// Creates cgroups, the user, network, ipc and uts namespaces, and the veth.
+    pub(super) fn create(plan: &PodBasePlan) -> StepResult<Self> {
         plan.cgroup.create().step("making the Pod's control groups")?;
-        enter_own_groups(plan).step("entering the supervisor's control groups")?;
-        spare_from_oom();
+        enter_supervisor_cgroup(plan).step("entering the supervisor's control groups")?;
+        lower_oom_score();
         let own_net_namespace = fs::File::open("/proc/self/ns/net").step("opening a namespace")?.into();
         match plan.ids {
             IdMode::Block { .. } => {}
@@ -41,29 +43,29 @@ impl Ground {
         }
         let namespaces = shared_namespaces(plan)?;
         if let Some(veth) = &plan.veth {
-            net::connect(veth, plan.address, namespaces.net.as_fd()).step("connecting the Pod's network")?;
+            net::create_veth(veth, plan.address, namespaces.net.as_fd()).step("connecting the Pod's network")?;
         }
         let own_pid_namespace = fs::File::open("/proc/self/ns/pid").step("opening a namespace")?.into();
         Ok(Self { namespaces, own_pid_namespace, own_net_namespace })
     }
 }
 
-/// Makes of its ground the Pod itself: limits, files, names, memory volumes.
-pub(super) fn settle(plan: &PodPlan, namespaces: &mut PodNamespaces) -> Step<()> {
+/// Configures the Pod on its base: limits, files, hostname, sysctls, memory volumes.
+pub(super) fn configure(plan: &PodPlan, namespaces: &mut PodNamespaces) -> StepResult<()> {
     cgroup::apply(&plan.limits).step("setting the Pod's limits")?;
-    name_host(plan, namespaces).step("naming the Pod's host")?;
-    let is_foreign = matches!(plan.spec.handler, RuntimeHandler::Oci { .. });
-    // Our own containers do that with their own /proc.
-    let low_ports = (is_foreign && opens_low_ports(plan)).then_some((LOW_PORTS, "0"));
+    set_hostname(plan, namespaces).step("naming the Pod's host")?;
+    let uses_oci_runtime = matches!(plan.spec.handler, RuntimeHandler::Oci { .. });
+    // Containers with the built-in isolation do that through their own /proc.
+    let low_ports = (uses_oci_runtime && opens_low_ports(plan)).then_some((LOW_PORTS, "0"));
     let asked_for = plan.spec.sysctls.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    let parameters: Vec<_> = low_ports.into_iter().chain(asked_for).collect();
-    if !parameters.is_empty() {
-        set_parameters(&parameters, namespaces).step("setting kernel parameters")?;
+    let sysctls: Vec<_> = low_ports.into_iter().chain(asked_for).collect();
+    if !sysctls.is_empty() {
+        set_sysctls(&sysctls, namespaces).step("setting kernel sysctls")?;
     }
-    if !plan.spec.memory_volumes.is_empty() || is_foreign {
-        memory_volumes(plan)?;
+    if !plan.spec.memory_volumes.is_empty() || uses_oci_runtime {
+        mount_memory_volumes(plan)?;
     }
-    if is_foreign {
+    if uses_oci_runtime {
         write_etc(plan).step("writing the Pod's files")?;
         oci::prepare()?;
     }
@@ -73,8 +75,8 @@ pub(super) fn settle(plan: &PodPlan, namespaces: &mut PodNamespaces) -> Step<()>
     Ok(())
 }
 
-/// Leaves the Pod's groups and removes them, and the node's when this was the last Pod.
-pub(super) fn leave(plan: &GroundPlan) {
+/// Leaves the Pod's cgroups and removes them, and the node's cgroup if this was the last Pod.
+pub(super) fn leave_cgroups(plan: &PodBasePlan) {
     let out = |folder: &Path| {
         let top = folder.parent().and_then(Path::parent).unwrap_or(folder);
         cgroup::write_control(&top.join("cgroup.procs"), "0")
@@ -82,15 +84,16 @@ pub(super) fn leave(plan: &GroundPlan) {
     let left = plan.cgroup.folders().try_for_each(out);
     if left.and_then(|()| plan.cgroup.remove()).is_ok() && plan.ends_with_node {
         for folder in plan.cgroup.folders().filter_map(Path::parent) {
-            // Empty only when this was the node's last Pod.
+            // Succeeds only if this was the node's last Pod.
             let _ = fs::remove_dir(folder);
         }
     }
 }
 
-/// The supervisor lives in a group of the Pod's, not in the node's, so that ending the node's leaves it alone. In v1 trees it
-/// is in the Pod's own group: what it forks is there from the first moment, and nothing has to be moved while somebody waits.
-fn enter_own_groups(plan: &GroundPlan) -> io::Result<()> {
+/// The supervisor is in a cgroup of the Pod, not in the node's, so that killing the node's cgroup does not kill it. In
+/// v1 hierarchies it is in the Pod's own cgroup: what it forks is there from the start, and no process has to be moved
+/// while a caller waits.
+fn enter_supervisor_cgroup(plan: &PodBasePlan) -> io::Result<()> {
     if let Some(own) = &plan.supervisor_group {
         match fs::create_dir(own) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -101,13 +104,14 @@ fn enter_own_groups(plan: &GroundPlan) -> io::Result<()> {
     plan.cgroup.enter_v1()
 }
 
-/// The Pod's processes should die for lack of memory before we do; where we may not ask for that, theirs is raised.
-fn spare_from_oom() {
+/// The Pod's processes should be killed for lack of memory before the supervisor. Where its score may not be lowered,
+/// theirs is raised.
+fn lower_oom_score() {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
 }
 
-/// The uts namespace is entered for a moment; without privilege there is no way back, and no need.
-fn name_host(plan: &PodPlan, namespaces: &PodNamespaces) -> io::Result<()> {
+/// Enters the uts namespace to set the hostname. Without privilege the supervisor cannot return, and does not need to.
+fn set_hostname(plan: &PodPlan, namespaces: &PodNamespaces) -> io::Result<()> {
     let own = fs::File::open("/proc/self/ns/uts")?;
     sys::setns(namespaces.uts.as_fd(), libc::CLONE_NEWUTS)?;
     let named = rustix::system::sethostname(plan.spec.hostname.as_bytes());
@@ -117,14 +121,14 @@ fn name_host(plan: &PodPlan, namespaces: &PodNamespaces) -> io::Result<()> {
     Ok(named?)
 }
 
-/// A child joins the namespaces whose parameters are set.
-fn set_parameters(parameters: &[(&str, &str)], namespaces: &PodNamespaces) -> io::Result<()> {
+/// A child joins the namespaces whose sysctls are set.
+fn set_sysctls(sysctls: &[(&str, &str)], namespaces: &PodNamespaces) -> io::Result<()> {
     match sys::fork_with(0)? {
         Fork::Child => {
             let work = || -> io::Result<()> {
                 sys::setns(namespaces.net.as_fd(), libc::CLONE_NEWNET)?;
                 sys::setns(namespaces.ipc.as_fd(), libc::CLONE_NEWIPC)?;
-                parameters.iter().try_for_each(|(name, value)| write_parameter(name, value))
+                sysctls.iter().try_for_each(|(name, value)| write_sysctl(name, value))
             };
             sys::exit_now(work().err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)))
         }
@@ -135,11 +139,11 @@ fn set_parameters(parameters: &[(&str, &str)], namespaces: &PodNamespaces) -> io
     }
 }
 
-fn write_parameter(name: &str, value: &str) -> io::Result<()> {
+fn write_sysctl(name: &str, value: &str) -> io::Result<()> {
     fs::write(format!("/proc/sys/{}", name.replace('.', "/")), value)
 }
 
-/// Other runtimes show files, where ours shows text.
+/// OCI runtimes need files to mount; the built-in isolation mounts text directly.
 fn write_etc(plan: &PodPlan) -> io::Result<()> {
     let folder = own_files_dir(&plan.dir);
     match fs::create_dir(&folder) {
@@ -149,7 +153,7 @@ fn write_etc(plan: &PodPlan) -> io::Result<()> {
     own_files(plan).into_iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
 }
 
-/// Enters a user namespace in which the caller's one id is root, with full power over what is made in it.
+/// Enters a user namespace in which the caller's only id is root, with all capabilities over what is created in it.
 fn become_single(uid: u32, gid: u32) -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWUSER)?;
     fs::write("/proc/self/setgroups", "deny")?;
@@ -157,21 +161,21 @@ fn become_single(uid: u32, gid: u32) -> io::Result<()> {
     fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
 }
 
-/// A short-lived child makes the namespaces; we keep them open and need no process in them.
-fn shared_namespaces(plan: &GroundPlan) -> Step<PodNamespaces> {
-    let own_user = plan.ids.has_block() && plan.walls.user_namespace;
+/// A short-lived child creates the namespaces; the supervisor keeps them open and needs no process in them.
+fn shared_namespaces(plan: &PodBasePlan) -> StepResult<PodNamespaces> {
+    let own_user = plan.ids.has_block() && plan.isolation.user_namespace;
     let mut flags = libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
     if own_user {
         flags |= libc::CLONE_NEWUSER;
     }
-    if plan.walls.network_namespace {
+    if plan.isolation.network_namespace {
         flags |= libc::CLONE_NEWNET;
     }
-    sys::twin::in_namespaces(flags, &|| configure_inside(plan), |pid| open_all(plan, pid, own_user))
+    sys::clone_vm::in_namespaces(flags, &|| configure_inside(plan), |pid| open_namespaces(plan, pid, own_user))
         .step("making the Pod's namespaces")
 }
 
-fn open_all(plan: &GroundPlan, pid: i32, own_user: bool) -> io::Result<PodNamespaces> {
+fn open_namespaces(plan: &PodBasePlan, pid: i32, own_user: bool) -> io::Result<PodNamespaces> {
     let user = if own_user {
         fs::write(format!("/proc/{pid}/uid_map"), plan.ids.map())?;
         fs::write(format!("/proc/{pid}/gid_map"), plan.ids.map())?;
@@ -188,23 +192,24 @@ fn open_all(plan: &GroundPlan, pid: i32, own_user: bool) -> io::Result<PodNamesp
     })
 }
 
-/// The loopback that every Pod has, by the child that owns the new namespaces.
-fn configure_inside(plan: &GroundPlan) -> io::Result<()> {
-    if !plan.walls.network_namespace {
+/// Configures the loopback interface, in the child that owns the new namespaces.
+fn configure_inside(plan: &PodBasePlan) -> io::Result<()> {
+    if !plan.isolation.network_namespace {
         return Ok(());
     }
     net::loopback_up()?;
     if plan.veth.is_none() {
-        net::no_ipv6();
-        // Without a cable the address still exists inside: programs may bind it, and the node dials from within.
+        net::disable_ipv6_by_default();
+        // Without a veth the address is on the loopback interface: programs may bind it, and the node connects from
+        // within.
         net::loopback_address(plan.address, true)?;
     }
     Ok(())
 }
 
-/// Memory volumes, and the bundles of other runtimes, live in a mount namespace of the supervisor's own: they end with it,
-/// and the host never sees them.
-fn memory_volumes(plan: &PodPlan) -> Step<()> {
+/// Memory volumes, and the bundles of OCI runtimes, are in a mount namespace of the supervisor: they are unmounted with
+/// it, and not visible on the host.
+fn mount_memory_volumes(plan: &PodPlan) -> StepResult<()> {
     sys::unshare(libc::CLONE_NEWNS).step("making the supervisor's mount namespace")?;
     sys::make_private_recursive(c"/").step("making mounts private")?;
     let (uid, gid) = plan.ids.root_seen_by_setup();

@@ -1,4 +1,4 @@
-//! Output of a container on its way to the log and to attached callers.
+//! Copies a container's output to its log and to attached clients.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,10 +8,11 @@ use rustix::event::PollFlags;
 
 use super::logs::{Lines, Stream};
 
-/// What an attached caller may be behind before it is let go: the container never waits for it.
+/// Maximum number of bytes that an attached client may be behind before it is disconnected: the container never waits
+/// for it.
 const MAX_PENDING: usize = 1 << 20;
 
-/// One output of a container.
+/// One output stream of a container.
 pub(super) struct Output {
     pub(super) fd: OwnedFd,
     pub(super) stream: Stream,
@@ -26,7 +27,7 @@ impl Output {
     }
 }
 
-/// One attached caller's pipe.
+/// The pipe of one attached client.
 pub(super) struct Sink {
     pub(super) fd: OwnedFd,
     pub(super) stream: Stream,
@@ -40,7 +41,7 @@ impl Sink {
         Ok(Self { fd, stream, pending: VecDeque::new(), open: true })
     }
 
-    /// Only a sink with something to write is asked whether it can be written; hang-ups are always reported.
+    /// Only a sink with pending bytes is polled for writing; hang-ups are always reported.
     pub(super) fn interest(&self) -> PollFlags {
         if self.pending.is_empty() { PollFlags::empty() } else { PollFlags::OUT }
     }

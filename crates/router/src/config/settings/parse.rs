@@ -1,4 +1,4 @@
-//! Text to typed values, collecting mistakes instead of stopping at the first.
+//! Parses text into typed values and collects all errors.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl<'a> Reader<'a> {
         self.values.get(name).map_or(default, String::as_str).trim()
     }
 
-    /// `None` when empty.
+    /// `None` if empty.
     pub(super) fn non_empty(&self, name: &str) -> Option<&'a str> {
         Some(self.text(name)).filter(|text| !text.is_empty())
     }
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         let before = self.problems.len();
         let duration = self.duration(name);
         if duration.is_zero() && self.problems.len() == before {
-            self.problem(name, self.text(name), "must be longer than nothing");
+            self.problem(name, self.text(name), "must be greater than zero");
         }
         duration
     }
@@ -102,7 +102,7 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Durations as Go writes them: numbers with units, one after the other.
+/// Parses a duration in Go's format: numbers with units, one after the other.
 pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Merged values to a validated configuration.
+//! Converts merged values into a validated configuration.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use agent_sandbox_telemetry::DEFAULT_ENDPOINT;
 
 use super::parse::Reader;
 use super::{ConfigError, OTLP_ENDPOINT, OTLP_METRICS_ENDPOINT, OTLP_TRACES_ENDPOINT, Values};
-use crate::authz::{AuthzConfig, Modes, StaticToken, TokenReviewConfig};
+use crate::auth::{AuthzConfig, Modes, StaticToken, TokenReviewConfig};
 use crate::config::{
     Cidr, ClientAuth, HttpsConfig, Limits, ProcessConfig, Retries, RouterConfig, Timeouts, TlsConfig, UpgradeLimits,
 };
 use crate::resolve::Verification;
 
-/// Turns values into a configuration, or reports everything that is wrong with them.
+/// Converts values into a configuration, or reports every error in them.
 pub fn read(values: &Values, env: &dyn Fn(&str) -> Option<String>) -> Result<ProcessConfig, ConfigError> {
     let mut reader = Reader::new(values);
     let https = read_https(&mut reader);
@@ -117,7 +117,7 @@ fn read_authz(reader: &mut Reader<'_>) -> AuthzConfig {
     let static_token = reader.non_empty("authz-static-token").map(|token| StaticToken(token.to_owned()));
     let mut names = reader.list("authz-mode");
     if names.is_empty() {
-        // A token in the environment has always meant that it is required.
+        // For compatibility, a token in the environment means that clients must send it.
         names.push(if static_token.is_some() { "static-token" } else { "allow-all" }.to_owned());
     }
     if names == ["allow-all"] {
@@ -151,11 +151,11 @@ fn read_authz(reader: &mut Reader<'_>) -> AuthzConfig {
                     reader.problem("authz-mode", name, "needs ROUTER_AUTH_TOKEN");
                 }
             }
-            "allow-all" => reader.problem("authz-mode", name, "lets everyone in and cannot be combined"),
+            "allow-all" => reader.problem("authz-mode", name, "accepts every request and cannot be combined"),
             _ => reader.problem(
                 "authz-mode",
                 name,
-                "is none of allow-all, rbac, tokenreview, scoped-token, static-token",
+                "is not one of allow-all, rbac, tokenreview, scoped-token, static-token",
             ),
         }
     }
@@ -188,7 +188,7 @@ fn read_https(reader: &mut Reader<'_>) -> Option<HttpsConfig> {
             ClientAuth::Off
         }
         _ => {
-            reader.problem("mtls-mode", mode, "is none of off, optional, required");
+            reader.problem("mtls-mode", mode, "is not one of off, optional, required");
             ClientAuth::Off
         }
     };
@@ -209,7 +209,7 @@ fn read_https(reader: &mut Reader<'_>) -> Option<HttpsConfig> {
     }
 }
 
-/// Where a signal is exported to; the flag decides, and without it whether an endpoint is set.
+/// Where a signal is exported to: the flag decides, or else whether an endpoint is set.
 fn endpoint(
     reader: &mut Reader<'_>,
     name: &str,

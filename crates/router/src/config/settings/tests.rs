@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::authz::AuthzConfig;
+use crate::auth::AuthzConfig;
 use crate::config::ProcessConfig;
 
 fn values(pairs: &[(&'static str, &str)]) -> Values {

@@ -1,13 +1,13 @@
-//! The paths: each way of climbing, each trap, each spelling.
+//! The paths of the corpus: traversal, forbidden files, encodings.
 
 use std::path::Path;
 
 use crate::client::encode;
 
-/// What every sentinel holds.
+/// Content of every sentinel file.
 pub(crate) const MARKER: &str = "SENTINEL-7f3a";
 
-/// One path, as sent in a URL and as meant after one decode.
+/// One path, as sent in a URL and as decoded once.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) raw: String,
@@ -104,7 +104,7 @@ fn paths(outside: &Path) -> Vec<String> {
     paths
 }
 
-/// Every path in every spelling. Those a URL cannot carry literally are only sent encoded.
+/// Every path in every encoding. A path that a URL cannot carry literally is sent encoded only.
 pub(crate) fn cases(outside: &Path) -> Vec<Case> {
     let mut cases = Vec::new();
     for path in paths(outside) {
@@ -119,7 +119,7 @@ pub(crate) fn cases(outside: &Path) -> Vec<Case> {
                 cases.push(Case { raw, decoded: path.clone() });
             }
         }
-        // Encoded twice: a name that is strange but stays inside.
+        // Encoded twice: an unusual name that stays inside.
         if path.len() < 200 {
             cases.push(Case { raw: encode(&everything), decoded: everything });
         }

@@ -1,10 +1,10 @@
-//! A kernel (or gVisor) without `openat2`: a seccomp filter that answers ENOSYS.
+//! Simulates a kernel (or gVisor) without `openat2`: a seccomp filter that returns ENOSYS.
 
 #![expect(unsafe_code, reason = "seccomp is set with prctl")]
 
 use std::io;
 
-/// Installs the filter in the calling process. Only system calls: fit for between fork and exec.
+/// Installs the filter in the calling process. Makes system calls only, so that it can run between fork and exec.
 pub(crate) fn install() -> io::Result<()> {
     const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -25,11 +25,11 @@ pub(crate) fn install() -> io::Result<()> {
     if installed { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The filter does what the tests rely on.
+/// The filter works as the tests assume.
 #[test]
 fn openat2_is_really_gone() {
-    // In a thread of its own: the filter stays with the thread that installs it.
-    let answer = std::thread::spawn(|| {
+    // In a thread: the filter applies to the thread that installs it.
+    let response = std::thread::spawn(|| {
         install().expect("installed");
         rustix::fs::openat2(
             rustix::fs::CWD,
@@ -40,5 +40,5 @@ fn openat2_is_really_gone() {
         )
         .map(drop)
     });
-    assert_eq!(answer.join().expect("a thread"), Err(rustix::io::Errno::NOSYS));
+    assert_eq!(response.join().expect("a thread"), Err(rustix::io::Errno::NOSYS));
 }

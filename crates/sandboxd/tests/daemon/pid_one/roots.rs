@@ -1,13 +1,14 @@
-//! Roots to run in: busybox alone, and Debian. Mounts are made in the namespace of the daemon and end with it.
+//! Root file systems to run in: busybox alone, and Debian. Mounts are made in the daemon's mount namespace and end with
+//! it.
 
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// A Debian root made by debootstrap or the like, instead of this machine's own programs.
+/// Names a Debian root (made by debootstrap, for example) to use instead of this machine's own programs.
 const DEBIAN_ROOT: &str = "AGENT_SANDBOX_DEBIAN_ROOT";
 
-/// Says why a test does nothing; in continuous integration that is a failure.
+/// Prints why a test is skipped; in continuous integration that is a failure.
 pub(crate) fn skip(missing: &str) {
     assert!(std::env::var_os("CI").is_none(), "{missing}");
     println!("skipped: {missing}");
@@ -15,7 +16,7 @@ pub(crate) fn skip(missing: &str) {
 
 /// The statically linked daemon, which runs in any root.
 fn static_sandboxd() -> Option<PathBuf> {
-    match crate::fixture::other_program() {
+    match crate::fixture::other_build() {
         Some(chosen) => Some(chosen.into()),
         None => Some(Path::new(env!("CARGO_BIN_EXE_sandboxd")).parent()?.parent()?.join("embed/sandboxd")),
     }
@@ -41,8 +42,8 @@ pub(crate) fn lay_out_busybox(root: &Path, applets: &[&str]) -> Result<(), &'sta
     Ok(())
 }
 
-/// Debian: the root named by a variable, else this machine's own `/usr` and `/etc`, read-only. Returns the commands that
-/// mount what is borrowed.
+/// Debian: the root named by the variable, else this machine's own `/usr` and `/etc`, read-only. Returns the mount
+/// commands for the latter.
 pub(crate) fn lay_out_debian(root: &Path) -> Result<Vec<String>, &'static str> {
     if let Some(debian) = std::env::var_os(DEBIAN_ROOT) {
         install_sandboxd(Path::new(&debian))?;
@@ -62,7 +63,7 @@ pub(crate) fn lay_out_debian(root: &Path) -> Result<Vec<String>, &'static str> {
     Ok(mounts)
 }
 
-/// The machine's own folder in another root: a link stays a link.
+/// Mounts a folder of this machine in another root; a link is copied as a link.
 fn borrow(name: &str, root: &Path, mounts: &mut Vec<String>) -> io::Result<()> {
     let (own, borrowed) = (Path::new("/").join(name), root.join(name));
     if let Ok(target) = std::fs::read_link(&own) {

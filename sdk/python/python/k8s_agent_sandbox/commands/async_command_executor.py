@@ -1,4 +1,4 @@
-"""Made from the synchronous module by `twins.py`: do not change it by hand."""
+"""Generated from the synchronous module by `generate_async.py`; do not edit."""
 
 from typing import Any, Dict, Optional
 
@@ -7,12 +7,12 @@ from ..exceptions import SandboxTimeoutError
 from ..models import ExecutionResult
 from ..trace_manager import note, async_trace_span
 
-# Time for the answer to arrive after the command's own time is over.
+# Extra seconds for the response to arrive after the command's own timeout.
 _MARGIN_SECONDS = 10
 
 
 def _executable(command: str) -> str:
-    """The program that a command names first, for traces: arguments may be secrets."""
+    """The program name of a command, for traces: its arguments may contain secrets."""
     for word in command.split():
         if "=" not in word:
             return word.rsplit("/", 1)[-1]
@@ -37,10 +37,10 @@ class AsyncCommandExecutor:
         env: Optional[Dict[str, str]] = None,
         cwd: Optional[str] = None,
     ) -> ExecutionResult:
-        """Runs a shell command to its end.
+        """Runs a shell command and waits for its end.
 
-        `timeout` is how long to wait for the answer, `command_timeout` how long the command may run. `env` and `cwd` need the sandboxd
-        dialect. The command is sent once, whatever happens to the connection.
+        `timeout` limits the wait for the response, `command_timeout` the run time of the command. `env` and `cwd` need the
+        sandboxd dialect. The command is sent once, even if the connection is lost.
         """
         for key in env or {}:
             if not key or "=" in key:

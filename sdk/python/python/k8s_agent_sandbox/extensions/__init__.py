@@ -1,4 +1,4 @@
-"""Sandboxes that can do more."""
+"""Sandboxes with additional capabilities."""
 
 from .computer_use import ComputerUseSandboxClient, SandboxWithComputerUseSupport
 

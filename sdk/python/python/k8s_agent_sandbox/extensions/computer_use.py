@@ -1,4 +1,4 @@
-"""Sandboxes with an agent inside that uses a computer."""
+"""Sandboxes that contain a computer-use agent."""
 
 from ..models import ExecutionResult
 from ..sandbox import Sandbox
@@ -7,11 +7,11 @@ from ..trace_manager import trace_span
 
 
 class SandboxWithComputerUseSupport(Sandbox):
-    """A sandbox that answers questions by using its computer."""
+    """A sandbox whose agent answers queries by using the computer."""
 
     @trace_span("agent_query")
     def agent(self, query: str, timeout: int = 60) -> ExecutionResult:
-        """Asks the agent inside."""
+        """Sends a query to the agent in the sandbox."""
         if not self.is_active:
             raise ConnectionError("Sandbox is not active. Cannot execute agent queries.")
         response = self.connector.send_request("POST", "agent", json={"query": query}, timeout=timeout)
@@ -19,6 +19,6 @@ class SandboxWithComputerUseSupport(Sandbox):
 
 
 class ComputerUseSandboxClient(SandboxClient[SandboxWithComputerUseSupport]):
-    """A client whose sandboxes have an agent inside."""
+    """A client whose sandboxes contain a computer-use agent."""
 
     sandbox_class = SandboxWithComputerUseSupport

@@ -1,4 +1,4 @@
-"""Made from the synchronous module by `twins.py`: do not change it by hand."""
+"""Generated from the synchronous module by `generate_async.py`; do not edit."""
 
 import io
 import logging
@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 def _sandboxd_endpoint(path: str) -> str:
-    """One path segment for the whole path; dots are written so that nothing on the way cleans them up."""
+    """The whole path as one URL segment; dots are percent-encoded so that no proxy normalises them."""
     dots = {".": "%2E", "..": "%2E%2E"}
     encoded = [dots.get(segment) or urllib.parse.quote(segment, safe="") for segment in path.split("/")]
     return "v1/files/" + "%2F".join(encoded)
@@ -50,7 +50,7 @@ class AsyncFilesystem:
 
     @staticmethod
     def _safe_upload_path(path: str) -> str:
-        """A relative path that stays where it is."""
+        """Checks that a path is relative and does not leave its base."""
         if any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
             raise ValueError(f"Upload path contains ASCII control characters: {path!r}")
         if not path.strip():
@@ -70,7 +70,7 @@ class AsyncFilesystem:
         timeout: int = 60,
         allow_unsafe_paths: bool = False,
     ) -> None:
-        """Writes a file. A binary file object is read from where it stands and sent piece by piece, once."""
+        """Writes a file. A binary file object is read from its current position and sent in chunks, once."""
         if isinstance(content, str):
             content = content.encode()
         elif isinstance(content, (bytearray, memoryview)):
@@ -117,7 +117,7 @@ class AsyncFilesystem:
 
     @async_trace_span("read")
     async def read(self, path: str, timeout: int = 60, allow_unsafe_paths: bool = False) -> bytes:
-        """A whole file."""
+        """Reads a whole file."""
         note(self, file_path=path)
         endpoint = self._download_endpoint(path, allow_unsafe_paths)
         response = await self.connector.send_request("GET", endpoint, timeout=timeout)
@@ -140,7 +140,7 @@ class AsyncFilesystem:
         allow_unsafe_paths: bool = False,
         max_bytes: Optional[int] = None,
     ) -> int:
-        """A file into something that can be written to, piece by piece; the number of bytes.
+        """Copies a file in chunks into a writable object, and returns the number of bytes.
 
         With `max_bytes` a larger file is a RuntimeError: before anything is read, when its size is announced.
         """
@@ -222,7 +222,7 @@ class AsyncFilesystem:
 
     @async_trace_span("delete")
     async def delete(self, path: str, recursive: bool = False, timeout: int = 60) -> None:
-        """Removes a file, or with `recursive` a directory. The runtime's dialect cannot."""
+        """Removes a file, or with `recursive` a directory. The runtime's dialect does not support it."""
         note(self, file_path=path)
         if not self.connector.is_sandboxd():
             raise NotImplementedError("delete() is only supported by the sandboxd runtime")

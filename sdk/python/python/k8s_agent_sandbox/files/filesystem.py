@@ -1,4 +1,7 @@
-"""Files of a sandbox, in the runtime's or sandboxd's dialect. `async_filesystem.py` is made from this file by `twins.py`."""
+"""Files of a sandbox, in the runtime's or sandboxd's dialect.
+
+`generate_async.py` generates `async_filesystem.py` from this file.
+"""
 
 import io
 import logging
@@ -18,7 +21,7 @@ _CHUNK = 1 << 20
 
 
 def _sandboxd_endpoint(path: str) -> str:
-    """One path segment for the whole path; dots are written so that nothing on the way cleans them up."""
+    """The whole path as one URL segment; dots are percent-encoded so that no proxy normalises them."""
     dots = {".": "%2E", "..": "%2E%2E"}
     encoded = [dots.get(segment) or urllib.parse.quote(segment, safe="") for segment in path.split("/")]
     return "v1/files/" + "%2F".join(encoded)
@@ -50,7 +53,7 @@ class Filesystem:
 
     @staticmethod
     def _safe_upload_path(path: str) -> str:
-        """A relative path that stays where it is."""
+        """Checks that a path is relative and does not leave its base."""
         if any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
             raise ValueError(f"Upload path contains ASCII control characters: {path!r}")
         if not path.strip():
@@ -70,7 +73,7 @@ class Filesystem:
         timeout: int = 60,
         allow_unsafe_paths: bool = False,
     ) -> None:  # async
-        """Writes a file. A binary file object is read from where it stands and sent piece by piece, once."""
+        """Writes a file. A binary file object is read from its current position and sent in chunks, once."""
         if isinstance(content, str):
             content = content.encode()
         elif isinstance(content, (bytearray, memoryview)):
@@ -117,7 +120,7 @@ class Filesystem:
 
     @trace_span("read")
     def read(self, path: str, timeout: int = 60, allow_unsafe_paths: bool = False) -> bytes:  # async
-        """A whole file."""
+        """Reads a whole file."""
         note(self, file_path=path)
         endpoint = self._download_endpoint(path, allow_unsafe_paths)
         response = self.connector.send_request("GET", endpoint, timeout=timeout)  # await
@@ -140,7 +143,7 @@ class Filesystem:
         allow_unsafe_paths: bool = False,
         max_bytes: Optional[int] = None,
     ) -> int:  # async
-        """A file into something that can be written to, piece by piece; the number of bytes.
+        """Copies a file in chunks into a writable object, and returns the number of bytes.
 
         With `max_bytes` a larger file is a RuntimeError: before anything is read, when its size is announced.
         """
@@ -222,7 +225,7 @@ class Filesystem:
 
     @trace_span("delete")
     def delete(self, path: str, recursive: bool = False, timeout: int = 60) -> None:  # async
-        """Removes a file, or with `recursive` a directory. The runtime's dialect cannot."""
+        """Removes a file, or with `recursive` a directory. The runtime's dialect does not support it."""
         note(self, file_path=path)
         if not self.connector.is_sandboxd():
             raise NotImplementedError("delete() is only supported by the sandboxd runtime")

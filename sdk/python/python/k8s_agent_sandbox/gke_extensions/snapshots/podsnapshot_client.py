@@ -5,6 +5,6 @@ from .sandbox_with_snapshot_support import SandboxWithSnapshotSupport
 
 
 class PodSnapshotSandboxClient(SandboxClient[SandboxWithSnapshotSupport]):
-    """Suspend and resume keep files and name; memory is not saved, because no snapshot API is needed or used."""
+    """Suspend and resume keep files and name. Memory is not saved: no snapshot API is used."""
 
     sandbox_class = SandboxWithSnapshotSupport

@@ -9,7 +9,7 @@ from ...sandbox import Sandbox
 
 
 class SuspendResponse(BaseModel):
-    """How a suspend went."""
+    """The result of a suspend."""
 
     success: bool
     snapshot_response: Optional[Any] = None
@@ -18,7 +18,7 @@ class SuspendResponse(BaseModel):
 
 
 class ResumeResponse(BaseModel):
-    """How a resume went."""
+    """The result of a resume."""
 
     success: bool
     restored_from_snapshot: Optional[bool] = None
@@ -28,7 +28,7 @@ class ResumeResponse(BaseModel):
 
 
 class SandboxWithSnapshotSupport(Sandbox):
-    """Suspend and resume, reported instead of raised."""
+    """Suspend and resume that return failures instead of raising them."""
 
     @property
     def snapshots(self) -> None:
@@ -36,12 +36,12 @@ class SandboxWithSnapshotSupport(Sandbox):
         return None
 
     def is_suspended(self) -> bool:
-        """Whether the sandbox is asked to be suspended."""
+        """Whether the sandbox's operating mode is `Suspended`."""
         found = self.k8s_helper.get_sandbox(self.sandbox_id, self.namespace) or {}
         return (found.get("spec") or {}).get("operatingMode") == "Suspended"
 
     def suspend(self, snapshot_before_suspend: bool = True, wait_timeout: int = 180) -> SuspendResponse:
-        """Stops the sandbox. With `snapshot_before_suspend`, the default, the answer is a failure: memory cannot be saved here."""
+        """Stops the sandbox. With `snapshot_before_suspend`, the default, it returns a failure: memory cannot be saved."""
         if self.is_suspended():
             return SuspendResponse(success=True)
         if snapshot_before_suspend:
@@ -54,7 +54,7 @@ class SandboxWithSnapshotSupport(Sandbox):
         return SuspendResponse(success=True)
 
     def resume(self, wait_timeout: int = 180) -> ResumeResponse:
-        """Lets the sandbox run again."""
+        """Starts a suspended sandbox again."""
         if not self.is_suspended():
             return ResumeResponse(success=True, restored_from_snapshot=False)
         try:
@@ -64,5 +64,5 @@ class SandboxWithSnapshotSupport(Sandbox):
         return ResumeResponse(success=True, restored_from_snapshot=False)
 
     def restore(self, snapshot_uid: str, sandbox_ready_timeout: int = 180) -> Any:
-        """Not possible here."""
+        """Not supported."""
         raise SandboxUnsupportedError("restore needs a snapshot API; files survive suspend and resume without one")

@@ -1,0 +1,261 @@
+//! Authenticates requests by bearer token, and handles impersonation headers.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use jiff::Timestamp;
+use subtle::ConstantTimeEq;
+
+use super::UserInfo;
+use super::rbac::{AccessTarget, Attributes, Policy};
+use super::tokens::{Claims, ISSUER, TokenError, TokenSigner};
+use crate::status::ApiError;
+
+const IMPERSONATE_USER: &str = "impersonate-user";
+const IMPERSONATE_UID: &str = "impersonate-uid";
+const IMPERSONATE_GROUP: &str = "impersonate-group";
+const IMPERSONATE_EXTRA: &str = "impersonate-extra-";
+
+/// Looks up the objects that tokens are bound to.
+pub trait Objects: Send + Sync {
+    /// The uid of an object of the core group; `None` if it does not exist.
+    fn uid(&self, resource: &str, namespace: &str, name: &str) -> Option<String>;
+}
+
+/// Verifies the administrator's token and ServiceAccount tokens.
+#[derive(Clone)]
+pub struct Authenticator {
+    admin_token: Arc<str>,
+    signer: TokenSigner,
+    objects: Arc<dyn Objects>,
+}
+
+impl Authenticator {
+    pub fn new(admin_token: &str, signing_key: &[u8], objects: Arc<dyn Objects>) -> Self {
+        Self { admin_token: admin_token.into(), signer: TokenSigner::new(signing_key), objects }
+    }
+
+    pub fn signer(&self) -> &TokenSigner {
+        &self.signer
+    }
+
+    /// The user who sent the request. Fails with 401 if the request has no valid token.
+    pub fn authenticate(&self, headers: &HeaderMap, now: Timestamp) -> Result<UserInfo, ApiError> {
+        let token = bearer(headers).ok_or_else(ApiError::unauthorized)?;
+        let authenticated = self.identify(token, now).and_then(|(user, audiences)| match audiences {
+            // A token for another audience is refused: that audience has seen the token and could use it here.
+            Some(audiences) if !audiences.iter().any(|a| a == ISSUER) => Err(TokenError::Audience),
+            _ => Ok(user),
+        });
+        authenticated.map_err(|error| {
+            tracing::debug!(%error, "Refused a bearer token");
+            ApiError::unauthorized()
+        })
+    }
+
+    /// The user of a token and, for a ServiceAccount token, its audiences.
+    pub fn identify(&self, token: &str, now: Timestamp) -> Result<(UserInfo, Option<Vec<String>>), TokenError> {
+        if bool::from(token.as_bytes().ct_eq(self.admin_token.as_bytes())) {
+            return Ok((UserInfo::administrator(), None));
+        }
+        let claims = self.signer.verify(token, now)?;
+        if !self.still_bound(&claims) {
+            return Err(TokenError::BoundObjectDeleted);
+        }
+        Ok((service_account(&claims), Some(claims.audiences)))
+    }
+
+    fn still_bound(&self, claims: &Claims) -> bool {
+        let bound = &claims.kubernetes;
+        let exists = |resource: &str, namespace: &str, named: &super::tokens::Named| {
+            self.objects.uid(resource, namespace, &named.name).is_some_and(|uid| uid == named.uid)
+        };
+        exists("serviceaccounts", &bound.namespace, &bound.serviceaccount)
+            && bound.pod.as_ref().is_none_or(|pod| exists("pods", &bound.namespace, pod))
+            && bound.secret.as_ref().is_none_or(|secret| exists("secrets", &bound.namespace, secret))
+            && bound.node.as_ref().is_none_or(|node| exists("nodes", "", node))
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
+}
+
+fn service_account(claims: &Claims) -> UserInfo {
+    let bound = &claims.kubernetes;
+    let mut extra = vec![("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={}", claims.id)])];
+    if let Some(pod) = &bound.pod {
+        extra.push(("authentication.kubernetes.io/pod-name".into(), vec![pod.name.clone()]));
+        extra.push(("authentication.kubernetes.io/pod-uid".into(), vec![pod.uid.clone()]));
+    }
+    UserInfo {
+        username: claims.subject.clone(),
+        uid: bound.serviceaccount.uid.clone(),
+        groups: vec![
+            "system:serviceaccounts".into(),
+            format!("system:serviceaccounts:{}", bound.namespace),
+            "system:authenticated".into(),
+        ],
+        extra,
+    }
+}
+
+/// The user that the request acts as: `user`, or the impersonated user if the policy allows `user` to impersonate them.
+pub fn impersonate(headers: &HeaderMap, user: UserInfo, policy: &Policy) -> Result<UserInfo, ApiError> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let wanted = text(IMPERSONATE_USER);
+    let groups: Vec<String> =
+        headers.get_all(IMPERSONATE_GROUP).iter().filter_map(|value| value.to_str().ok()).map(str::to_owned).collect();
+    if wanted.is_empty() {
+        return match groups.is_empty() && text(IMPERSONATE_UID).is_empty() {
+            true => Ok(user),
+            false => Err(ApiError::bad_request("requested groups or uid to impersonate without a user")),
+        };
+    }
+    check_impersonation(policy, &user, "users", wanted)?;
+    for group in &groups {
+        check_impersonation(policy, &user, "groups", group)?;
+    }
+    let mut impersonated =
+        UserInfo { username: wanted.to_owned(), uid: text(IMPERSONATE_UID).to_owned(), groups, extra: Vec::new() };
+    if !impersonated.uid.is_empty() {
+        check_impersonation(policy, &user, "uids", &impersonated.uid)?;
+    }
+    for (name, value) in headers {
+        if let Some(key) = name.as_str().strip_prefix(IMPERSONATE_EXTRA) {
+            check_impersonation(policy, &user, &format!("userextras/{key}"), "")?;
+            impersonated.extra.push((key.to_owned(), vec![value.to_str().unwrap_or_default().to_owned()]));
+        }
+    }
+    add_implied_groups(&mut impersonated);
+    Ok(impersonated)
+}
+
+fn check_impersonation(policy: &Policy, user: &UserInfo, resource: &str, name: &str) -> Result<(), ApiError> {
+    let (plain, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let target = AccessTarget::Resource {
+        group: if plain == "userextras" || plain == "uids" { "authentication.k8s.io".into() } else { String::new() },
+        resource: plain.into(),
+        subresource: subresource.into(),
+        namespace: String::new(),
+        name: name.into(),
+    };
+    match policy.allows(user, &Attributes { verb: "impersonate".into(), target }) {
+        Some(_) => Ok(()),
+        None => Err(ApiError::forbidden(
+            "",
+            plain,
+            name,
+            &format!(
+                "User {:?} cannot impersonate resource {plain:?} in API group \"\" at the cluster scope",
+                user.username
+            ),
+        )),
+    }
+}
+
+fn add_implied_groups(user: &mut UserInfo) {
+    let mut implied = vec!["system:authenticated".to_owned()];
+    if let Some((namespace, _)) =
+        user.username.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'))
+    {
+        implied.push("system:serviceaccounts".into());
+        implied.push(format!("system:serviceaccounts:{namespace}"));
+    }
+    if user.username == "system:anonymous" {
+        implied = vec!["system:unauthenticated".into()];
+    }
+    for group in implied {
+        if !user.groups.contains(&group) {
+            user.groups.push(group);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use jiff::SignedDuration;
+
+    use super::*;
+    use crate::front::auth::rbac::RbacObjects;
+    use crate::front::auth::tokens::{KubernetesClaims, Named};
+
+    struct OneAccount;
+
+    impl Objects for OneAccount {
+        fn uid(&self, resource: &str, namespace: &str, name: &str) -> Option<String> {
+            ((resource, namespace, name) == ("serviceaccounts", "ns", "bot")).then(|| "uid-1".to_owned())
+        }
+    }
+
+    fn authenticator() -> Authenticator {
+        Authenticator::new("the-admin-token", b"key", Arc::new(OneAccount))
+    }
+
+    fn with_token(token: &str) -> HeaderMap {
+        HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {token}")).unwrap())])
+    }
+
+    fn token(uid: &str, pod: Option<Named>, now: Timestamp) -> String {
+        let serviceaccount = Named { name: "bot".into(), uid: uid.into() };
+        let kubernetes = KubernetesClaims { namespace: "ns".into(), serviceaccount, pod, secret: None, node: None };
+        let claims = Claims::new(kubernetes, vec![ISSUER.into()], now, SignedDuration::from_hours(1));
+        authenticator().signer().sign(&claims)
+    }
+
+    #[test]
+    fn a_token_for_another_audience_is_refused() {
+        let now = Timestamp::now();
+        let serviceaccount = Named { name: "bot".into(), uid: "uid-1".into() };
+        let kubernetes =
+            KubernetesClaims { namespace: "ns".into(), serviceaccount, pod: None, secret: None, node: None };
+        for (audiences, works) in [(vec!["vault"], false), (vec![], false), (vec!["vault", ISSUER], true)] {
+            let audiences = audiences.into_iter().map(str::to_owned).collect();
+            let claims = Claims::new(kubernetes.clone(), audiences, now, SignedDuration::from_hours(1));
+            let token = authenticator().signer().sign(&claims);
+            assert_eq!(authenticator().authenticate(&with_token(&token), now).is_ok(), works);
+            assert!(authenticator().identify(&token, now).is_ok(), "a token review can still identify it");
+        }
+    }
+
+    #[test]
+    fn only_valid_tokens_are_accepted() {
+        let now = Timestamp::now();
+        assert!(authenticator().authenticate(&with_token("the-admin-token"), now).unwrap().is_administrator());
+        for wrong in ["", "the-admin-toke", "the-admin-token-and-more", "x.y.z"] {
+            assert_eq!(authenticator().authenticate(&with_token(wrong), now).unwrap_err().code, 401, "{wrong}");
+        }
+        assert_eq!(authenticator().authenticate(&HeaderMap::new(), now).unwrap_err().code, 401);
+        let basic = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Basic the-admin-token"))]);
+        assert_eq!(authenticator().authenticate(&basic, now).unwrap_err().code, 401);
+    }
+
+    #[test]
+    fn a_service_account_token_is_invalid_after_its_account_or_pod_is_deleted() {
+        let now = Timestamp::now();
+        let user = authenticator().authenticate(&with_token(&token("uid-1", None, now)), now).unwrap();
+        assert_eq!(user.username, "system:serviceaccount:ns:bot");
+        assert!(user.groups.contains(&"system:serviceaccounts:ns".to_owned()));
+        assert!(authenticator().authenticate(&with_token(&token("uid-0", None, now)), now).is_err());
+        let pod = Named { name: "gone".into(), uid: "x".into() };
+        assert!(authenticator().authenticate(&with_token(&token("uid-1", Some(pod), now)), now).is_err());
+    }
+
+    #[test]
+    fn impersonation_requires_permission() {
+        let policy = Policy::compile(&RbacObjects::default());
+        let headers = HeaderMap::from_iter([(
+            http::HeaderName::from_static(IMPERSONATE_USER),
+            HeaderValue::from_static("system:serviceaccount:ns:bot"),
+        )]);
+        let acting = impersonate(&headers, UserInfo::administrator(), &policy).unwrap();
+        assert!(!acting.is_administrator());
+        assert!(acting.groups.contains(&"system:serviceaccounts:ns".to_owned()));
+        let unprivileged = UserInfo { username: "ann".into(), ..UserInfo::default() };
+        assert_eq!(impersonate(&headers, unprivileged, &policy).unwrap_err().code, 403);
+    }
+}

@@ -1,0 +1,179 @@
+//! The cluster that a command talks to: the one that flags or the environment name, else the running local engine.
+
+use crate::args::GlobalArgs;
+use agent_sandbox_engine::DataDir;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+use thiserror::Error;
+
+/// Where the cluster's configuration comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Source {
+    File { path: PathBuf, context: Option<String> },
+    Local,
+}
+
+/// A client for the chosen cluster, and the namespace to work in.
+pub(crate) struct ClusterClient {
+    pub(crate) client: kube::Client,
+    pub(crate) namespace: String,
+    /// Name for messages; `None` for the local engine.
+    remote_name: Option<String>,
+}
+
+#[derive(Debug, Error)]
+pub(crate) enum ClusterError {
+    #[error(
+        "no engine runs on this machine and no cluster is named\n  start one here:      agent-sandbox up --detach\n  or name a cluster:   --kubeconfig FILE, or KUBECONFIG"
+    )]
+    Nothing,
+    #[error("no control plane is named: give its kubeconfig with --kubeconfig FILE, or KUBECONFIG")]
+    NoControlPlane,
+    #[error("cannot find the data folder: {0}")]
+    DataDir(std::io::Error),
+    #[error("cannot use the kubeconfig {path}")]
+    Kubeconfig {
+        path: String,
+        #[source]
+        source: Box<kube::config::KubeconfigError>,
+    },
+    #[error("cannot build a client for {name}")]
+    Client {
+        name: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+impl ClusterClient {
+    /// Chooses the cluster and creates a client for it. Sends no request.
+    pub(crate) async fn open(global: &GlobalArgs) -> Result<Self, ClusterError> {
+        let source = choose(global, |name| std::env::var_os(name));
+        let (path, context, local) = match source {
+            Source::File { path, context } => (path, context, false),
+            Source::Local => {
+                let data = DataDir::locate(global.data_dir.as_deref()).map_err(ClusterError::DataDir)?;
+                data.running().ok_or(ClusterError::Nothing)?;
+                (data.kubeconfig(), None, true)
+            }
+        };
+        let (config, name) = load(&path, context).await?;
+        // A kubeconfig that names the engine on this machine counts as local.
+        let running = DataDir::locate(global.data_dir.as_deref()).ok().and_then(|data| data.running());
+        let same = running.is_some_and(|running| config.cluster_url.to_string().trim_end_matches('/') == running.api);
+        let remote_name = (!local && !same).then(|| format!("{name} ({})", config.cluster_url));
+        let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client =
+            kube::Client::try_from(config).map_err(|source| ClusterError::Client { name, source: Box::new(source) })?;
+        Ok(Self { client, namespace, remote_name })
+    }
+
+    /// Prints on stderr which cluster is about to change, unless it is the local engine.
+    pub(crate) fn announce_change(&self) {
+        if let Some(name) = &self.remote_name {
+            eprintln!("target: {name}, namespace {}", self.namespace);
+        }
+    }
+}
+
+/// The control plane that `node` joins: the chosen cluster, else, inside a cluster, that cluster. Never the local
+/// engine, which has a node of its own.
+pub(crate) async fn control_plane(global: &GlobalArgs) -> Result<kube::Config, ClusterError> {
+    match choose(global, |name| std::env::var_os(name)) {
+        Source::File { path, context } => Ok(load(&path, context).await?.0),
+        Source::Local => kube::Config::incluster().map_err(|_| ClusterError::NoControlPlane),
+    }
+}
+
+/// Loads the configuration of a kubeconfig's context, and the context's name for messages.
+async fn load(path: &Path, context: Option<String>) -> Result<(kube::Config, String), ClusterError> {
+    let shown = path.display().to_string();
+    let failed = |source| ClusterError::Kubeconfig { path: shown.clone(), source: Box::new(source) };
+    let file = Kubeconfig::read_from(path).map_err(failed)?;
+    let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
+    let name = options.context.clone().or_else(|| file.current_context.clone()).unwrap_or_else(|| shown.clone());
+    let config = kube::Config::from_custom_kubeconfig(file, &options).await.map_err(failed)?;
+    Ok((config, name))
+}
+
+/// `--kubeconfig`/`--context`, else `AGENT_SANDBOX_TARGET` (`local`, or FILE[#CONTEXT]), else `KUBECONFIG`, else the
+/// local engine.
+fn choose(global: &GlobalArgs, variable: impl Fn(&str) -> Option<OsString>) -> Source {
+    let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let named = variable("KUBECONFIG");
+    if global.kubeconfig.is_some() || global.context.is_some() {
+        let home = || variable("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
+        let path = global
+            .kubeconfig
+            .as_ref()
+            .map(PathBuf::from)
+            .or_else(|| named.map(PathBuf::from))
+            .or_else(home)
+            .unwrap_or_default();
+        return Source::File { path, context: global.context.clone() };
+    }
+    if let Some(target) = variable("AGENT_SANDBOX_TARGET") {
+        let target = target.to_string_lossy().into_owned();
+        return match target.split_once('#') {
+            _ if target == "local" => Source::Local,
+            Some((path, context)) => Source::File { path: path.into(), context: Some(context.to_owned()) },
+            None => Source::File { path: target.into(), context: None },
+        };
+    }
+    match named {
+        Some(path) => Source::File { path: path.into(), context: None },
+        None => Source::Local,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn global(kubeconfig: Option<&str>, context: Option<&str>) -> GlobalArgs {
+        GlobalArgs {
+            kubeconfig: kubeconfig.map(str::to_owned),
+            context: context.map(str::to_owned),
+            namespace: None,
+            data_dir: None,
+            verbose: 0,
+        }
+    }
+
+    fn with(pairs: &'static [(&'static str, &'static str)]) -> impl Fn(&str) -> Option<OsString> {
+        move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+    }
+
+    fn file(path: &str, context: Option<&str>) -> Source {
+        Source::File { path: path.into(), context: context.map(str::to_owned) }
+    }
+
+    #[test]
+    fn flags_win_over_the_environment() {
+        let environment = with(&[("KUBECONFIG", "/env"), ("AGENT_SANDBOX_TARGET", "local"), ("HOME", "/home/a")]);
+        assert_eq!(choose(&global(Some("/flag"), None), &environment), file("/flag", None));
+        assert_eq!(choose(&global(None, Some("prod")), &environment), file("/env", Some("prod")));
+    }
+
+    #[test]
+    fn the_target_variable_wins_over_kubeconfig() {
+        assert_eq!(
+            choose(&global(None, None), with(&[("KUBECONFIG", "/env"), ("AGENT_SANDBOX_TARGET", "local")])),
+            Source::Local
+        );
+        assert_eq!(choose(&global(None, None), with(&[("AGENT_SANDBOX_TARGET", "/f#c")])), file("/f", Some("c")));
+        assert_eq!(choose(&global(None, None), with(&[("KUBECONFIG", "/env")])), file("/env", None));
+    }
+
+    #[test]
+    fn the_default_kubeconfig_is_used_only_with_a_flag() {
+        assert_eq!(choose(&global(None, None), with(&[("HOME", "/home/a")])), Source::Local);
+        assert_eq!(
+            choose(&global(None, Some("prod")), with(&[("HOME", "/home/a")])),
+            file("/home/a/.kube/config", Some("prod"))
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! The router inside the engine: a loopback listener for clients, and a handle for connections that the API has
+//! authenticated.
+
+use crate::EngineError;
+use agent_sandbox_apiserver::{AccessTarget, ApiServer, Attributes, UserInfo};
+use agent_sandbox_node::{NodeHandle, PodKey};
+use agent_sandbox_router::{
+    AccessReview, AuthzConfig, Caller, ConnectionAuth, Connector, Deps, Endpoint, Modes, Router, RouterConfig,
+    StaticToken, Stream, TokenReviewConfig,
+};
+use agent_sandbox_streams::backend::Duplex;
+use async_trait::async_trait;
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{net::TcpListener, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+/// Number of ports after the wanted one that are tried before any free one is taken.
+const NEXT_PORTS: u16 = 20;
+/// Timeout for requests under way when the router stops.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the answer about a token is cached: a deleted ServiceAccount loses access this much later.
+const TOKEN_TTL: Duration = Duration::from_secs(1);
+/// Size in bytes of the buffer between a port-forward and the router.
+const BUFFER: usize = 256 * 1024;
+
+/// A router that is being served.
+pub(crate) struct EmbeddedRouter {
+    address: SocketAddr,
+    router: Arc<Router>,
+    serving: JoinHandle<()>,
+    stop: CancellationToken,
+}
+
+/// Serves connections that are already authenticated.
+#[derive(Clone)]
+pub(crate) struct RouterHandle(Arc<Router>);
+
+impl EmbeddedRouter {
+    /// Opens the listener on `wanted` or the next free port. Without a token every request is accepted; with one, the
+    /// administrator's token reaches every sandbox and other tokens of the API what RBAC grants their users.
+    pub(crate) async fn open(
+        api: &ApiServer,
+        node: NodeHandle,
+        wanted: SocketAddr,
+        token: Option<String>,
+        stop: CancellationToken,
+    ) -> Result<Self, EngineError> {
+        let authz = match token {
+            Some(token) => AuthzConfig::AnyOf(Modes {
+                static_token: Some(StaticToken(token)),
+                token_review: Some(TokenReviewConfig {
+                    ttl: TOKEN_TTL,
+                    require_token: true,
+                    ..TokenReviewConfig::default()
+                }),
+                rbac: true,
+                ..Modes::default()
+            }),
+            None => AuthzConfig::AllowAll,
+        };
+        let config = RouterConfig {
+            cluster_domain: None,
+            access_log: false,
+            authz,
+            // Roles are read in this process: nothing is gained by caching decisions.
+            access_ttl: Duration::ZERO,
+            loopback_hosts_only: true,
+            ..RouterConfig::default()
+        };
+        let deps = Deps {
+            connector: Arc::new(PodConnector(node)),
+            access_review: Some(Arc::new(Rbac(api.clone()))),
+            ..Deps::watching(api.client_without_managed_fields())
+        };
+        let router = Arc::new(Router::new(config, deps)?);
+        let failed = |source| EngineError::ListenRouter { address: wanted, source };
+        let listener = bind(wanted).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let (served, until) = (router.clone(), stop.clone());
+        let serving = tokio::spawn(async move { served.serve(listener, until).await });
+        Ok(Self { address, router, serving, stop })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(crate) fn handle(&self) -> RouterHandle {
+        RouterHandle(self.router.clone())
+    }
+
+    /// Renders the router's metrics.
+    pub(crate) fn metrics(&self) -> super::metrics::Page {
+        let router = self.router.clone();
+        Arc::new(move || router.render_metrics())
+    }
+
+    /// Stops accepting and lets requests finish for a moment.
+    pub(crate) async fn close(self) {
+        self.stop.cancel();
+        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, self.serving).await;
+    }
+}
+
+impl RouterHandle {
+    /// Serves a connection of `caller` to its end.
+    pub(crate) async fn serve(&self, connection: Box<dyn Duplex>, caller: Arc<Caller>) {
+        self.0.serve_connection(connection, ConnectionAuth::User(caller)).await;
+    }
+
+    /// A connection to the router whose other end is served at once.
+    pub(crate) fn connect(&self, caller: Arc<Caller>) -> Box<dyn Duplex> {
+        let (near, far) = tokio::io::duplex(BUFFER);
+        let router = self.clone();
+        tokio::spawn(async move { router.serve(Box::new(far), caller).await });
+        Box::new(near)
+    }
+}
+
+/// Binds the wanted port, else one of the next ones, else any free one.
+async fn bind(wanted: SocketAddr) -> io::Result<TcpListener> {
+    let last = wanted.port().saturating_add(if wanted.port() == 0 { 0 } else { NEXT_PORTS });
+    for port in (wanted.port()..=last).chain([0]) {
+        match TcpListener::bind(SocketAddr::new(wanted.ip(), port)).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            other => return other,
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}
+
+/// Connects to Pods from inside their own network namespace, so that ports bound to loopback are reached as well.
+struct PodConnector(NodeHandle);
+
+#[async_trait]
+impl Connector for PodConnector {
+    async fn connect(&self, target: &Endpoint) -> io::Result<Stream> {
+        let Some(pod) = &target.pod else { return Err(io::ErrorKind::HostUnreachable.into()) };
+        let key = PodKey {
+            namespace: pod.namespace.to_string(),
+            name: pod.pod.to_string(),
+            uid: Some(pod.pod_uid.to_string()),
+        };
+        let stream = self.0.dial(&key, target.addr.port()).await;
+        stream.map(Stream::from).map_err(|error| io::Error::new(io::ErrorKind::ConnectionRefused, error))
+    }
+}
+
+/// Decides with the roles and bindings of the engine's own API.
+struct Rbac(ApiServer);
+
+#[async_trait]
+impl AccessReview for Rbac {
+    async fn may_forward(&self, caller: &Caller, namespace: &str, pod: &str) -> Result<bool, kube::Error> {
+        let user = UserInfo {
+            username: caller.user.clone(),
+            uid: caller.uid.clone(),
+            groups: caller.groups.clone(),
+            extra: caller.extra.clone().into_iter().collect(),
+        };
+        let target = AccessTarget::Resource {
+            group: String::new(),
+            resource: "pods".to_owned(),
+            subresource: "portforward".to_owned(),
+            namespace: namespace.to_owned(),
+            name: pod.to_owned(),
+        };
+        Ok(self.0.allows(&user, &Attributes { verb: "create".to_owned(), target }))
+    }
+}

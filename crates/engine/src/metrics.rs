@@ -1,0 +1,122 @@
+//! One page of metrics for the whole engine: those of its controller and of its router.
+
+use crate::EngineError;
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{net::TcpListener, sync::Semaphore};
+use tokio_util::task::AbortOnDropHandle;
+
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The last line of a page in this format.
+const END: &str = "# EOF";
+/// Maximum number of connections at a time. A collector or two and a person with a browser need fewer.
+const MAX_CONNECTIONS: usize = 16;
+/// Timeout for a request's headers.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Renders the metrics of one part of the engine.
+pub(crate) type Page = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// The listener for metrics; closed when dropped.
+pub(crate) struct MetricsServer {
+    address: SocketAddr,
+    _serving: AbortOnDropHandle<()>,
+}
+
+impl MetricsServer {
+    pub(crate) async fn open(wanted: SocketAddr, pages: Vec<Page>) -> Result<Self, EngineError> {
+        let failed = |source| EngineError::ListenMetrics { address: wanted, source };
+        let listener = TcpListener::bind(wanted).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let serving = AbortOnDropHandle::new(tokio::spawn(serve(listener, pages.into())));
+        Ok(Self { address, _serving: serving })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+async fn serve(listener: TcpListener, pages: Arc<[Page]>) {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(slot) = slots.clone().acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let pages = pages.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request| {
+                let response = respond(&request, &pages);
+                async move { Ok::<_, Infallible>(response) }
+            });
+            // A connection that the client breaks off needs no report.
+            let _ = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_TIMEOUT)
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+            drop(slot);
+        });
+    }
+}
+
+fn respond(request: &Request<Incoming>, pages: &[Page]) -> Response<Full<Bytes>> {
+    let (status, kind, text) = match (request.method(), request.uri().path()) {
+        (&Method::GET, "/metrics") => (StatusCode::OK, CONTENT_TYPE, join(pages.iter().map(|page| page()))),
+        (&Method::GET, "/healthz") => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "text/plain", "there is /metrics and /healthz\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+/// Joins pages to one. A metric family that several pages hold is taken from the first.
+fn join(pages: impl Iterator<Item = String>) -> String {
+    let mut seen = BTreeSet::new();
+    let mut joined = String::new();
+    for page in pages {
+        let mut own = BTreeSet::new();
+        let mut repeated = false;
+        for line in page.lines().filter(|line| *line != END) {
+            if let Some(family) = family(line) {
+                repeated = seen.contains(family);
+                own.insert(family.to_owned());
+            }
+            if !repeated {
+                joined.push_str(line);
+                joined.push('\n');
+            }
+        }
+        seen.append(&mut own);
+    }
+    joined + END + "\n"
+}
+
+/// The metric family that a `HELP`, `TYPE` or `UNIT` line describes.
+fn family(line: &str) -> Option<&str> {
+    let rest = ["# HELP ", "# TYPE ", "# UNIT "].iter().find_map(|start| line.strip_prefix(start))?;
+    rest.split(' ').next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_joined_without_repeating_a_family() {
+        let first = "# HELP a x\n# TYPE a counter\na_total 1\n# HELP build y\n# TYPE build gauge\nbuild 1\n# EOF\n";
+        let second = "# HELP build y\n# TYPE build gauge\nbuild 1\n# HELP b z\n# TYPE b gauge\nb 2\n# EOF\n";
+        let joined = join([first.to_owned(), second.to_owned()].into_iter());
+        assert_eq!(joined.matches("build 1").count(), 1);
+        assert_eq!(joined.matches(END).count(), 1);
+        assert!(joined.contains("a_total 1") && joined.contains("b 2") && joined.ends_with("# EOF\n"), "{joined}");
+    }
+}

@@ -1,0 +1,136 @@
+//! Requests to an engine that are not part of a Kubernetes API: images, resource usage of sandboxes, metrics. They come
+//! from this process, or from another one through the engine's control socket.
+
+use crate::metrics::Page;
+use agent_sandbox_node::{
+    kernel::{ImageAlias, KernelRuntime, PodUsage},
+    runtime::{ImageError, ImageService as _, ImageSummary, PullPolicy, PullProgress, RegistryCredentials},
+};
+use serde::{Deserialize, Serialize};
+use std::{path::PathBuf, sync::Arc};
+use tokio::sync::watch;
+
+/// A request to the engine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "do")]
+pub enum EngineRequest {
+    /// Pulls an image, also when an older one of that name is in the store.
+    Pull {
+        reference: String,
+        credentials: Option<Login>,
+    },
+    /// Imports an OCI layout or a Docker archive.
+    Import {
+        path: PathBuf,
+        name: Option<String>,
+    },
+    List,
+    Remove {
+        reference: String,
+    },
+    Aliases,
+    SetAlias {
+        pattern: String,
+        image: String,
+    },
+    RemoveAlias {
+        pattern: String,
+    },
+    ClearAliases,
+    /// Resource usage of every running Pod.
+    Usage,
+    /// The controller's metrics as a page of text.
+    Metrics,
+}
+
+/// Credentials for a registry.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Login {
+    pub registry: String,
+    pub username: String,
+    pub password: String,
+}
+
+impl std::fmt::Debug for Login {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} at {}, password [redacted]", self.username, self.registry)
+    }
+}
+
+impl From<Login> for RegistryCredentials {
+    fn from(login: Login) -> Self {
+        Self { registry: login.registry, username: login.username, password: login.password }
+    }
+}
+
+/// The response to a request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum EngineReply {
+    /// The image is in the store: its names and, after a pull, its digest.
+    #[serde(rename = "here")]
+    Present {
+        names: Vec<String>,
+        digest: Option<String>,
+    },
+    Images(Vec<ImageSummary>),
+    Removed {
+        freed: u64,
+    },
+    Aliases(Vec<ImageAlias>),
+    Usage(Vec<PodUsage>),
+    Metrics(String),
+}
+
+/// The parts of an engine that requests are carried out with.
+#[derive(Clone)]
+pub struct RequestContext {
+    pub runtime: Arc<KernelRuntime>,
+    /// Renders the controller's metrics; an empty page where no controller runs.
+    pub metrics: Page,
+}
+
+/// Carries out a request. Progress of a pull goes to `progress`.
+pub async fn handle_request(
+    RequestContext { runtime, metrics }: &RequestContext,
+    request: EngineRequest,
+    progress: watch::Sender<PullProgress>,
+) -> Result<EngineReply, ImageError> {
+    match request {
+        EngineRequest::Pull { reference, credentials } => {
+            let credentials: Vec<_> = credentials.into_iter().map(RegistryCredentials::from).collect();
+            let image = runtime.ensure(&reference, PullPolicy::Always, &credentials, Some(progress)).await?;
+            Ok(EngineReply::Present { names: vec![reference], digest: Some(image.digest) })
+        }
+        EngineRequest::Import { path, name } => {
+            let names = runtime.import_image(&path, name.as_deref()).await?;
+            Ok(EngineReply::Present { names, digest: None })
+        }
+        EngineRequest::List => Ok(EngineReply::Images(runtime.images().await?)),
+        EngineRequest::Remove { reference } => {
+            Ok(EngineReply::Removed { freed: runtime.remove_image(&reference).await? })
+        }
+        EngineRequest::Aliases => Ok(EngineReply::Aliases(runtime.image_aliases()?)),
+        EngineRequest::SetAlias { pattern, image } => {
+            let set = move |table: &mut Vec<ImageAlias>| {
+                table.retain(|line| line.pattern != pattern);
+                table.push(ImageAlias { pattern, image });
+            };
+            change_aliases(runtime, set).await
+        }
+        EngineRequest::RemoveAlias { pattern } => {
+            change_aliases(runtime, move |table| table.retain(|line| line.pattern != pattern)).await
+        }
+        EngineRequest::Usage => Ok(EngineReply::Usage(runtime.usage())),
+        EngineRequest::Metrics => Ok(EngineReply::Metrics(metrics())),
+        EngineRequest::ClearAliases => change_aliases(runtime, Vec::clear).await,
+    }
+}
+
+async fn change_aliases(
+    runtime: &Arc<KernelRuntime>,
+    change: impl FnOnce(&mut Vec<ImageAlias>) + Send + 'static,
+) -> Result<EngineReply, ImageError> {
+    runtime.change_image_aliases(change).await?;
+    Ok(EngineReply::Aliases(runtime.image_aliases()?))
+}

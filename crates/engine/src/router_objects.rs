@@ -1,0 +1,99 @@
+//! The router as clients of a cluster expect to find it: a Service and a running Pod in every namespace.
+//!
+//! SDKs open their tunnel with `kubectl port-forward svc/sandbox-router-svc`; the namespace depends on the SDK's
+//! version. The Pod is a placeholder: no node runs it, and a port-forward to it ends in the router of this process.
+
+use crate::{EngineError, ready_made::create_if_absent};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+    runtime::{WatchStreamExt, watcher},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tracing::warn;
+
+pub(crate) const POD: &str = "sandbox-router";
+pub(crate) const SERVICE: &str = "sandbox-router-svc";
+/// The port that clients forward to, and the Pod's only one.
+pub(crate) const PORT: u16 = 8080;
+/// Namespace in which SDKs from 0.5 on look for the router.
+const SYSTEM_NAMESPACE: &str = "agent-sandbox-system";
+/// Name of a node that does not exist, so that no scheduler binds the Pod and no node runs it.
+const NODE: &str = "agent-sandbox-router";
+/// The Pod's address, from the range for documentation (RFC 5737): nothing is ever sent to it.
+const ADDRESS: &str = "192.0.2.1";
+
+/// Creates the objects in every namespace, new ones included, until dropped.
+pub(crate) async fn maintain(client: Client) {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let mut namespaces = watcher(api, watcher::Config::default()).default_backoff().applied_objects().boxed();
+    loop {
+        match namespaces.try_next().await {
+            Ok(Some(namespace)) if namespace.metadata.deletion_timestamp.is_none() => {
+                let name = namespace.name_any();
+                if let Err(error) = ensure(&client, &name).await {
+                    warn!(namespace = %name, %error, "Cannot create the router's Service and Pod in a namespace");
+                }
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => return,
+            Err(error) => warn!(%error, "Lost the watch on namespaces"),
+        }
+    }
+}
+
+/// Creates the namespace in which newer SDKs look for the router.
+pub(crate) async fn create_system_namespace(client: &Client) -> Result<(), EngineError> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = Some(SYSTEM_NAMESPACE.to_owned());
+    let created = create_if_absent(&api, namespace).await;
+    created.map_err(|source| EngineError::CreateNamespace { name: SYSTEM_NAMESPACE, source })
+}
+
+/// Creates the Service and the Pod, and sets the Pod's status to running and ready.
+async fn ensure(client: &Client, namespace: &str) -> Result<(), kube::Error> {
+    let services: Api<Service> = Api::namespaced(client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let labels = json!({"app": POD});
+    let service = json!({
+        "metadata": {"name": SERVICE, "labels": labels},
+        "spec": {"selector": labels, "ports": [{"name": "http", "port": PORT, "targetPort": PORT}]},
+    });
+    let pod = json!({
+        "metadata": {"name": POD, "labels": labels},
+        "spec": {
+            "nodeName": NODE,
+            "containers": [{"name": "router", "image": "agent-sandbox", "ports": [{"name": "http", "containerPort": PORT}]}],
+        },
+    });
+    create_if_absent(&services, from_json(service)?).await?;
+    create_if_absent(&pods, from_json(pod)?).await?;
+    let stored = pods.get(POD).await?;
+    let ready = stored.status.as_ref().and_then(|status| status.pod_ip.as_deref()) == Some(ADDRESS);
+    if ready {
+        return Ok(());
+    }
+    let now = jiff::Timestamp::now().to_string();
+    let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"]
+        .map(|name| json!({"type": name, "status": "True", "lastTransitionTime": now}));
+    let status = json!({
+        "status": {
+            "phase": "Running", "podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}], "startTime": now,
+            "conditions": conditions,
+            "containerStatuses": [{
+                "name": "router", "image": "agent-sandbox", "imageID": "", "ready": true, "started": true, "restartCount": 0,
+                "state": {"running": {"startedAt": now}},
+            }],
+        },
+    });
+    pods.patch_status(POD, &PatchParams::default(), &Patch::Merge(&status)).await?;
+    Ok(())
+}
+
+fn from_json<K: DeserializeOwned>(object: Value) -> Result<K, kube::Error> {
+    serde_json::from_value(object).map_err(kube::Error::SerdeError)
+}

@@ -1,0 +1,500 @@
+//! A container's file system: [`plan`] decides what is mounted where, and this module mounts it, in the container's own
+//! first process and mount namespace, while the process still has the privileges of the set-up.
+//!
+//! Targets are always resolved beneath the new root, so no link in an image redirects a mount.
+
+use std::cell::OnceCell;
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+};
+
+use crate::kernel::container::step::{StepExt, StepResult};
+use crate::kernel::sys::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY, MountChange};
+
+mod plan;
+
+pub(crate) use plan::{
+    BindSource, FileKind, LOW_PORTS, MountStep, RootPlan, memory_volume_path, opens_low_ports, own_files,
+    own_files_dir, plan_root,
+};
+
+/// The ids of the container's root as seen by the set-up process, and the user namespace for id-mapped mounts.
+#[derive(Clone, Copy)]
+pub(crate) struct Owner<'a> {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// The Pod's user namespace, when mounts can be id-mapped (as root).
+    pub(crate) idmap: Option<BorrowedFd<'a>>,
+}
+
+/// Builds the whole tree and makes it the root of this process's mount namespace. `scratch` is an empty folder.
+pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> StepResult<()> {
+    sys::make_private_recursive(c"/").step("making mounts private")?;
+    let (root, stage) = mount_root(plan, owner, scratch)?;
+    let builder = Builder::new(root.as_fd(), owner, stage.as_ref().map(AsFd::as_fd));
+    for step in &plan.steps {
+        builder.apply(step).map_err(|(name, error)| {
+            (name, io::Error::new(error.kind(), WithPath { path: step.target().to_owned(), source: error }))
+        })?;
+    }
+    if plan.read_only {
+        let change = MountChange { set: ATTR_RDONLY, ..MountChange::default() };
+        sys::mount_setattr(root.as_fd(), change).step("making the root read-only")?;
+    }
+    rustix::process::fchdir(&root).step("entering the new root")?;
+    rustix::process::pivot_root(".", ".").step("changing the root")?;
+    unmount(".", UnmountFlags::DETACH).step("leaving the old root")?;
+    rustix::process::chdir("/").step("entering the new root")
+}
+
+/// An error at a path; keeps the errno for the report.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+pub(crate) struct WithPath {
+    path: String,
+    source: io::Error,
+}
+
+impl WithPath {
+    /// The errno of the error.
+    pub(crate) fn errno(&self) -> Option<i32> {
+        self.source.raw_os_error()
+    }
+}
+
+/// Builds only the root file system at the folder `at`, for an OCI runtime that mounts the rest; the working folder is
+/// created if missing. `scratch` is an empty folder, and is empty again afterwards.
+pub(crate) fn mount_tree(
+    plan: &RootPlan,
+    owner: Owner<'_>,
+    scratch: &Path,
+    at: &Path,
+    working_dir: &str,
+) -> StepResult<()> {
+    let (root, _) = mount_root(plan, owner, scratch)?;
+    let built = Builder::new(root.as_fd(), owner, None).ensure(working_dir, FileKind::Folder).and_then(|_| {
+        // A copy, because only the host's root can enter the staging mount around the original.
+        let copy = clone_tree(&root, Path::new(""), false).step("copying the root")?;
+        attach_at_path(&copy, at).step("attaching the root")
+    });
+    unmount(scratch, UnmountFlags::DETACH).step("leaving the stage")?;
+    built
+}
+
+/// Mounts a bind's source at a path of the node, restricted as it will be inside.
+pub(crate) fn expose(source: &BindSource, read_only: bool, owner: Owner<'_>, at: &Path) -> StepResult<()> {
+    let (tree, kind) = open_bind(source, read_only, owner)?;
+    match kind {
+        FileKind::Folder => std::fs::create_dir(at),
+        FileKind::File => std::fs::File::create(at).map(drop),
+    }
+    .step("making a mount target")?;
+    attach_at_path(&tree, at).step("attaching a mount")
+}
+
+/// Reads a file of a tree; links cannot lead out of the tree.
+pub(crate) fn read_beneath(root: &Path, path: &str) -> io::Result<String> {
+    let root = reopen(root)?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = std::fs::File::from(rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // Limits the size: `/etc/passwd` is never larger.
+    let mut text = String::new();
+    io::Read::read_to_string(&mut io::Read::take(file, 1 << 20), &mut text)?;
+    Ok(text)
+}
+
+/// Mounts the new root, and the staging file system around it, which processes inside never see.
+fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> StepResult<(OwnedFd, Option<OwnedFd>)> {
+    if let Some(host) = &plan.whole_host {
+        // Only for controls of the escape tests: the host's own tree, as if there were no private root.
+        let tree = clone_tree(CWD, host, true).step("cloning the host's tree")?;
+        attach_at_path(&tree, scratch).step("attaching the host's tree")?;
+        return Ok((reopen(scratch).step("opening the new root")?, None));
+    }
+    let stage =
+        mount_tmpfs(&[("mode", "0700"), ("size", STAGE_BYTES)], ATTR_NOSUID | ATTR_NODEV).step("making the stage")?;
+    attach_at_path(&stage, scratch).step("attaching the stage")?;
+    let stage = reopen(scratch).step("opening the stage")?;
+    for (name, mode) in [("images", 0o700), ("root", 0o700), (EMPTY, 0o555)] {
+        rustix::fs::mkdirat(&stage, name, Mode::from_raw_mode(mode)).step("making the stage")?;
+    }
+    let images = clone_tree(CWD, &plan.images_dir, false).step("cloning the image folder")?;
+    let change =
+        MountChange { set: ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY, idmap: owner.idmap, ..MountChange::default() };
+    sys::mount_setattr(images.as_fd(), change).step("shifting image layers into the Pod's user ids")?;
+    let at = openat(stage.as_fd(), "images", OFlags::PATH | OFlags::DIRECTORY).step("opening the stage")?;
+    attach(&images, at.as_fd()).step("attaching the image folder")?;
+    mount_overlay(plan, scratch)?;
+    Ok((reopen(&scratch.join("root")).step("opening the new root")?, Some(stage)))
+}
+
+/// One `mount` call with short, relative layer names: `fsconfig` accepts at most 256 bytes per value, and no path of
+/// the host appears in the container's mount table.
+fn mount_overlay(plan: &RootPlan, scratch: &Path) -> StepResult<()> {
+    let open =
+        |path: &Path| rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let upper = open(&plan.upper).step("opening the writable layer")?;
+    let work = open(&plan.work).step("opening the writable layer")?;
+    rustix::process::chdir(scratch.join("images")).step("entering the stage")?;
+    let lower = plan.lowers.iter().map(|layer| layer.to_string_lossy()).collect::<Vec<_>>().join(":");
+    let mut options = format!(
+        "lowerdir={lower},upperdir=/proc/self/fd/{},workdir=/proc/self/fd/{}",
+        upper.as_raw_fd(),
+        work.as_raw_fd()
+    );
+    if plan.user_xattr {
+        options.push_str(",userxattr");
+    }
+    if plan.volatile {
+        options.push_str(",volatile");
+    }
+    let options = std::ffi::CString::new(options).map_err(io::Error::other).step("mounting the overlay")?;
+    let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
+    rustix::mount::mount("overlay", "../root", "overlay", flags, options.as_c_str()).step("mounting the overlay")?;
+    rustix::process::chdir("/").step("leaving the stage")
+}
+
+/// Size of the staging file system, which holds the generated files of a container.
+const STAGE_BYTES: &str = "1m";
+
+/// An empty folder of the staging file system, for hiding other folders.
+const EMPTY: &str = "empty";
+
+struct Builder<'a> {
+    root: BorrowedFd<'a>,
+    owner: Owner<'a>,
+    stage: Option<BorrowedFd<'a>>,
+    /// The root's `/dev/null`, opened on first use.
+    null: OnceCell<OwnedFd>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(root: BorrowedFd<'a>, owner: Owner<'a>, stage: Option<BorrowedFd<'a>>) -> Self {
+        Self { root, owner, stage, null: OnceCell::new() }
+    }
+
+    fn apply(&self, step: &MountStep) -> StepResult<()> {
+        match step {
+            MountStep::Proc { target, low_ports } => {
+                let mount = new_mount("proc", &[], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC).step("mounting proc")?;
+                if *low_ports {
+                    open_low_ports(mount.as_fd()).step("setting kernel parameters")?;
+                }
+                self.place(&mount, target, FileKind::Folder)
+            }
+            MountStep::Sys { target } => {
+                let attributes = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC | ATTR_RDONLY;
+                let mount = new_mount("sysfs", &[], attributes).step("mounting sysfs")?;
+                self.place(&mount, target, FileKind::Folder)
+            }
+            MountStep::MessageQueues { target } => {
+                let mount = new_mount("mqueue", &[], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC).step("mounting mqueue")?;
+                self.place(&mount, target, FileKind::Folder)
+            }
+            MountStep::Terminals { target, group } => {
+                let group = group.map(|gid| gid.to_string());
+                let mut options = vec![("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")];
+                if let Some(group) = &group {
+                    options.push(("gid", group));
+                }
+                let mount = new_mount("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).step("mounting devpts")?;
+                self.place(&mount, target, FileKind::Folder)
+            }
+            MountStep::Memory { target, size, mode, no_exec } => self.place_tmpfs(target, *size, mode, *no_exec),
+            MountStep::Devices { target } => self.place_devices(target),
+            MountStep::Link { target, to } => {
+                let (folder, name) = self.parent_of(target)?;
+                match rustix::fs::symlinkat(to.as_str(), &folder, name) {
+                    Err(rustix::io::Errno::EXIST) => Ok(()),
+                    other => other.step("making a link"),
+                }
+            }
+            MountStep::Bind { source, target, read_only } => self.place_bind(source, target, *read_only),
+            MountStep::Text { target, text } => self.place_text(target, text),
+            MountStep::HideFile { target } => self.hide(target, FileKind::File),
+            MountStep::HideFolder { target } => self.hide(target, FileKind::Folder),
+            MountStep::ReadOnly { target } => self.make_read_only(target),
+        }
+    }
+
+    fn place(&self, mount: &OwnedFd, target: &str, kind: FileKind) -> StepResult<()> {
+        let at = self.ensure(target, kind)?;
+        attach(mount, at.as_fd()).step("attaching a mount")
+    }
+
+    fn place_tmpfs(&self, target: &str, size: Option<u64>, mode: &str, no_exec: bool) -> StepResult<()> {
+        let (uid, gid) = (self.owner.uid.to_string(), self.owner.gid.to_string());
+        let size = size.map(|bytes| bytes.to_string());
+        let mut options = vec![("mode", mode), ("uid", uid.as_str()), ("gid", gid.as_str())];
+        if let Some(size) = &size {
+            options.push(("size", size));
+        }
+        let attributes = ATTR_NOSUID | ATTR_NODEV | if no_exec { ATTR_NOEXEC } else { 0 };
+        let mount = mount_tmpfs(&options, attributes).step("mounting tmpfs")?;
+        self.place(&mount, target, FileKind::Folder)
+    }
+
+    /// The few harmless devices: created where allowed, otherwise the host's own are bound.
+    fn place_devices(&self, target: &str) -> StepResult<()> {
+        let (uid, gid) = (self.owner.uid.to_string(), self.owner.gid.to_string());
+        let options = [("mode", "0755"), ("size", "64k"), ("uid", uid.as_str()), ("gid", gid.as_str())];
+        let mount = mount_tmpfs(&options, ATTR_NOSUID | ATTR_NOEXEC).step("mounting /dev")?;
+        self.place(&mount, target, FileKind::Folder)?;
+        let folder = self.resolve(target, OFlags::PATH | OFlags::DIRECTORY).step("opening /dev")?;
+        for (name, major, minor) in DEVICES {
+            match sys::make_device(folder.as_fd(), name, *major, *minor, 0o666) {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                    let name = name.to_str().unwrap_or_default();
+                    let device = clone_tree(CWD, &Path::new("/dev").join(name), false).step("showing a device")?;
+                    self.place(&device, &format!("{target}/{name}"), FileKind::File)?;
+                }
+                Err(error) => return Err(("making a device", error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn place_bind(&self, source: &BindSource, target: &str, read_only: bool) -> StepResult<()> {
+        let (tree, kind) = open_bind(source, read_only, self.owner)?;
+        self.place(&tree, target, kind)
+    }
+
+    /// Writes the text to the staging file system and binds it: it is gone with the container, and never reaches the
+    /// disk.
+    fn place_text(&self, target: &str, text: &str) -> StepResult<()> {
+        // Without a staging file system the root is the host's tree, which has files of its own.
+        let Some(stage) = self.stage else { return Ok(()) };
+        let name = target.trim_start_matches('/').replace('/', "-");
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(stage, &name, flags, Mode::from_raw_mode(0o644)).step("writing a file")?;
+        // Regardless of the node's umask, every user inside can read it.
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644)).step("writing a file")?;
+        io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes()).step("writing a file")?;
+        let (uid, gid) = (Uid::from_raw(self.owner.uid), Gid::from_raw(self.owner.gid));
+        rustix::fs::chownat(stage, &name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).step("writing a file")?;
+        let shown = clone_tree(stage, Path::new(&name), false).step("showing a file")?;
+        let change = MountChange {
+            set: ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY,
+            propagation: libc::MS_PRIVATE,
+            ..MountChange::default()
+        };
+        sys::mount_setattr(shown.as_fd(), change).step("restricting a mount")?;
+        self.place(&shown, target, FileKind::File)
+    }
+
+    /// Covers an existing path with an empty, read-only file or folder; a path that does not exist needs no cover.
+    fn hide(&self, target: &str, kind: FileKind) -> StepResult<()> {
+        let Some(at) = self.resolve_existing(target)? else { return Ok(()) };
+        let change = MountChange { set: ATTR_RDONLY | ATTR_NOEXEC, ..MountChange::default() };
+        let cover = match kind {
+            FileKind::File => clone_tree(self.null()?, Path::new(""), false).step("hiding a file")?,
+            // One empty folder for all: a file system for each would be most of the work of a start.
+            FileKind::Folder => match self.stage {
+                Some(stage) => clone_tree(stage, Path::new(EMPTY), false).step("hiding a folder")?,
+                None => mount_tmpfs(&[("mode", "0555"), ("size", "4k")], ATTR_NOSUID | ATTR_NODEV)
+                    .step("hiding a folder")?,
+            },
+        };
+        sys::mount_setattr(cover.as_fd(), change).step("hiding a path")?;
+        attach(&cover, at.as_fd()).step("hiding a path")
+    }
+
+    fn null(&self) -> StepResult<&OwnedFd> {
+        match self.null.get() {
+            Some(null) => Ok(null),
+            None => {
+                let null = self.resolve("/dev/null", OFlags::PATH).step("opening /dev/null")?;
+                Ok(self.null.get_or_init(|| null))
+            }
+        }
+    }
+
+    fn make_read_only(&self, target: &str) -> StepResult<()> {
+        let Some(at) = self.resolve_existing(target)? else { return Ok(()) };
+        let copy = clone_tree(&at, Path::new(""), true).step("making a path read-only")?;
+        let change = MountChange { set: ATTR_RDONLY, recursive: true, ..MountChange::default() };
+        sys::mount_setattr(copy.as_fd(), change).step("making a path read-only")?;
+        attach(&copy, at.as_fd()).step("making a path read-only")
+    }
+
+    fn resolve_existing(&self, target: &str) -> StepResult<Option<OwnedFd>> {
+        match self.resolve(target, OFlags::PATH) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(("resolving a path in the new root", error)),
+        }
+    }
+
+    fn resolve(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        let relative = path.trim_start_matches('/');
+        let relative = if relative.is_empty() { "." } else { relative };
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        Ok(rustix::fs::openat2(self.root, relative, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+    }
+
+    /// Opens the parent folder of a path, creating it if missing, and returns it with the last component.
+    fn parent_of<'p>(&self, path: &'p str) -> StepResult<(OwnedFd, &'p str)> {
+        let trimmed = path.trim_end_matches('/');
+        let (parent, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
+        Ok((self.ensure(parent, FileKind::Folder)?, name))
+    }
+
+    /// Opens a mount target, creating what is missing as the container's root.
+    fn ensure(&self, target: &str, kind: FileKind) -> StepResult<OwnedFd> {
+        match self.resolve(target, OFlags::PATH) {
+            Ok(fd) => return Ok(fd),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(("resolving a mount target", error)),
+        }
+        let (folder, name) = self.parent_of(target)?;
+        match kind {
+            FileKind::Folder => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)),
+            FileKind::File => rustix::fs::openat(
+                &folder,
+                name,
+                OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                Mode::from_raw_mode(0o644),
+            )
+            .map(drop),
+        }
+        .step("making a mount target")?;
+        let (uid, gid) = (Uid::from_raw(self.owner.uid), Gid::from_raw(self.owner.gid));
+        rustix::fs::chownat(&folder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+            .step("making a mount target")?;
+        openat(folder.as_fd(), name, OFlags::PATH | OFlags::NOFOLLOW).step("opening a mount target")
+    }
+}
+
+/// A detached copy of a bind's source, with restricted mount attributes.
+fn open_bind(source: &BindSource, read_only: bool, owner: Owner<'_>) -> StepResult<(OwnedFd, FileKind)> {
+    let (tree, shifted) = match source {
+        BindSource::Ours(path) => (clone_tree(CWD, path, true).step("opening a mount's source")?, false),
+        BindSource::Named(path) => {
+            let found = open_without_links(path).step("opening a host path without following links")?;
+            (clone_tree(&found, Path::new(""), true).step("opening a host path")?, false)
+        }
+        BindSource::Volume { path, sub_path: None, shifted } => {
+            (clone_tree(CWD, path, false).step("opening a volume")?, *shifted)
+        }
+        BindSource::Volume { path, sub_path: Some(sub_path), shifted } => {
+            let inner = open_sub_path(path, sub_path).step("opening a mount's subPath")?;
+            (clone_tree(&inner, Path::new(""), false).step("opening a mount's subPath")?, *shifted)
+        }
+    };
+    let change = MountChange {
+        set: ATTR_NOSUID | ATTR_NODEV | if read_only { ATTR_RDONLY } else { 0 },
+        propagation: libc::MS_PRIVATE,
+        idmap: owner.idmap.filter(|_| shifted),
+        recursive: !matches!(source, BindSource::Volume { .. }),
+        ..MountChange::default()
+    };
+    sys::mount_setattr(tree.as_fd(), change).step("restricting a mount")?;
+    let kind = kind_of(tree.as_fd()).step("looking at a mount's source")?;
+    Ok((tree, kind))
+}
+
+const DEVICES: &[(&CStr, u32, u32)] =
+    &[(c"null", 1, 3), (c"zero", 1, 5), (c"full", 1, 7), (c"random", 1, 8), (c"urandom", 1, 9), (c"tty", 5, 0)];
+
+/// Opens a path of the host that contains no symbolic link.
+fn open_without_links(path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+}
+
+/// Opens `sub_path` inside a volume without leaving it; missing folders get the owner and mode of the volume's root.
+fn open_sub_path(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
+    let base = rustix::fs::openat(CWD, volume, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let model = rustix::fs::fstat(&base)?;
+    let mut prefix = PathBuf::new();
+    let mut current = rustix::io::fcntl_dupfd_cloexec(&base, 0)?;
+    for component in Path::new(sub_path).components() {
+        let std::path::Component::Normal(name) = component else { continue };
+        prefix.push(name);
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let open = || rustix::fs::openat2(&base, &prefix, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+        current = match open() {
+            Ok(found) => found,
+            Err(rustix::io::Errno::NOENT) => {
+                rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(0o700))?;
+                // By descriptor: another process that writes to the volume may have replaced the folder by a link
+                // meanwhile.
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let made = rustix::fs::openat(&current, name, flags, Mode::empty())?;
+                rustix::fs::fchown(&made, Some(Uid::from_raw(model.st_uid)), Some(Gid::from_raw(model.st_gid)))?;
+                rustix::fs::fchmod(&made, Mode::from_raw_mode(model.st_mode & 0o7777))?;
+                open()?
+            }
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(current)
+}
+
+fn kind_of(fd: BorrowedFd<'_>) -> io::Result<FileKind> {
+    let mode = rustix::fs::fstat(fd)?.st_mode;
+    Ok(if rustix::fs::FileType::from_raw_mode(mode).is_dir() { FileKind::Folder } else { FileKind::File })
+}
+
+fn openat(folder: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(folder, name, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn reopen(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+}
+
+/// Writes through the container's own new `/proc`: in a shared one the kernel compares the name with those of all
+/// network namespaces, and each Pod would start more slowly than the one before.
+fn open_low_ports(proc: BorrowedFd<'_>) -> io::Result<()> {
+    let path = format!("sys/{}", LOW_PORTS.replace('.', "/"));
+    let file = rustix::fs::openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    io::Write::write_all(&mut std::fs::File::from(file), b"0")
+}
+
+fn clone_tree(base: impl AsFd, path: &Path, recursive: bool) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    Ok(open_tree(base, path, flags)?)
+}
+
+fn attach(mount: &OwnedFd, target: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(mount, "", target, "", flags)?)
+}
+
+fn attach_at_path(mount: &OwnedFd, target: &Path) -> io::Result<()> {
+    Ok(move_mount(mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+fn mount_tmpfs(options: &[(&str, &str)], attributes: u64) -> io::Result<OwnedFd> {
+    new_mount("tmpfs", options, attributes)
+}
+
+/// A new, detached mount; options with an empty value are flags.
+pub(crate) fn new_mount(kind: &str, options: &[(&str, &str)], attributes: u64) -> io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        if value.is_empty() {
+            fsconfig_set_flag(&context, *key)?;
+        } else {
+            fsconfig_set_string(&context, *key, *value)?;
+        }
+    }
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::from_bits_retain(attributes as u32);
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}

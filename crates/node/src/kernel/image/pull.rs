@@ -1,0 +1,150 @@
+//! Pulls images from registries.
+
+use futures::TryStreamExt;
+use oci_client::client::{ClientConfig, ClientProtocol};
+use oci_client::manifest::OciDescriptor;
+use oci_client::secrets::RegistryAuth;
+use oci_client::{Client, Reference};
+use tokio::sync::watch;
+use tokio_util::io::{StreamReader, SyncIoBridge};
+
+use super::layer::{self, LayerDigests};
+use super::manifest::{ConfigFile, Descriptor};
+use super::{ImageStore, StoredImage};
+use crate::runtime::{ImageError, PullProgress, RegistryCredentials};
+
+/// Parses a reference; `name`, `name:tag`, `registry/name@digest`, …
+pub(super) fn parse(reference: &str) -> Result<Reference, ImageError> {
+    reference.parse().map_err(|_| ImageError::InvalidReference(reference.to_owned()))
+}
+
+/// Pulls an image and unpacks the layers that are not in the store.
+pub(super) async fn pull(
+    store: &ImageStore,
+    reference: &str,
+    name: &Reference,
+    credentials: &[RegistryCredentials],
+    progress: Option<watch::Sender<PullProgress>>,
+) -> Result<StoredImage, ImageError> {
+    // Fails when the process has already installed a provider; any is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let failed = |error: &dyn std::fmt::Display| ImageError::Pull {
+        reference: reference.to_owned(),
+        message: error.to_string(),
+    };
+    let mut name = name.clone();
+    if let Some((_, mirror)) = store.mirrors.iter().find(|(registry, _)| registry == name.registry()) {
+        name.set_mirror_registry(mirror.clone());
+    }
+    let auth = auth_for(name.registry(), credentials);
+    let client =
+        Client::new(ClientConfig { protocol: protocol_for(name.resolve_registry()), ..ClientConfig::default() });
+    let (manifest, digest, config) =
+        client.pull_manifest_and_config(&name, &auth).await.map_err(|error| failed(&error))?;
+    let config: ConfigFile = serde_json::from_str(&config).map_err(|error| failed(&error))?;
+    config.check_platform(reference)?;
+    let descriptors: Vec<_> = manifest.layers.iter().map(descriptor).collect();
+    let layers = config.layers(reference, &descriptors)?;
+    let total = descriptors.iter().map(|layer| layer.size).sum();
+    let mut done = 0;
+    let report = |done| {
+        if let Some(progress) = &progress {
+            progress.send_replace(PullProgress { done, total });
+        }
+    };
+    report(done);
+    for ((digests, wanted), layer) in layers.iter().zip(&descriptors).zip(&manifest.layers) {
+        let here = layer::layer_path(&store.dir, &digests.diff_id).is_some_and(|path| path.exists());
+        if !here {
+            let (before, progress) = (done, progress.clone());
+            let arrived = move |bytes| {
+                if let Some(progress) = &progress {
+                    progress.send_replace(PullProgress { done: total.min(before + bytes), total });
+                }
+            };
+            fetch(store, reference, &client, &name, layer, digests.clone(), arrived).await?;
+        }
+        done += wanted.size;
+        report(done);
+    }
+    Ok(StoredImage { digest, diff_ids: config.diff_ids().to_vec(), config: config.image_config() })
+}
+
+fn descriptor(layer: &OciDescriptor) -> Descriptor {
+    Descriptor {
+        media_type: layer.media_type.clone(),
+        digest: layer.digest.clone(),
+        size: layer.size.unsigned_abs(),
+        platform: None,
+    }
+}
+
+async fn fetch(
+    store: &ImageStore,
+    reference: &str,
+    client: &Client,
+    name: &Reference,
+    descriptor: &OciDescriptor,
+    digests: LayerDigests,
+    arrived: impl Fn(u64) + Send + 'static,
+) -> Result<(), ImageError> {
+    let failed = |error: &dyn std::fmt::Display| ImageError::Pull {
+        reference: reference.to_owned(),
+        message: error.to_string(),
+    };
+    let blob = client.pull_blob_stream(name, descriptor).await.map_err(|error| failed(&error))?;
+    let mut bytes = 0;
+    let counted = blob.stream.inspect_ok(move |chunk| {
+        bytes += chunk.len() as u64;
+        arrived(bytes);
+    });
+    let reader = SyncIoBridge::new(StreamReader::new(counted));
+    let (dir, owned, privileged) = (store.dir.clone(), reference.to_owned(), store.privileged);
+    // Unpacking needs disk and CPU, so a blocking thread reads the stream.
+    tokio::task::spawn_blocking(move || layer::store(&dir, &owned, &digests, reader, privileged))
+        .await
+        .map_err(|error| failed(&error))?
+        .map(drop)
+}
+
+fn auth_for(registry: &str, credentials: &[RegistryCredentials]) -> RegistryAuth {
+    credentials
+        .iter()
+        .find(|entry| entry.registry.trim_start_matches("https://").trim_end_matches('/') == registry)
+        .map_or(RegistryAuth::Anonymous, |entry| RegistryAuth::Basic(entry.username.clone(), entry.password.clone()))
+}
+
+/// Registries on this machine may use plain HTTP; all others must use TLS.
+fn protocol_for(registry: &str) -> ClientProtocol {
+    let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
+    let local = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    if local { ClientProtocol::Http } else { ClientProtocol::Https }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_registries_of_this_machine_use_plain_http() {
+        for local in ["localhost:5000", "127.0.0.1:5000", "localhost"] {
+            assert!(matches!(protocol_for(local), ClientProtocol::Http), "{local}");
+        }
+        for remote in ["registry.example", "10.0.0.1:5000", "127.0.0.1.example:5000"] {
+            assert!(matches!(protocol_for(remote), ClientProtocol::Https), "{remote}");
+        }
+    }
+
+    #[test]
+    fn credentials_go_to_their_own_registry_only() {
+        let credentials =
+            [RegistryCredentials { registry: "https://a.example/".into(), username: "u".into(), password: "p".into() }];
+        assert!(matches!(auth_for("a.example", &credentials), RegistryAuth::Basic(..)));
+        assert!(matches!(auth_for("b.example", &credentials), RegistryAuth::Anonymous));
+    }
+
+    #[test]
+    fn invalid_references_are_reported() {
+        assert!(matches!(parse("UPPER case"), Err(ImageError::InvalidReference(text)) if text == "UPPER case"));
+    }
+}

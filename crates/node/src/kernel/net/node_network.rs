@@ -1,0 +1,247 @@
+//! The node's part of the Pods' network: addresses, our nftables table, packet forwarding. Everything is removed with
+//! the last user.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::addresses::{PodNetwork, choose_network, parse_routes};
+use super::filter;
+use super::loopback_address;
+use super::nft::{Batch, NftSocket};
+use crate::kernel::host::node_registry::{self, MachineLock};
+use crate::kernel::supervisor::plan::VethPlan;
+use crate::runtime::PodRules;
+
+/// The Pods' network on this host.
+pub(crate) struct NodeNetwork {
+    network: PodNetwork,
+    /// Prefix of the names of the host's ends of our veths.
+    veth_prefix: String,
+    table: String,
+    nft: NftSocket,
+    node_id: String,
+    /// Whether connections are tracked. While all Pods are closed nothing is tracked, because tracking costs every
+    /// packet of the host, including those of other programs.
+    tracked: Mutex<bool>,
+    forwards: AtomicBool,
+    /// Veths created by this process, and whether they have rules: one without rules is closed.
+    veths: Mutex<HashMap<String, bool>>,
+}
+
+impl NodeNetwork {
+    /// Creates our table: from the first moment, Pods reach nothing. Rules of Pods of an earlier process are kept.
+    pub(crate) fn open(data_dir: &Path, network: PodNetwork, has_pods: bool) -> io::Result<Self> {
+        let node_id = node_registry::node_id(data_dir);
+        let this = Self {
+            network,
+            veth_prefix: format!("asb{}", &node_id[..4]),
+            table: node_registry::resource_name(data_dir),
+            nft: NftSocket::open()?,
+            node_id,
+            tracked: Mutex::new(has_pods),
+            forwards: AtomicBool::new(false),
+            veths: Mutex::new(HashMap::new()),
+        };
+        this.make_table(data_dir, has_pods)?;
+        loopback_address(this.network.gateway(), true).inspect_err(|_| drop(this.delete_table()))?;
+        Ok(this)
+    }
+
+    fn make_table(&self, data_dir: &Path, has_pods: bool) -> io::Result<()> {
+        const INPUT: u32 = 1;
+        const FORWARD: u32 = 2;
+        let mut batch = Batch::new(&self.table);
+        let comment = data_dir.to_string_lossy();
+        if !has_pods {
+            // What an earlier process left is removed in the same batch; deleting needs an existing table.
+            batch.add_table(&comment);
+            batch.delete_table();
+        }
+        batch.add_table(&comment);
+        batch.add_interface_map("from");
+        batch.add_interface_map("to");
+        batch.add_chain(filter::FROM_PODS);
+        batch.add_chain(filter::TO_PODS);
+        batch.add_base_chain("input", "filter", INPUT, -10);
+        batch.add_base_chain("forward", "filter", FORWARD, -10);
+        self.fill_chains(&mut batch, has_pods);
+        batch.commit(&self.nft)
+    }
+
+    /// The rules that all Pods share.
+    fn fill_chains(&self, batch: &mut Batch, tracked: bool) {
+        const POST_ROUTING: u32 = 4;
+        let mut chains = vec![
+            ("input", filter::input_rules(&self.veth_prefix, self.network.gateway(), tracked)),
+            ("forward", filter::forward_rules(&self.veth_prefix)),
+            (filter::FROM_PODS, filter::from_pods_rules(tracked)),
+            (filter::TO_PODS, filter::to_pods_rules(tracked)),
+        ];
+        if tracked {
+            batch.add_base_chain("postrouting", "nat", POST_ROUTING, 100);
+            let masquerade = filter::masquerade_rules(&self.veth_prefix, self.network.base, self.network.prefix);
+            chains.push(("postrouting", masquerade));
+        }
+        for (chain, rules) in &chains {
+            batch.flush_chain(chain);
+            for rule in rules {
+                batch.add_rule(chain, rule);
+            }
+        }
+    }
+
+    pub(crate) fn gateway(&self) -> Ipv4Addr {
+        self.network.gateway()
+    }
+
+    /// Plans the veth of a new Pod.
+    pub(crate) fn new_veth(&self) -> VethPlan {
+        let host_name = format!("{}{:08x}", self.veth_prefix, rand::random::<u32>());
+        self.veths.lock().insert(host_name.clone(), false);
+        VethPlan { host_name, gateway: self.gateway() }
+    }
+
+    /// Whether a veth may have rules. Those of an earlier process may.
+    pub(crate) fn may_have_rules(&self, veth: &VethPlan) -> bool {
+        self.veths.lock().get(&veth.host_name).is_none_or(|has_rules| *has_rules)
+    }
+
+    /// Whether these rules change nothing: a veth that never had any rules is closed already.
+    pub(crate) fn is_closed_already(&self, veth: &VethPlan, rules: &PodRules) -> bool {
+        rules.egress.is_empty() && rules.ingress.is_empty() && !self.may_have_rules(veth)
+    }
+
+    /// Opens what these rules allow, and closes the rest. Waits for the kernel.
+    pub(crate) fn set_rules(&self, veth: &VethPlan, address: Ipv4Addr, rules: &PodRules) -> io::Result<()> {
+        if self.is_closed_already(veth, rules) {
+            return Ok(());
+        }
+        if !rules.egress.is_empty() || !rules.ingress.is_empty() {
+            self.enable_forwarding_and_tracking()?;
+        }
+        self.veths.lock().insert(veth.host_name.clone(), true);
+        let mut batch = Batch::new(&self.table);
+        let directions = [
+            ("from", chain_name("out", veth), filter::egress_rules(address, rules)),
+            ("to", chain_name("in", veth), filter::ingress_rules(rules)),
+        ];
+        for (map, chain, list) in &directions {
+            batch.add_chain(chain);
+            batch.flush_chain(chain);
+            for rule in list {
+                batch.add_rule(chain, rule);
+            }
+            batch.add_interface(map, &veth.host_name, chain);
+        }
+        batch.commit(&self.nft)
+    }
+
+    /// Removes a Pod's rules. Waits for the kernel only if the veth may have any.
+    pub(crate) fn release(&self, veth: &VethPlan) -> io::Result<()> {
+        // Deleting what does not exist makes the kernel wait for every processor, and blocks all other changes
+        // meanwhile.
+        let has_rules = self.may_have_rules(veth);
+        self.veths.lock().remove(&veth.host_name);
+        if !has_rules {
+            return Ok(());
+        }
+        let mut batch = Batch::new(&self.table);
+        for (map, direction) in [("from", "out"), ("to", "in")] {
+            let chain = chain_name(direction, veth);
+            batch.remove_interface(map, &veth.host_name);
+            batch.flush_chain(&chain);
+            batch.delete_chain(&chain);
+        }
+        // The veth itself is removed with the Pod's namespace: the kernel removes many at a time faster than one alone.
+        match batch.commit(&self.nft) {
+            // The veth never had rules.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Enables packet forwarding and connection tracking once a rule needs them; [`NodeNetwork::close`] restores the
+    /// host's own setting.
+    fn enable_forwarding_and_tracking(&self) -> io::Result<()> {
+        if !self.forwards.load(Ordering::Relaxed) {
+            node_registry::enable_forwarding(&MachineLock::acquire()?, &self.node_id)?;
+            self.forwards.store(true, Ordering::Relaxed);
+        }
+        let mut tracked = self.tracked.lock();
+        if !*tracked {
+            let mut batch = Batch::new(&self.table);
+            self.fill_chains(&mut batch, true);
+            batch.commit(&self.nft)?;
+            *tracked = true;
+        }
+        Ok(())
+    }
+
+    fn delete_table(&self) -> io::Result<()> {
+        delete_table_over(&self.nft, &self.table)
+    }
+
+    /// Runs `work` with the nftables socket, for passing it to another process that closes it last.
+    pub(crate) fn with_nft_socket<T>(&self, work: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+        self.nft.with_fd(work)
+    }
+
+    /// Removes everything again.
+    pub(crate) fn close(&self, lock: Option<&MachineLock>) {
+        if let Err(error) = self.delete_table() {
+            tracing::warn!(%error, table = self.table, "The node's nftables table could not be removed");
+        }
+        if let Err(error) = loopback_address(self.network.gateway(), false) {
+            tracing::warn!(%error, "The gateway's address could not be removed");
+        }
+        if let Some(lock) = lock {
+            node_registry::release_forwarding(lock, &self.node_id);
+        }
+    }
+}
+
+/// Removes a table by name, if it exists.
+pub(crate) fn delete_table(name: &str) -> io::Result<()> {
+    delete_table_over(&NftSocket::open()?, name)
+}
+
+fn delete_table_over(nft: &NftSocket, name: &str) -> io::Result<()> {
+    let mut batch = Batch::new(name);
+    batch.delete_table();
+    match batch.commit(nft) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        other => other,
+    }
+}
+
+fn chain_name(direction: &str, veth: &VethPlan) -> String {
+    format!("{direction}-{}", veth.host_name)
+}
+
+/// The network of Pod addresses: the operator's choice, or one that overlaps no route.
+pub(crate) fn pod_network(data_dir: &Path, wanted: Option<&str>) -> io::Result<PodNetwork> {
+    match wanted {
+        Some(text) => PodNetwork::parse(text)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{text} is not a Pod network"))),
+        None => saved_or_chosen(&data_dir.join("pod-network"), node_registry::node_number(data_dir)),
+    }
+}
+
+/// A node keeps its network across restarts: running Pods have addresses in it.
+fn saved_or_chosen(file: &Path, seed: u32) -> io::Result<PodNetwork> {
+    if let Some(saved) = fs::read_to_string(file).ok().and_then(|text| PodNetwork::parse(text.trim())) {
+        return Ok(saved);
+    }
+    let routes = parse_routes(&fs::read_to_string("/proc/net/route")?);
+    let chosen = choose_network(seed, &routes)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::AddrNotAvailable, "every Pod network overlaps a route"))?;
+    fs::write(file, format!("{}/{}\n", chosen.base, chosen.prefix))?;
+    Ok(chosen)
+}

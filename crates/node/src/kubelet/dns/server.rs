@@ -1,0 +1,243 @@
+//! The DNS server: UDP and TCP on the Pods' gateway address, the only port of the host that Pods can reach.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tracing::{debug, info};
+
+use super::message::{self, Code};
+use super::{Lookup, SharedNames};
+
+/// Maximum number of queries served concurrently; more wait in the socket's queue or are dropped by the kernel.
+const MAX_CONCURRENT: usize = 256;
+/// Timeout for a query to an upstream resolver.
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(4);
+const MAX_MESSAGE: usize = 4096;
+
+/// The state of the DNS server.
+#[derive(Clone)]
+pub struct Responder {
+    pub names: SharedNames,
+    /// The machine's own resolvers, in order of preference.
+    pub upstreams: Vec<SocketAddr>,
+}
+
+/// The name servers listed in a `resolv.conf`.
+pub fn upstreams(resolv_conf: &str) -> Vec<SocketAddr> {
+    let servers = resolv_conf.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+    servers.filter_map(|ip| ip.trim().parse::<IpAddr>().ok()).map(|ip| SocketAddr::new(ip, 53)).collect()
+}
+
+/// Serves on this address until the future is dropped. The gateway's address may be configured after the node has
+/// started, so a failed bind is retried.
+pub async fn run(address: SocketAddr, responder: Responder) {
+    loop {
+        match bind(address).await {
+            Ok((udp, tcp)) => {
+                info!(%address, "Serving DNS");
+                tokio::join!(serve_udp(udp, responder.clone()), serve_tcp(tcp, responder.clone()));
+            }
+            Err(error) => debug!(%error, %address, "Could not bind the DNS server, retrying"),
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+}
+
+async fn bind(address: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
+    let udp = UdpSocket::bind(address).await?;
+    let tcp = TcpListener::bind(udp.local_addr()?).await?;
+    Ok((udp, tcp))
+}
+
+async fn serve_udp(socket: UdpSocket, responder: Responder) {
+    let socket = Arc::new(socket);
+    let slots = Arc::new(Semaphore::new(MAX_CONCURRENT));
+    let mut buffer = vec![0; MAX_MESSAGE];
+    loop {
+        let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        let (packet, socket, responder) = (buffer[..length].to_vec(), Arc::clone(&socket), responder.clone());
+        tokio::spawn(async move {
+            if let Some(response) = responder.respond(&packet, client.ip(), Transport::Udp).await {
+                let _ = socket.send_to(&response, client).await;
+            }
+            drop(slot);
+        });
+    }
+}
+
+async fn serve_tcp(listener: TcpListener, responder: Responder) {
+    let slots = Arc::new(Semaphore::new(MAX_CONCURRENT));
+    loop {
+        let Ok((stream, client)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        let responder = responder.clone();
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(UPSTREAM_TIMEOUT * 2, serve_connection(stream, client.ip(), responder)).await;
+            drop(slot);
+        });
+    }
+}
+
+async fn serve_connection(mut stream: TcpStream, client: IpAddr, responder: Responder) -> io::Result<()> {
+    loop {
+        let packet = read_framed(&mut stream).await?;
+        let Some(response) = responder.respond(&packet, client, Transport::Tcp).await else { return Ok(()) };
+        write_framed(&mut stream, &response).await?;
+    }
+}
+
+async fn read_framed(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let length = usize::from(stream.read_u16().await?);
+    let mut packet = vec![0; length];
+    stream.read_exact(&mut packet).await?;
+    Ok(packet)
+}
+
+async fn write_framed(stream: &mut TcpStream, packet: &[u8]) -> io::Result<()> {
+    let length = u16::try_from(packet.len()).map_err(io::Error::other)?;
+    stream.write_u16(length).await?;
+    stream.write_all(packet).await
+}
+
+/// The transport of a query; it is forwarded over the same one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Transport {
+    Udp,
+    Tcp,
+}
+
+impl Responder {
+    async fn respond(&self, packet: &[u8], client: IpAddr, transport: Transport) -> Option<Vec<u8>> {
+        let question = message::parse(packet)?;
+        let (found, upstreams) = {
+            let names = self.names.read();
+            let allowed = self.upstreams.iter().copied().filter(|u| names.may_resolve_external(client, u.ip()));
+            (names.find(&question.name), allowed.collect::<Vec<_>>())
+        };
+        match found {
+            Lookup::Addresses(addresses) => Some(message::response(&question, Code::NoError, &addresses)),
+            Lookup::NotFound => Some(message::response(&question, Code::NxDomain, &[])),
+            Lookup::External if upstreams.is_empty() => Some(message::response(&question, Code::Refused, &[])),
+            Lookup::External => match forward(packet, &upstreams, transport).await {
+                Some(response) => Some(response),
+                None => Some(message::response(&question, Code::ServFail, &[])),
+            },
+        }
+    }
+}
+
+/// Forwards a query to one upstream after the other and returns the first response.
+async fn forward(packet: &[u8], upstreams: &[SocketAddr], transport: Transport) -> Option<Vec<u8>> {
+    for upstream in upstreams {
+        let result = match transport {
+            Transport::Udp => tokio::time::timeout(UPSTREAM_TIMEOUT, query_udp(packet, *upstream)).await,
+            Transport::Tcp => tokio::time::timeout(UPSTREAM_TIMEOUT, query_tcp(packet, *upstream)).await,
+        };
+        if let Ok(Ok(response)) = result {
+            return Some(response);
+        }
+    }
+    None
+}
+
+async fn query_udp(packet: &[u8], upstream: SocketAddr) -> io::Result<Vec<u8>> {
+    // A new source port per query: responses cannot be spoofed by guessing and cannot be mixed up.
+    let any: IpAddr = if upstream.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(upstream).await?;
+    socket.send(packet).await?;
+    let mut buffer = vec![0; MAX_MESSAGE];
+    loop {
+        let length = socket.recv(&mut buffer).await?;
+        if buffer[..length].get(..2) == packet.get(..2) {
+            buffer.truncate(length);
+            return Ok(buffer);
+        }
+    }
+}
+
+async fn query_tcp(packet: &[u8], upstream: SocketAddr) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(upstream).await?;
+    write_framed(&mut stream, packet).await?;
+    read_framed(&mut stream).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::dns::Names;
+    use crate::kubelet::dns::message::tests::query;
+    use crate::runtime::{Allow, IpBlock, PodRules};
+    use serde_json::json;
+
+    /// Starts an upstream resolver that repeats each query and appends `outside`.
+    async fn outside() -> SocketAddr {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut buffer = [0; 512];
+            loop {
+                let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
+                let mut response = buffer[..length].to_vec();
+                response[2] |= 0x80;
+                response.extend(b"outside");
+                socket.send_to(&response, client).await.unwrap();
+            }
+        });
+        address
+    }
+
+    async fn ask(server: SocketAddr, name: &str) -> Vec<u8> {
+        let response = tokio::time::timeout(Duration::from_secs(10), query_udp(&query(name, message::A), server)).await;
+        response.expect("a response in time").unwrap()
+    }
+
+    #[tokio::test]
+    async fn cluster_names_are_resolved_and_others_only_for_pods_with_egress() {
+        let names = SharedNames::default();
+        names.write().domain = "cluster.local".into();
+        let upstream = outside().await;
+        let (udp, tcp) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let server = udp.local_addr().unwrap();
+        let responder = Responder { names: Arc::clone(&names), upstreams: vec![upstream] };
+        tokio::spawn(serve_udp(udp, responder.clone()));
+        tokio::spawn(serve_tcp(tcp, responder));
+        assert_eq!(ask(server, "none.ns.svc.cluster.local").await[3] & 0xf, 3);
+        assert_eq!(ask(server, "example.com").await[3] & 0xf, 5, "refused without egress");
+        let me: k8s_openapi::api::core::v1::Pod = serde_json::from_value(json!({"metadata": {"namespace": "ns"},
+            "spec": {"containers": []}, "status": {"podIPs": [{"ip": "127.0.0.1"}]}}))
+        .unwrap();
+        let everywhere = IpBlock { address: "0.0.0.0".parse().unwrap(), prefix: 0, except: vec![] };
+        let open = PodRules { ingress: vec![], egress: vec![Allow { peers: vec![everywhere], ports: vec![] }] };
+        with(&names, |n| {
+            n.put_pod("1", &me);
+            n.put_rules("1", &open);
+        });
+        assert!(ask(server, "example.com").await.ends_with(b"outside"));
+        let mut stream = TcpStream::connect(server).await.unwrap();
+        write_framed(&mut stream, &query("none.ns.svc.cluster.local", message::A)).await.unwrap();
+        assert_eq!(read_framed(&mut stream).await.unwrap()[3] & 0xf, 3, "over TCP too");
+    }
+
+    fn with(names: &SharedNames, change: impl FnOnce(&mut Names)) {
+        change(&mut names.write());
+    }
+
+    #[test]
+    fn resolvers_are_read_from_the_machines_file() {
+        let list = upstreams("# c\nnameserver 192.0.2.1\nsearch x\nnameserver fd00::1\nnameserver bogus\n");
+        assert_eq!(list, ["192.0.2.1:53".parse().unwrap(), "[fd00::1]:53".parse().unwrap()]);
+    }
+}

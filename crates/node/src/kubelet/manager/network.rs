@@ -1,0 +1,174 @@
+//! Watches policies, namespaces, Services and other Pods, and turns them into network rules and DNS names.
+
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::runtime::watcher;
+use tracing::{debug, warn};
+
+use super::{Manager, uid};
+use crate::kubelet::actor::Message;
+use crate::kubelet::policy::PolicyPod;
+
+impl Manager {
+    /// Stores a Pod of any node as a possible peer of this node's Pods. Returns true when something policies see has
+    /// changed.
+    pub(super) fn update_peer(&mut self, pod: &Pod) -> bool {
+        let key = uid(pod);
+        self.names.write().put_pod(&key, pod);
+        let policy_pod = PolicyPod::of(pod);
+        let changed = self.policy_inputs.pods.get(&key) != Some(&policy_pod);
+        if changed {
+            self.policy_inputs.pods.insert(key, policy_pod);
+        }
+        changed
+    }
+
+    /// Removes a Pod as a peer.
+    pub(super) async fn remove_peer(&mut self, key: &str) {
+        self.policy_inputs.pods.remove(key);
+        self.names.write().remove_pod(key);
+        if self.policy_inputs.has_selectors() {
+            self.refresh_rules().await;
+        }
+    }
+
+    /// Recomputes the rules that a change of one Pod can affect.
+    pub(super) async fn refresh_rules_after_change(&mut self, key: &str) {
+        if self.policy_inputs.has_selectors() {
+            self.refresh_rules().await;
+        } else {
+            self.refresh_rules_of(key).await;
+        }
+        if let Some(rules) = self.rules.get(key) {
+            self.names.write().put_rules(key, rules);
+        }
+    }
+
+    /// Handles Pods of other nodes, which matter only as policy peers and for DNS names.
+    pub(super) async fn peer_event(&mut self, event: Result<watcher::Event<Pod>, watcher::Error>) {
+        match event {
+            Ok(watcher::Event::Init) => self.peers_listed.clear(),
+            Ok(watcher::Event::InitApply(pod)) => {
+                self.peers_listed.insert(uid(&pod));
+                self.peer_applied(&pod).await;
+            }
+            Ok(watcher::Event::Apply(pod)) => self.peer_applied(&pod).await,
+            Ok(watcher::Event::InitDone) => {
+                let known: Vec<String> = self.policy_inputs.pods.keys().cloned().collect();
+                for key in known {
+                    if !self.peers_listed.contains(&key) && !self.listed.contains(&key) {
+                        self.remove_peer(&key).await;
+                    }
+                }
+            }
+            Ok(watcher::Event::Delete(pod)) => self.remove_peer(&uid(&pod)).await,
+            Err(error) => self.watch_interrupted("Pods of other nodes", &error),
+        }
+    }
+
+    async fn peer_applied(&mut self, pod: &Pod) {
+        if self.update_peer(pod) {
+            self.refresh_rules_after_change(&uid(pod)).await;
+        }
+    }
+
+    /// Logs an interrupted watch, which is restarted by itself; a forbidden one is logged as a warning once.
+    pub(super) fn watch_interrupted(&mut self, what: &'static str, error: &watcher::Error) {
+        let (watcher::Error::InitialListFailed(source)
+        | watcher::Error::WatchStartFailed(source)
+        | watcher::Error::WatchFailed(source)) = error
+        else {
+            debug!(%error, what, "A watch was interrupted");
+            return;
+        };
+        let forbidden = matches!(source, kube::Error::Api(status) if status.code == 403);
+        if forbidden && self.forbidden.insert(what) {
+            warn!(
+                what,
+                "This node is not allowed to list these: flows that depend on them stay closed and their names unknown"
+            );
+        } else {
+            debug!(%error, what, "A watch was interrupted");
+        }
+    }
+
+    pub(super) async fn policy_event(&mut self, event: Result<watcher::Event<NetworkPolicy>, watcher::Error>) {
+        let key = |p: &NetworkPolicy| p.metadata.uid.clone().unwrap_or_default();
+        match event {
+            Ok(watcher::Event::Init) => self.policy_inputs.policies.clear(),
+            Ok(watcher::Event::InitApply(policy)) => {
+                self.policy_inputs.policies.insert(key(&policy), policy);
+            }
+            Ok(watcher::Event::InitDone) => self.refresh_rules().await,
+            Ok(watcher::Event::Apply(policy)) => {
+                self.policy_inputs.policies.insert(key(&policy), policy);
+                self.refresh_rules().await;
+            }
+            Ok(watcher::Event::Delete(policy)) => {
+                self.policy_inputs.policies.remove(&key(&policy));
+                self.refresh_rules().await;
+            }
+            Err(error) => self.watch_interrupted("network policies", &error),
+        }
+    }
+
+    pub(super) async fn namespace_event(&mut self, event: Result<watcher::Event<Namespace>, watcher::Error>) {
+        let name = |n: &Namespace| n.metadata.name.clone().unwrap_or_default();
+        match event {
+            Ok(watcher::Event::InitApply(namespace) | watcher::Event::Apply(namespace)) => {
+                let labels = namespace.metadata.labels.clone().unwrap_or_default();
+                let old = self.policy_inputs.namespaces.insert(name(&namespace), labels.clone());
+                if old != Some(labels) && self.policy_inputs.has_selectors() {
+                    self.refresh_rules().await;
+                }
+            }
+            Ok(watcher::Event::Delete(namespace)) => {
+                self.policy_inputs.namespaces.remove(&name(&namespace));
+            }
+            Ok(watcher::Event::Init | watcher::Event::InitDone) => {}
+            Err(error) => self.watch_interrupted("namespaces", &error),
+        }
+    }
+
+    pub(super) fn service_event(&mut self, event: Result<watcher::Event<Service>, watcher::Error>) {
+        let key = |service: &Service| {
+            let meta = &service.metadata;
+            (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+        };
+        match event {
+            Ok(watcher::Event::Init) => {
+                self.names.write().clear_services();
+                self.node.services.write().clear();
+            }
+            Ok(watcher::Event::InitApply(service) | watcher::Event::Apply(service)) => {
+                self.names.write().put_service(&service);
+                self.node.services.write().insert(key(&service), service);
+            }
+            Ok(watcher::Event::Delete(service)) => {
+                self.names.write().remove_service(&service);
+                self.node.services.write().remove(&key(&service));
+            }
+            Ok(watcher::Event::InitDone) => {}
+            Err(error) => self.watch_interrupted("services", &error),
+        }
+    }
+
+    pub(super) async fn refresh_rules(&mut self) {
+        let keys: Vec<String> = self.registry.read().keys().cloned().collect();
+        for key in keys {
+            self.refresh_rules_of(&key).await;
+        }
+    }
+
+    pub(super) async fn refresh_rules_of(&mut self, key: &str) {
+        let Some(policy_pod) = self.policy_inputs.pods.get(key) else { return };
+        let handle = self.registry.read().get(key).cloned();
+        let Some(handle) = handle else { return };
+        let rules = self.policy_inputs.rules(policy_pod);
+        if self.rules.get(key) != Some(&rules) {
+            self.names.write().put_rules(key, &rules);
+            self.rules.insert(key.to_owned(), rules.clone());
+            let _ = handle.inbox.send(Message::Rules(rules)).await;
+        }
+    }
+}

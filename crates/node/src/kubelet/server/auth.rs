@@ -1,0 +1,87 @@
+//! Authentication and authorisation of requests without a client certificate, by TokenReview and SubjectAccessReview
+//! for each request.
+
+use http::{HeaderMap, Method, StatusCode};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::api::{Api, PostParams};
+use thiserror::Error;
+
+/// Why a request is rejected.
+#[derive(Debug, Error)]
+pub enum AuthError {
+    #[error("Unauthorized")]
+    Unauthenticated,
+    #[error("Forbidden (user={user}, verb={verb}, resource=nodes, subresource=proxy)")]
+    Forbidden { user: String, verb: &'static str },
+    #[error("cannot review the caller's token with the API")]
+    ReviewFailed(#[source] Box<kube::Error>),
+}
+
+impl AuthError {
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
+            Self::ReviewFailed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+/// Accepts a request whose token is valid and whose user is authorised for `nodes/proxy` of this node.
+pub(super) async fn authorize(
+    client: &kube::Client,
+    node_name: &str,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<(), AuthError> {
+    let header = headers.get(http::header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+    let token = header.and_then(|v| v.strip_prefix("Bearer ")).map(str::trim).filter(|t| !t.is_empty());
+    let token = token.ok_or(AuthError::Unauthenticated)?.to_owned();
+    let review_failed = |error| AuthError::ReviewFailed(Box::new(error));
+    let review = TokenReview { spec: TokenReviewSpec { token, audiences: None }, ..TokenReview::default() };
+    let reviews: Api<TokenReview> = Api::all(client.clone());
+    let response = reviews.create(&PostParams::default(), &review).await.map_err(review_failed)?;
+    let status = response.status.unwrap_or_default();
+    let user = status.user.filter(|_| status.authenticated == Some(true)).ok_or(AuthError::Unauthenticated)?;
+    check_node_access(client, node_name, method, user).await
+}
+
+/// Checks whether a user is authorised for `nodes/proxy` of this node.
+async fn check_node_access(
+    client: &kube::Client,
+    node_name: &str,
+    method: &Method,
+    user: UserInfo,
+) -> Result<(), AuthError> {
+    let verb = match *method {
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "get",
+    };
+    let name = user.username.clone().unwrap_or_default();
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: user.username,
+            groups: user.groups,
+            uid: user.uid,
+            extra: user.extra,
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(verb.to_owned()),
+                resource: Some("nodes".to_owned()),
+                subresource: Some("proxy".to_owned()),
+                name: Some(node_name.to_owned()),
+                version: Some("v1".to_owned()),
+                ..ResourceAttributes::default()
+            }),
+            non_resource_attributes: None,
+        },
+        ..SubjectAccessReview::default()
+    };
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let response = reviews.create(&PostParams::default(), &review).await;
+    let response = response.map_err(|error| AuthError::ReviewFailed(Box::new(error)))?;
+    if response.status.is_some_and(|s| s.allowed) { Ok(()) } else { Err(AuthError::Forbidden { user: name, verb }) }
+}

@@ -1,0 +1,102 @@
+//! The threads that serve connections, and the distribution of accepted connections over them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::connection::serve_accepted;
+use super::tls::Acceptor;
+use crate::state::{Shared, Worker};
+
+/// Maximum number of connections that wait for one worker.
+const WORKER_QUEUE: usize = 1024;
+
+/// Where accepted connections are served.
+pub(crate) enum Workers {
+    /// On the caller's runtime.
+    Local(Arc<Worker>),
+    Threads(Vec<WorkerThread>),
+}
+
+/// A thread with its own runtime.
+pub(crate) struct WorkerThread {
+    queue: mpsc::Sender<Accepted>,
+    load: Arc<AtomicUsize>,
+}
+
+struct Accepted {
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    tls: Option<Acceptor>,
+    stop: CancellationToken,
+}
+
+impl Workers {
+    /// Starts `threads` workers; with 0, connections are served on the caller's runtime.
+    pub(crate) fn start(shared: &Arc<Shared>, threads: usize) -> io::Result<Self> {
+        if threads == 0 {
+            return Ok(Self::Local(Worker::new(Arc::clone(shared))));
+        }
+        (0..threads)
+            .map(|number| WorkerThread::start(Arc::clone(shared), number))
+            .collect::<io::Result<_>>()
+            .map(Self::Threads)
+    }
+
+    pub(super) async fn dispatch(
+        &self,
+        shared: &Arc<Shared>,
+        accepted: (TcpStream, SocketAddr),
+        tls: Option<Acceptor>,
+        stop: &CancellationToken,
+    ) {
+        let (stream, peer) = accepted;
+        match self {
+            Self::Local(worker) => {
+                let connection = serve_accepted(Arc::clone(worker), stream, peer, tls, stop.clone());
+                shared.tasks.spawn(connection);
+            }
+            Self::Threads(threads) => {
+                let Ok(stream) = stream.into_std() else { return };
+                let least = threads.iter().min_by_key(|thread| thread.load.load(Ordering::Relaxed));
+                let Some(thread) = least else { return };
+                thread.load.fetch_add(1, Ordering::Relaxed);
+                let accepted = Accepted { stream, peer, tls, stop: stop.clone() };
+                if thread.queue.send(accepted).await.is_err() {
+                    tracing::error!("A worker thread has ended; a connection was dropped");
+                }
+            }
+        }
+    }
+}
+
+impl WorkerThread {
+    fn start(shared: Arc<Shared>, number: usize) -> io::Result<Self> {
+        let (queue, mut accepted) = mpsc::channel::<Accepted>(WORKER_QUEUE);
+        let load = Arc::new(AtomicUsize::new(0));
+        let connections = Arc::clone(&load);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let tracker = shared.tasks.clone();
+        let run = async move {
+            let worker = Worker::new(shared);
+            while let Some(Accepted { stream, peer, tls, stop }) = accepted.recv().await {
+                let Ok(stream) = TcpStream::from_std(stream) else { continue };
+                let (worker, load) = (Arc::clone(&worker), Arc::clone(&connections));
+                tracker.spawn(async move {
+                    serve_accepted(worker, stream, peer, tls, stop).await;
+                    load.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            // The router is dropped; open connections end with its drain.
+            tracker.close();
+            tracker.wait().await;
+        };
+        std::thread::Builder::new().name(format!("router-{number}")).spawn(move || runtime.block_on(run))?;
+        Ok(Self { queue, load })
+    }
+}

@@ -1,0 +1,104 @@
+//! The preset zlib dictionary of SPDY/3 header compression.
+
+use std::sync::LazyLock;
+
+const WORDS: [&str; 65] = [
+    "options",
+    "head",
+    "post",
+    "put",
+    "delete",
+    "trace",
+    "accept",
+    "accept-charset",
+    "accept-encoding",
+    "accept-language",
+    "accept-ranges",
+    "age",
+    "allow",
+    "authorization",
+    "cache-control",
+    "connection",
+    "content-base",
+    "content-encoding",
+    "content-language",
+    "content-length",
+    "content-location",
+    "content-md5",
+    "content-range",
+    "content-type",
+    "date",
+    "etag",
+    "expect",
+    "expires",
+    "from",
+    "host",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-range",
+    "if-unmodified-since",
+    "last-modified",
+    "location",
+    "max-forwards",
+    "pragma",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "range",
+    "referer",
+    "retry-after",
+    "server",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "vary",
+    "via",
+    "warning",
+    "www-authenticate",
+    "method",
+    "get",
+    "status",
+    "200 OK",
+    "version",
+    "HTTP/1.1",
+    "url",
+    "public",
+    "set-cookie",
+    "keep-alive",
+    "origin",
+];
+
+const TAIL: &str = concat!(
+    "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505",
+    "203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized",
+    "403 Forbidden404 Not Found500 Internal Server Error501 Not Implemented503 Service Unavailable",
+    "Jan Feb Mar Apr May Jun Jul Aug Sept Oct Nov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun, GMT",
+    "chunked,text/html,image/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/plain,",
+    "text/javascript,publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.",
+);
+
+static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let mut bytes = Vec::with_capacity(1423);
+    for word in WORDS {
+        bytes.extend_from_slice(&(word.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(word.as_bytes());
+    }
+    bytes.extend_from_slice(TAIL.as_bytes());
+    bytes
+});
+
+pub fn bytes() -> &'static [u8] {
+    &DICTIONARY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dictionary_has_the_specified_length() {
+        assert_eq!(bytes().len(), 1423);
+    }
+}
