@@ -100,6 +100,29 @@ async fn the_host_reaches_a_pod_and_a_pod_never_reaches_the_host() {
     node.runtime.remove_pod("net-1").await.unwrap();
 }
 
+/// Another user of the machine could use a sandbox without a token: its daemon listens at an address that
+/// `/proc/net/route` shows to every user.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_users_of_the_host_reach_no_pod() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let address = greeter(&node, "net-1").await;
+    let attempt = |uid: u32| {
+        let script = format!("import socket; print(socket.create_connection(('{address}', 8000), 5).recv(5))");
+        let mut command = std::process::Command::new("python3");
+        std::os::unix::process::CommandExt::uid(&mut command, uid);
+        command.args(["-c", &script]).output().unwrap()
+    };
+    assert!(attempt(0).status.success(), "control: root reaches it");
+    let refused = attempt(65_534);
+    assert!(!refused.status.success(), "{}", String::from_utf8_lossy(&refused.stdout));
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(message.contains("No route to host"), "refused at once and not after a timeout: {message}");
+    node.runtime.remove_pod("net-1").await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_reach_each_other_only_where_both_sides_allow_it() {
     if !is_root() {

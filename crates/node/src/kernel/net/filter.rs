@@ -20,6 +20,8 @@ pub(super) enum Match {
     ToInterfaces(String),
     NotToInterfaces(String),
     NotIpv4,
+    /// Sent by a socket of another user than root. Packets without a socket, such as resets, do not match.
+    NotFromRoot,
     Established,
     /// A TCP segment that does not open a connection.
     TcpAnswer,
@@ -45,6 +47,8 @@ pub(super) enum Match {
 pub(super) enum Verdict {
     Accept,
     Drop,
+    /// Drops the packet and tells the sender at once (ICMP administratively prohibited).
+    Reject,
     /// Allowed by this chain; the calling chain continues.
     Return,
     Jump(String),
@@ -87,6 +91,13 @@ pub(super) fn input_rules(veth_prefix: &str, gateway: Ipv4Addr, tracked: bool) -
         dns(libc::IPPROTO_TCP),
         rule(Vec::new(), Verdict::Drop),
     ]
+}
+
+/// Packets from the host itself to Pods: only root may send them, that is the node's own probes and connections.
+/// Otherwise every user of the machine could use a sandbox without a token. The rule stays while sandboxes run, also
+/// without a node.
+pub(super) fn output_rules(veth_prefix: &str) -> Vec<FilterRule> {
+    vec![rule(vec![Match::ToInterfaces(veth_prefix.to_owned()), Match::NotFromRoot], Verdict::Reject)]
 }
 
 /// Forwarded packets: those from Pods, then those to Pods; some are both.
@@ -137,17 +148,29 @@ pub(super) fn ingress_rules(rules: &PodRules) -> Vec<FilterRule> {
     list
 }
 
+/// Destinations that a wider permission does not include: they lead to the provider's or the operator's own services.
+/// A rule that names one of them, or a part of it, opens it.
+const NEVER_IMPLIED: [(Ipv4Addr, u8); 4] = [
+    // Shared address space of carriers; some clouds and VPNs use it for their own networks.
+    (Ipv4Addr::new(100, 64, 0, 0), 10),
+    // Link-local, with the metadata services of most clouds.
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    // Azure's platform services.
+    (Ipv4Addr::new(168, 63, 129, 16), 32),
+    // Oracle's metadata service.
+    (Ipv4Addr::new(192, 0, 0, 192), 32),
+];
+
 fn allow_rules(allow: &Allow, peer_is_source: bool) -> Vec<FilterRule> {
     let ports: Vec<Option<PortRange>> =
         if allow.ports.is_empty() { vec![None] } else { allow.ports.iter().copied().map(Some).collect() };
     let mut list = Vec::new();
     for peer in &allow.peers {
-        let Some(mut conditions) = peer_matches(peer, peer_is_source) else { continue };
+        let Some(conditions) = peer_matches(peer, peer_is_source) else { continue };
         for range in &ports {
             let with_ports = range.iter().flat_map(port_matches);
             list.push(rule(conditions.iter().cloned().chain(with_ports).collect(), Verdict::Return));
         }
-        conditions.clear();
     }
     list
 }
@@ -168,7 +191,18 @@ fn peer_matches(peer: &IpBlock, peer_is_source: bool) -> Option<Vec<Match>> {
             list.push(network(*address, *prefix, true));
         }
     }
+    if !peer_is_source {
+        let implied = NEVER_IMPLIED
+            .iter()
+            .filter(|(special, prefix)| peer.prefix < *prefix && contains(address, peer.prefix, *special));
+        list.extend(implied.map(|(special, prefix)| network(*special, *prefix, true)));
+    }
     Some(list)
+}
+
+fn contains(network: Ipv4Addr, prefix: u8, address: Ipv4Addr) -> bool {
+    let bits = if prefix == 0 { 0 } else { u32::MAX << (32 - u32::from(prefix.min(32))) };
+    u32::from(network) & bits == u32::from(address) & bits
 }
 
 fn port_matches(range: &PortRange) -> Vec<Match> {
@@ -236,6 +270,23 @@ mod tests {
             assert!(rule.matches.iter().any(|m| matches!(m, Match::Source { inverted: true, prefix: 8, .. })));
             assert!(rule.matches.contains(&Match::Protocol(6)));
         }
+    }
+
+    #[test]
+    fn special_destinations_are_open_only_where_a_rule_names_them() {
+        let egress = |address, prefix| {
+            let allow = Allow { peers: vec![block(address, prefix, Vec::new())], ports: Vec::new() };
+            egress_rules(Ipv4Addr::new(10, 1, 0, 2), &PodRules { egress: vec![allow], ingress: Vec::new() })[1].clone()
+        };
+        let excepted = |rule: &FilterRule| {
+            rule.matches.iter().filter(|m| matches!(m, Match::Destination { inverted: true, .. })).count()
+        };
+        assert_eq!(excepted(&egress([0, 0, 0, 0], 0)), NEVER_IMPLIED.len());
+        assert_eq!(excepted(&egress([100, 0, 0, 0], 8)), 1, "only what it contains");
+        assert_eq!(excepted(&egress([100, 64, 0, 0], 10)), 0, "named");
+        assert_eq!(excepted(&egress([169, 254, 169, 254], 32)), 0, "named in part");
+        let ingress = Allow { peers: vec![block([0, 0, 0, 0], 0, Vec::new())], ports: Vec::new() };
+        assert_eq!(excepted(&ingress_rules(&PodRules { ingress: vec![ingress], egress: Vec::new() })[0]), 0);
     }
 
     #[test]

@@ -399,6 +399,11 @@ fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
             mask(list, &[ACKNOWLEDGES_OR_RESETS]);
             compare(list, NOT_EQUAL, &[0]);
         }
+        Match::NotFromRoot => {
+            const META_SOCKET_UID: u32 = 10;
+            load_meta(list, META_SOCKET_UID);
+            compare(list, NOT_EQUAL, &0u32.to_ne_bytes());
+        }
         Match::NotIpv4 => {
             load_meta(list, META_FAMILY);
             compare(list, NOT_EQUAL, &[libc::NFPROTO_IPV4 as u8]);
@@ -449,6 +454,12 @@ fn emit_verdict(list: &mut NetlinkMessage, what: &Verdict) {
         Verdict::LookUpSource(map) => lookup(list, META_IN, map),
         Verdict::LookUpTarget(map) => lookup(list, META_OUT, map),
         Verdict::Masquerade => expression(list, "masq", |_| {}),
+        Verdict::Reject => expression(list, "reject", |data| {
+            const ICMPX_UNREACHABLE: u32 = 2;
+            const ADMIN_PROHIBITED: u8 = 3;
+            be(data, 1, ICMPX_UNREACHABLE);
+            data.attribute(2, &[ADMIN_PROHIBITED]);
+        }),
         simple => expression(list, "immediate", |data| {
             be(data, 1, REGISTER_VERDICT);
             data.nested(2, |operand| verdict(operand, 2, simple));
@@ -461,7 +472,9 @@ fn verdict(message: &mut NetlinkMessage, kind: u16, what: &Verdict) {
         Verdict::Accept => 1,
         Verdict::Return => -5,
         Verdict::Jump(_) => -3,
-        Verdict::Drop | Verdict::LookUpSource(_) | Verdict::LookUpTarget(_) | Verdict::Masquerade => 0,
+        Verdict::Drop | Verdict::Reject | Verdict::LookUpSource(_) | Verdict::LookUpTarget(_) | Verdict::Masquerade => {
+            0
+        }
     };
     message.nested(kind, |data| {
         data.attribute(1, &code.to_be_bytes());

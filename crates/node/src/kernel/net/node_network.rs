@@ -57,6 +57,7 @@ impl NodeNetwork {
     fn make_table(&self, data_dir: &Path, has_pods: bool) -> io::Result<()> {
         const INPUT: u32 = 1;
         const FORWARD: u32 = 2;
+        const OUTPUT: u32 = 3;
         let mut batch = Batch::new(&self.table);
         let comment = data_dir.to_string_lossy();
         if !has_pods {
@@ -71,6 +72,7 @@ impl NodeNetwork {
         batch.add_chain(filter::TO_PODS);
         batch.add_base_chain("input", "filter", INPUT, -10);
         batch.add_base_chain("forward", "filter", FORWARD, -10);
+        batch.add_base_chain("output", "filter", OUTPUT, -10);
         self.fill_chains(&mut batch, has_pods);
         batch.commit(&self.nft)
     }
@@ -81,6 +83,7 @@ impl NodeNetwork {
         let mut chains = vec![
             ("input", filter::input_rules(&self.veth_prefix, self.network.gateway(), tracked)),
             ("forward", filter::forward_rules(&self.veth_prefix)),
+            ("output", filter::output_rules(&self.veth_prefix)),
             (filter::FROM_PODS, filter::from_pods_rules(tracked)),
             (filter::TO_PODS, filter::to_pods_rules(tracked)),
         ];
