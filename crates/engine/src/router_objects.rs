@@ -8,7 +8,7 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use kube::{
     Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
     runtime::{WatchStreamExt, watcher},
 };
 use serde::de::DeserializeOwned;
@@ -32,13 +32,16 @@ pub(crate) async fn maintain(client: Client) {
     let mut namespaces = watcher(api, watcher::Config::default()).default_backoff().applied_objects().boxed();
     loop {
         match namespaces.try_next().await {
-            Ok(Some(namespace)) if namespace.metadata.deletion_timestamp.is_none() => {
+            Ok(Some(namespace)) => {
                 let name = namespace.name_any();
-                if let Err(error) = ensure(&client, &name).await {
-                    warn!(namespace = %name, %error, "Cannot create the router's Service and Pod in a namespace");
+                let done = match namespace.metadata.deletion_timestamp {
+                    None => ensure(&client, &name).await,
+                    Some(_) => remove_pod(&client, &name).await,
+                };
+                if let Err(error) = done {
+                    warn!(namespace = %name, %error, "Cannot maintain the router's Service and Pod in a namespace");
                 }
             }
-            Ok(Some(_)) => {}
             Ok(None) => return,
             Err(error) => warn!(%error, "Lost the watch on namespaces"),
         }
@@ -54,6 +57,16 @@ pub(crate) async fn create_system_namespace(client: &Client) -> Result<(), Engin
     created.map_err(|source| EngineError::CreateNamespace { name: SYSTEM_NAMESPACE, source })
 }
 
+/// Removes the Pod from a namespace that is being deleted: one that an earlier version created has a grace period, which
+/// nothing would end.
+async fn remove_pod(client: &Client, namespace: &str) -> Result<(), kube::Error> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    match pods.delete(POD, &DeleteParams::default().grace_period(0)).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(drop),
+    }
+}
+
 /// Creates the Service and the Pod, and sets the Pod's status to running and ready.
 async fn ensure(client: &Client, namespace: &str) -> Result<(), kube::Error> {
     let services: Api<Service> = Api::namespaced(client.clone(), namespace);
@@ -67,6 +80,8 @@ async fn ensure(client: &Client, namespace: &str) -> Result<(), kube::Error> {
         "metadata": {"name": POD, "labels": labels},
         "spec": {
             "nodeName": NODE,
+            // No kubelet would ever confirm the end of this Pod: its deletion takes effect at once.
+            "terminationGracePeriodSeconds": 0,
             "containers": [{"name": "router", "image": "agent-sandbox", "ports": [{"name": "http", "containerPort": PORT}]}],
         },
     });

@@ -1,6 +1,6 @@
 //! Two tenants on one engine: a user with rights in one namespace reaches nothing in another one.
 
-use crate::fixture::Engine;
+use crate::fixture::{Engine, eventually};
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -123,4 +123,22 @@ fn the_router_serves_a_user_only_where_rbac_lets_it_forward_ports() {
     });
     let files = engine.ok(&["-n", "team-b", "exec", "box", "--", "ls", "/home/user"]);
     assert!(!files.contains("intruder"), "{files}");
+}
+
+/// Everything that a test suite creates goes with its namespace: template, pool, claim, Pods, and the router's Pod.
+#[test]
+fn a_namespace_with_sandboxes_is_deleted_within_seconds() {
+    let Some(engine) = Engine::start() else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let admin = runtime.block_on(async { Client::try_from(config(&engine, None).await).unwrap() });
+    runtime.block_on(tenant(&admin, "suite"));
+    engine.ok(&["-n", "suite", "create", "box"]);
+    engine.ok(&["-n", "suite", "template", "create", "t", "--image", "host"]);
+    engine.ok(&["-n", "suite", "pool", "create", "p", "--template", "t", "--replicas", "1"]);
+    engine.ok(&["-n", "suite", "claim", "p"]);
+    let namespaces: Api<Namespace> = Api::all(admin);
+    runtime.block_on(namespaces.delete("suite", &DeleteParams::default())).unwrap();
+    let started = std::time::Instant::now();
+    eventually("the namespace is gone", || runtime.block_on(namespaces.get_opt("suite")).unwrap().is_none());
+    eprintln!("gone after {:?}", started.elapsed());
 }
