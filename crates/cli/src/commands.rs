@@ -62,7 +62,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Exec(args) => return exec::exec(&ClusterClient::open(&global).await?, args).await,
         Command::Shell(args) => return exec::shell(&ClusterClient::open(&global).await?, args).await,
         Command::Cp(args) => copy::copy(&global, args).await?,
-        Command::Logs(args) => logs::logs(&ClusterClient::open(&global).await?, args).await?,
+        Command::Logs(args) => return logs::logs(&ClusterClient::open(&global).await?, args).await,
         Command::Apply(args) => apply::apply(&global, args).await?,
         Command::Pool(args) => pools::pool(&ClusterClient::open(&global).await?, args).await?,
         Command::Template(args) => templates::template(&ClusterClient::open(&global).await?, args).await?,

@@ -2,7 +2,7 @@
 
 use super::{
     objects::find_sandbox,
-    streams::{Pumps, check_terminal, exit_code, follow_size},
+    streams::{Pumps, check_terminal, exit_code, follow_size, until_output_closes},
 };
 use crate::{
     args::{ExecArgs, ShellArgs},
@@ -42,8 +42,12 @@ async fn run_in(cluster: &ClusterClient, name: &str, command: &[String], options
         tokio::spawn(follow_size(async move |width, height| Ok(sizes.send(TerminalSize { width, height }).await?)));
     }
     let pumps = Pumps::start(process.stdin(), process.stdout(), process.stderr());
-    let code = running.exit().await;
-    pumps.finish().await;
+    let code = until_output_closes(async move {
+        let code = running.exit().await;
+        pumps.finish().await;
+        Ok(exit_code(code?))
+    });
+    let code = code.await;
     drop(raw);
-    Ok(exit_code(code?))
+    code
 }

@@ -1,14 +1,15 @@
 //! `logs`: the output of a sandbox's container.
 
-use super::objects::find_sandbox;
+use super::{objects::find_sandbox, streams::until_output_closes};
 use crate::{args::LogsArgs, cluster::ClusterClient, output};
 use agent_sandbox_client as sdk;
 use anyhow::{Result, bail};
 use futures::{AsyncReadExt, io::AsyncRead};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::LogParams};
+use std::process::ExitCode;
 
-pub(crate) async fn logs(cluster: &ClusterClient, args: LogsArgs) -> Result<()> {
+pub(crate) async fn logs(cluster: &ClusterClient, args: LogsArgs) -> Result<ExitCode> {
     if args.tail.is_some_and(|lines| lines < 0) {
         bail!("--tail wants a number of lines, 0 or more");
     }
@@ -22,7 +23,8 @@ pub(crate) async fn logs(cluster: &ClusterClient, args: LogsArgs) -> Result<()> 
         timestamps: args.timestamps,
         ..LogParams::default()
     };
-    print_all(pods.log_stream(&pod.name_any(), &params).await?).await
+    let lines = pods.log_stream(&pod.name_any(), &params).await?;
+    until_output_closes(async { print_all(lines).await.map(|()| ExitCode::SUCCESS) }).await
 }
 
 async fn print_all(stream: impl AsyncRead) -> Result<()> {

@@ -6,7 +6,7 @@ use super::{
     image::find_login,
     pod_warnings::{start_failure, with_host_problem},
     progress::Progress,
-    streams::{Pumps, check_terminal, exit_code, follow_size},
+    streams::{Pumps, check_terminal, exit_code, follow_size, until_output_closes},
 };
 use crate::{
     args::{GlobalArgs, Network, RunArgs},
@@ -125,7 +125,7 @@ async fn run_in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOpt
     };
     let session = engine.exec(&pod, request).await?;
     let raw = if args.tty { RawMode::enter() } else { None };
-    let code = connect_streams(session).await;
+    let code = until_output_closes(connect_streams(session)).await;
     drop(raw);
     code
 }

@@ -2,6 +2,7 @@
 
 use crate::terminal;
 use anyhow::{Context as _, Result};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -11,6 +12,11 @@ use tokio::{
 
 /// Timeout for output that is still under way when the command has ended.
 const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Timeout for the exit code of a command whose output is no longer read.
+const EXIT_CODE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Exit code of a process that SIGPIPE ended, as shells report it.
+const SIGPIPE_EXIT_CODE: u8 = 141;
 
 /// Tasks that copy the command's output to this process's own.
 pub(crate) struct Pumps(Vec<JoinHandle<std::io::Result<()>>>);
@@ -35,6 +41,34 @@ impl Pumps {
         for output in self.0 {
             let _ = tokio::time::timeout(LAST_OUTPUT_TIMEOUT, output).await;
         }
+    }
+}
+
+/// Waits for `work`, but not longer than standard output has a reader: in `exec box -- yes | head -1` the end of `head`
+/// ends the command, which `work` owns, as SIGPIPE would end a local one.
+pub(crate) async fn until_output_closes(work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    let mut work = std::pin::pin!(work);
+    tokio::select! {
+        code = &mut work => return code,
+        () = output_closed() => {}
+    }
+    // A command that has written everything has its own exit code: the reader may close before that code arrives.
+    let ended = tokio::time::timeout(EXIT_CODE_TIMEOUT, work).await;
+    ended.unwrap_or_else(|_| Ok(ExitCode::from(SIGPIPE_EXIT_CODE)))
+}
+
+/// Completes when the other end of the pipe on standard output is closed. Never completes for files.
+async fn output_closed() {
+    let (closed, is_closed) = tokio::sync::oneshot::channel();
+    // The kernel reports errors and hang-ups whether they are requested or not. The thread ends with the process.
+    std::thread::spawn(move || {
+        let output = std::io::stdout();
+        let mut polled = [PollFd::new(&output, PollFlags::empty())];
+        while poll(&mut polled, None).is_err() {}
+        closed.send(())
+    });
+    if is_closed.await.is_err() {
+        std::future::pending().await
     }
 }
 

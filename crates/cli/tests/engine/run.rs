@@ -1,8 +1,8 @@
 //! `run`: exit codes, streams, terminals, limits, networks, and clean-up.
 
-use crate::fixture::{PROGRAM, can_run, eventually, is_root};
+use crate::fixture::{Engine, PROGRAM, can_run, eventually, is_root};
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     process::{Command, Output, Stdio},
 };
 
@@ -157,4 +157,35 @@ fn interrupting_cleans_up() {
     eventually("nothing runs any more", || processes(&mark) == 0);
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// `exec box -- yes | head -1`: the end of the reader ends the command on both sides, quietly.
+#[test]
+fn a_closed_pipe_ends_the_command() {
+    let Some(engine) = Engine::start() else { return };
+    engine.ok(&["create", "box"]);
+    for words in [
+        &["exec", "box", "--", "yes"][..],
+        &["exec", "box", "--", "sh", "-c", "echo y; exec sleep 1000"],
+        &["run", "--", "yes"],
+    ] {
+        let mut child = engine.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = [0; 2];
+        child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+        assert_eq!(&first, b"y\n");
+        let mut status = None;
+        eventually("it ends with its reader", || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!((status.unwrap().code(), said.as_str()), (Some(141), ""), "{words:?}");
+    }
+    eventually("nothing runs on inside", || {
+        let processes = engine.ok(&["exec", "box", "--", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]);
+        !processes.contains("yes") && !processes.contains("sleep 1000")
+    });
+    let output = engine.run(&["exec", "box", "--", "sh", "-c", "echo all; exit 3"]);
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), &b"all\n"[..]));
 }
