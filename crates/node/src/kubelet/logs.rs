@@ -127,14 +127,16 @@ async fn files(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The text of the last lines, used for termination messages.
-pub async fn tail(path: &Path, lines: usize) -> io::Result<Vec<u8>> {
+/// The text of the last lines, at most its last `max_bytes`, used for termination messages. A line may be as long as the
+/// whole log, so only the end is held in memory.
+pub async fn tail(path: &Path, lines: usize, max_bytes: usize) -> io::Result<Vec<u8>> {
     let options = LogOptions { tail_lines: Some(lines as u64), ..LogOptions::default() };
     let (sender, mut chunks) = mpsc::channel::<io::Result<Bytes>>(64);
     let collect = async move {
         let mut text = Vec::new();
         while let Some(Ok(chunk)) = chunks.recv().await {
             text.extend_from_slice(&chunk);
+            text.drain(..text.len().saturating_sub(max_bytes));
         }
         text
     };

@@ -10,6 +10,8 @@ use crate::kubelet::events::Severity;
 
 /// Number of log lines that are searched: sandboxd logs port conflicts before it starts any process.
 const LOG_LINES: usize = 200;
+/// Maximum number of bytes of these lines.
+const LOG_BYTES: usize = 64 * 1024;
 
 /// Delay before the log is read: sandboxd accepts connections on its first port before it has tried the other ports.
 const LISTEN_DELAY: Duration = Duration::from_secs(1);
@@ -24,7 +26,7 @@ impl Actor {
         let (node, pod, container) = (Arc::clone(&self.node), Arc::clone(&self.pod), container.to_owned());
         self.tasks.spawn(async move {
             tokio::time::sleep(LISTEN_DELAY).await;
-            let text = crate::kubelet::logs::tail(&log, LOG_LINES).await.unwrap_or_default();
+            let text = crate::kubelet::logs::tail(&log, LOG_LINES, LOG_BYTES).await.unwrap_or_default();
             for port in conflicting_ports(&String::from_utf8_lossy(&text)) {
                 let message = format!(
                     "port {port} is taken by another container of this Pod, so sandboxd in container {container} does not listen on it"

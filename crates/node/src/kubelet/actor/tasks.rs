@@ -361,7 +361,6 @@ pub(super) async fn termination_message(
     if !fallback || code == 0 {
         return None;
     }
-    let text = crate::kubelet::logs::tail(log, LOG_TAIL_LINES).await.ok()?;
-    let start = text.len().saturating_sub(LOG_TAIL_BYTES);
-    Some(String::from_utf8_lossy(&text[start..]).into_owned()).filter(|t| !t.is_empty())
+    let text = crate::kubelet::logs::tail(log, LOG_TAIL_LINES, LOG_TAIL_BYTES).await.ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned()).filter(|t| !t.is_empty())
 }

@@ -61,7 +61,8 @@ async fn rotated_files_are_read_oldest_first() {
     std::fs::write(dir.path().join("0.log.1"), "2026-01-01T00:00:02Z stdout F two\n").unwrap();
     std::fs::write(dir.path().join("0.log.2"), "2026-01-01T00:00:01Z stdout F one\n").unwrap();
     assert_eq!(collect(&path, LogOptions::default()).await, "one\ntwo\nthree\n");
-    assert_eq!(String::from_utf8(tail(&path, 2).await.unwrap()).unwrap(), "two\nthree\n");
+    assert_eq!(String::from_utf8(tail(&path, 2, 100).await.unwrap()).unwrap(), "two\nthree\n");
+    assert_eq!(String::from_utf8(tail(&path, 2, 5).await.unwrap()).unwrap(), "hree\n", "only the end is kept");
 }
 
 #[tokio::test]
