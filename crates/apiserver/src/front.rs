@@ -122,9 +122,18 @@ fn attributes(request: &ResourceRequest, verb: &str) -> Attributes {
             group: request.group.clone(),
             resource: request.resource.clone(),
             subresource: request.subresource.clone(),
-            namespace: request.namespace.clone(),
+            namespace: access_namespace(request).to_owned(),
             name: request.name.clone(),
         },
+    }
+}
+
+/// The namespace that access is decided in. A Namespace object counts as part of itself, as in Kubernetes, so that a
+/// user with rights in a namespace may read it.
+fn access_namespace(request: &ResourceRequest) -> &str {
+    match (request.group.as_str(), request.resource.as_str()) {
+        ("", "namespaces") => &request.name,
+        _ => &request.namespace,
     }
 }
 
@@ -133,7 +142,7 @@ fn forbidden(user: &UserInfo, request: &ResourceRequest, verb: &str) -> ApiError
         "" => request.resource.clone(),
         subresource => format!("{}/{subresource}", request.resource),
     };
-    let place = match request.namespace.as_str() {
+    let place = match access_namespace(request) {
         "" => "at the cluster scope".to_owned(),
         namespace => format!("in the namespace {namespace:?}"),
     };

@@ -94,6 +94,9 @@ fn the_router_serves_a_user_only_where_rbac_lets_it_forward_ports() {
             tokio::task::block_in_place(|| engine.ok(&["-n", namespace, "create", "box"]));
         }
         let user = Client::try_from(config(&engine, Some(&token)).await).unwrap();
+        let namespaces: Api<Namespace> = Api::all(user.clone());
+        namespaces.get("team-a").await.expect("a tenant may read its own namespace");
+        assert!(namespaces.get("team-b").await.is_err(), "and no other one");
         let pods: Api<Pod> = Api::namespaced(user, "team-a");
         let mut forward = pods.portforward("sandbox-router", &[8080]).await.unwrap();
         let mut tunnel = connect(forward.take_stream(8080).unwrap()).await;

@@ -110,23 +110,27 @@ pub fn impersonate(headers: &HeaderMap, user: UserInfo, policy: &Policy) -> Resu
     let groups: Vec<String> =
         headers.get_all(IMPERSONATE_GROUP).iter().filter_map(|value| value.to_str().ok()).map(str::to_owned).collect();
     if wanted.is_empty() {
-        return match groups.is_empty() && text(IMPERSONATE_UID).is_empty() {
+        let extra = headers.keys().any(|name| name.as_str().starts_with(IMPERSONATE_EXTRA));
+        return match groups.is_empty() && text(IMPERSONATE_UID).is_empty() && !extra {
             true => Ok(user),
-            false => Err(ApiError::bad_request("requested groups or uid to impersonate without a user")),
+            false => Err(ApiError::bad_request("requested groups, uid or extra to impersonate without a user")),
         };
     }
-    check_impersonation(policy, &user, "users", wanted)?;
+    match service_account_name(wanted) {
+        Some((namespace, name)) => check_impersonation(policy, &user, "serviceaccounts", namespace, name)?,
+        None => check_impersonation(policy, &user, "users", "", wanted)?,
+    }
     for group in &groups {
-        check_impersonation(policy, &user, "groups", group)?;
+        check_impersonation(policy, &user, "groups", "", group)?;
     }
     let mut impersonated =
         UserInfo { username: wanted.to_owned(), uid: text(IMPERSONATE_UID).to_owned(), groups, extra: Vec::new() };
     if !impersonated.uid.is_empty() {
-        check_impersonation(policy, &user, "uids", &impersonated.uid)?;
+        check_impersonation(policy, &user, "uids", "", &impersonated.uid)?;
     }
     for (name, value) in headers {
         if let Some(key) = name.as_str().strip_prefix(IMPERSONATE_EXTRA) {
-            check_impersonation(policy, &user, &format!("userextras/{key}"), "")?;
+            check_impersonation(policy, &user, &format!("userextras/{key}"), "", "")?;
             impersonated.extra.push((key.to_owned(), vec![value.to_str().unwrap_or_default().to_owned()]));
         }
     }
@@ -134,14 +138,24 @@ pub fn impersonate(headers: &HeaderMap, user: UserInfo, policy: &Policy) -> Resu
     Ok(impersonated)
 }
 
-fn check_impersonation(policy: &Policy, user: &UserInfo, resource: &str, name: &str) -> Result<(), ApiError> {
+fn check_impersonation(
+    policy: &Policy,
+    user: &UserInfo,
+    resource: &str,
+    namespace: &str,
+    name: &str,
+) -> Result<(), ApiError> {
     let (plain, subresource) = resource.split_once('/').unwrap_or((resource, ""));
     let target = AccessTarget::Resource {
         group: if plain == "userextras" || plain == "uids" { "authentication.k8s.io".into() } else { String::new() },
         resource: plain.into(),
         subresource: subresource.into(),
-        namespace: String::new(),
+        namespace: namespace.into(),
         name: name.into(),
+    };
+    let place = match namespace {
+        "" => "at the cluster scope".to_owned(),
+        namespace => format!("in the namespace {namespace:?}"),
     };
     match policy.allows(user, &Attributes { verb: "impersonate".into(), target }) {
         Some(_) => Ok(()),
@@ -149,19 +163,19 @@ fn check_impersonation(policy: &Policy, user: &UserInfo, resource: &str, name: &
             "",
             plain,
             name,
-            &format!(
-                "User {:?} cannot impersonate resource {plain:?} in API group \"\" at the cluster scope",
-                user.username
-            ),
+            &format!("User {:?} cannot impersonate resource {plain:?} in API group \"\" {place}", user.username),
         )),
     }
 }
 
+/// Namespace and name of a ServiceAccount's user name.
+fn service_account_name(username: &str) -> Option<(&str, &str)> {
+    username.strip_prefix("system:serviceaccount:")?.split_once(':')
+}
+
 fn add_implied_groups(user: &mut UserInfo) {
     let mut implied = vec!["system:authenticated".to_owned()];
-    if let Some((namespace, _)) =
-        user.username.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'))
-    {
+    if let Some((namespace, _)) = service_account_name(&user.username) {
         implied.push("system:serviceaccounts".into());
         implied.push(format!("system:serviceaccounts:{namespace}"));
     }
@@ -243,6 +257,33 @@ mod tests {
         assert!(authenticator().authenticate(&with_token(&token("uid-0", None, now)), now).is_err());
         let pod = Named { name: "gone".into(), uid: "x".into() };
         assert!(authenticator().authenticate(&with_token(&token("uid-1", Some(pod), now)), now).is_err());
+    }
+
+    /// As in Kubernetes, ServiceAccounts are impersonated by a right to `serviceaccounts` in their namespace.
+    #[test]
+    fn a_service_account_is_impersonated_by_rights_in_its_namespace() {
+        let role = serde_json::json!({
+            "metadata": {"name": "r", "namespace": "ns"},
+            "rules": [{"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["impersonate"]}],
+        });
+        let binding = serde_json::json!({
+            "metadata": {"name": "b", "namespace": "ns"},
+            "roleRef": {"kind": "Role", "name": "r"},
+            "subjects": [{"kind": "User", "name": "ann"}],
+        });
+        let objects = RbacObjects { roles: vec![role], role_bindings: vec![binding], ..RbacObjects::default() };
+        let policy = Policy::compile(&objects);
+        let acting_as = |header: &'static str, value: &'static str| {
+            let name = http::HeaderName::from_static(header);
+            let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(value))]);
+            let ann = UserInfo { username: "ann".into(), ..UserInfo::default() };
+            impersonate(&headers, ann, &policy).map(|user| user.username).map_err(|error| error.code.as_u16())
+        };
+        let own = "system:serviceaccount:ns:bot";
+        assert_eq!(acting_as(IMPERSONATE_USER, own).as_deref(), Ok(own));
+        assert_eq!(acting_as(IMPERSONATE_USER, "system:serviceaccount:other:bot"), Err(403));
+        assert_eq!(acting_as(IMPERSONATE_USER, "kubernetes-admin"), Err(403));
+        assert_eq!(acting_as("impersonate-extra-scopes", "all"), Err(400), "extra needs a user");
     }
 
     #[test]
