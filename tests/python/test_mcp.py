@@ -239,3 +239,15 @@ def test_the_server_rejects_foreign_origins_hosts_and_sessions(engine, url):
         assert status(headers) == 401, headers
     exposed = subprocess.run(command(engine, "--listen", "0.0.0.0:0"), env=environment(), capture_output=True, text=True, timeout=30)
     assert exposed.returncode != 0 and "--allowed-host" in exposed.stderr
+
+
+def test_an_unfinished_request_does_not_hold_its_connection(url):
+    """Connections are limited: a client that never finishes a request must not keep others out."""
+    import socket
+
+    host, port = url.split("/")[2].split(":")
+    with socket.create_connection((host, int(port)), 30) as connection:
+        connection.sendall(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n")
+        began = time.monotonic()
+        assert connection.recv(1000) == b"" or connection.recv(1000) == b""
+        assert time.monotonic() - began < 25

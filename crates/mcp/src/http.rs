@@ -8,10 +8,10 @@ use http::{
     header::{HeaderValue, WWW_AUTHENTICATE},
 };
 use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
-use hyper::body::Incoming;
+use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::{conn::auto, graceful::GracefulShutdown},
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
 };
 use rmcp::transport::streamable_http_server::{
     StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
@@ -25,6 +25,9 @@ use tower::Service as _;
 const MAX_MESSAGE: usize = 96 << 20;
 /// Maximum number of connections; further ones wait to be accepted.
 const CONNECTIONS: usize = 1024;
+/// Timeout for the head of a request, also of the next one on a kept connection: idle connections must not use up the
+/// places of others.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle timeout of a session. Its sandboxes end by their own lifetime.
 const SESSION_IDLE: Duration = Duration::from_secs(3600);
 /// Timeout for calls under way when the server stops.
@@ -81,9 +84,9 @@ pub async fn serve_http(
         };
         let (service, token) = (service.clone(), token.clone());
         let answer = hyper::service::service_fn(move |request| route(service.clone(), token.clone(), request));
-        let connection = auto::Builder::new(TokioExecutor::new());
-        let connection = connection.serve_connection(TokioIo::new(stream), answer).into_owned();
-        let connection = graceful.watch(connection);
+        let mut connection = http1::Builder::new();
+        connection.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+        let connection = graceful.watch(connection.serve_connection(TokioIo::new(stream), answer));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "Connection ended");
