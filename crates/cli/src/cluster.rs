@@ -71,6 +71,11 @@ impl ClusterClient {
         Ok(Self { client, namespace, remote_name })
     }
 
+    /// Whether this is the engine on this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        self.remote_name.is_none()
+    }
+
     /// Prints on stderr which cluster is about to change, unless it is the local engine.
     pub(crate) fn announce_change(&self) {
         if let Some(name) = &self.remote_name {

@@ -32,6 +32,9 @@ pub(crate) struct CreateArgs {
     pub(crate) expires_in: Option<Duration>,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
+    /// Keep a sandbox that cannot start; by default it is deleted again
+    #[arg(long)]
+    pub(crate) keep: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
     /// Command of the container, instead of the image's own

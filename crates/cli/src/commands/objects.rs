@@ -2,7 +2,10 @@
 
 pub(crate) mod show;
 
-use super::{names::with_suggestion, pod_warnings::with_latest_warning};
+use super::{
+    names::with_suggestion,
+    pod_warnings::{start_failure, with_latest_warning},
+};
 use crate::{
     args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, ListArgs, NamesArgs},
     cluster::ClusterClient,
@@ -14,7 +17,7 @@ use agent_sandbox_api::{
     v1beta1::{Sandbox, SandboxClaim},
 };
 use agent_sandbox_client::{self as sdk, ClaimOptions, ClientError, ContainerOptions, Deleted};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, ResourceExt,
@@ -43,10 +46,7 @@ pub(crate) async fn create(cluster: &ClusterClient, args: CreateArgs) -> Result<
         other => other?,
     };
     if !args.wait.wait.is_zero() {
-        sandbox = match sdk::sandbox_ready(&cluster.client, &cluster.namespace, &args.name, args.wait.wait).await {
-            Ok(sandbox) => sandbox,
-            Err(error) => return Err(with_latest_warning(&cluster.client, &cluster.namespace, &args.name, error).await),
-        };
+        sandbox = wait_until_ready(cluster, &sandbox, args.wait.wait, args.keep).await?;
     }
     let next = format!(
         "sandbox {0} is {1}\n  run in it:  agent-sandbox exec {0} -- COMMAND\n",
@@ -54,6 +54,31 @@ pub(crate) async fn create(cluster: &ClusterClient, args: CreateArgs) -> Result<
         show::state(&sandbox)
     );
     output::emit(args.output.output, &sandbox, || format!("sandbox/{}\n", args.name), || next)
+}
+
+/// Waits for a new Sandbox. On the local engine a failure that no waiting can mend ends the wait at once, and the
+/// Sandbox is deleted unless it is to be kept. Other clusters repeat failed starts, for example when a registry is busy.
+async fn wait_until_ready(cluster: &ClusterClient, sandbox: &Sandbox, limit: Duration, keep: bool) -> Result<Sandbox> {
+    let (client, namespace, name) = (&cluster.client, cluster.namespace.as_str(), sandbox.name_any());
+    let uid = sandbox.uid();
+    let failure = async {
+        match cluster.is_local() {
+            true => start_failure(client, namespace, &name, Some(uid)).await,
+            false => std::future::pending().await,
+        }
+    };
+    let reason = tokio::select! {
+        ready = sdk::sandbox_ready(client, namespace, &name, limit) => match ready {
+            Ok(sandbox) => return Ok(sandbox),
+            Err(error) => return Err(with_latest_warning(client, namespace, &name, error).await),
+        },
+        reason = failure => reason,
+    };
+    if keep {
+        bail!("sandbox {name} cannot start: {reason}\n  it is kept: agent-sandbox get {name}");
+    }
+    sdk::delete(client, namespace, &name).await?;
+    bail!("sandbox {name} cannot start, and was deleted again: {reason}")
 }
 
 pub(crate) async fn claim(cluster: &ClusterClient, args: ClaimArgs) -> Result<()> {

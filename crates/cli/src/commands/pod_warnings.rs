@@ -5,9 +5,9 @@
 use agent_sandbox_client::ClientError;
 use agent_sandbox_engine::host_check;
 use futures::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt as _,
     api::ListParams,
     runtime::{WatchStreamExt as _, watcher},
 };
@@ -47,16 +47,17 @@ pub(crate) async fn with_latest_warning(
 }
 
 /// Completes with the message of the first warning after which the Pod does not start. Without such a warning it never
-/// completes.
-pub(crate) async fn start_failure(client: &Client, namespace: &str, pod: &str) -> String {
+/// completes. With `owner`, warnings about an earlier Pod of the same name are passed over: the warning's Pod must be
+/// controlled by the object with this uid.
+pub(crate) async fn start_failure(client: &Client, namespace: &str, pod: &str, owner: Option<&str>) -> String {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
     let config = watcher::Config::default().fields(&warnings_about(pod));
     let mut warnings = watcher(events, config).default_backoff().applied_objects().boxed();
     loop {
         match warnings.try_next().await {
             Ok(Some(event)) => {
-                let reason = event.reason.unwrap_or_default();
-                if FATAL_REASONS.contains(&reason.as_str()) {
+                let reason = event.reason.clone().unwrap_or_default();
+                if FATAL_REASONS.contains(&reason.as_str()) && is_current(client, namespace, &event, owner).await {
                     return event.message.unwrap_or(reason);
                 }
             }
@@ -64,6 +65,16 @@ pub(crate) async fn start_failure(client: &Client, namespace: &str, pod: &str) -
             Err(_) => {}
         }
     }
+}
+
+/// Whether an event is about the present Pod of this name, and that Pod is the owner's.
+async fn is_current(client: &Client, namespace: &str, event: &Event, owner: Option<&str>) -> bool {
+    let Some(owner) = owner else { return true };
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let name = event.involved_object.name.as_deref().unwrap_or_default();
+    let Ok(Some(pod)) = pods.get_opt(name).await else { return false };
+    let owned = pod.owner_references().iter().any(|reference| reference.uid == owner);
+    owned && pod.uid() == event.involved_object.uid
 }
 
 /// Adds the machine's problem, if `host_check` finds one, to an error about a sandbox that did not start.

@@ -108,7 +108,7 @@ async fn run_in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOpt
     pods.create(&PostParams::default(), &pod).await.context("cannot create the sandbox")?;
     let pod = tokio::select! {
         started = sdk::pod_started(&client, "default", NAME, START_TIMEOUT) => started?,
-        reason = start_failure(&client, "default", NAME) => {
+        reason = start_failure(&client, "default", NAME, None) => {
             return Err(with_host_problem(anyhow!("the sandbox cannot start: {reason}")));
         }
     };

@@ -145,3 +145,20 @@ fn get(address: &str, path: &str) -> String {
     stream.read_to_string(&mut text).unwrap();
     text
 }
+
+/// An image that does not exist ends the wait at once, with the reason; what was made is deleted unless it is kept.
+#[test]
+fn a_sandbox_that_cannot_start_fails_at_once() {
+    let Some(engine) = Engine::start() else { return };
+    let started = std::time::Instant::now();
+    let (_, _, said) = engine.fails(&["create", "bad", "--image", "127.0.0.1:9/missing:v1", "--wait", "170s"]);
+    assert!(said.contains("sandbox bad cannot start, and was deleted again: ") && said.contains("missing"), "{said}");
+    assert!(started.elapsed() < std::time::Duration::from_secs(60), "it waited");
+    eventually("it is deleted", || !engine.ok(&["list"]).contains("bad "));
+    let (_, _, said) = engine.fails(&["create", "bad", "--image", "127.0.0.1:9/missing:v1", "--keep"]);
+    assert!(said.contains("it is kept: agent-sandbox get bad"), "{said}");
+    assert!(engine.ok(&["list"]).contains("bad "));
+    engine.ok(&["delete", "bad"]);
+    engine.ok(&["create", "bad"]);
+    assert_eq!(engine.ok(&["exec", "bad", "--", "echo", "works"]), "works\n", "old warnings do not count");
+}
