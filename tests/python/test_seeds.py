@@ -127,7 +127,7 @@ def named(code, cluster):
     name = "sandbox-router-svc.default.svc.cluster.local"
     if not OURS or name not in code:
         return code
-    return code.replace(name, cluster.answer(name, 8080)[0][4][0])
+    return code.replace(name, cluster.resolve(name, 8080)[0][4][0])
 
 
 MODES = ["gateway", "tunnel", "in-cluster", "direct", "port", "async direct", "async in-cluster"]
