@@ -1,5 +1,7 @@
 //! The body type of every response, constructors for common responses, and reading of request bodies up to a limit.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
@@ -23,6 +25,27 @@ pub async fn collect(body: Body, limit: usize) -> Result<Bytes, BodyError> {
         Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(BodyError::TooLarge(limit)),
         Err(_) => Err(BodyError::Broken),
     }
+}
+
+/// Maximum number of bytes that [`discard`] reads.
+const DISCARD_BYTES: usize = 256 * 1024;
+/// Timeout for [`discard`].
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reads and drops the rest of a small body before an error response: otherwise the server closes the connection while
+/// the client is still sending, and the client sees a broken connection instead of the error.
+pub async fn discard(mut body: Body) {
+    let drain = async {
+        let mut left = DISCARD_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 {
+                break;
+            }
+        }
+    };
+    // A client that sends more, or nothing, loses only the message.
+    let _ = tokio::time::timeout(DISCARD_TIMEOUT, drain).await;
 }
 
 pub fn json<T: Serialize>(status: StatusCode, value: &T) -> Response<Body> {

@@ -59,8 +59,14 @@ pub(super) async fn write(
             false => Ok(Destination::Replace(Replacement::begin(&located, permissions)?)),
         }
     })
-    .await
-    .map_err(failed)?;
+    .await;
+    let destination = match destination {
+        Ok(destination) => destination,
+        Err(error) => {
+            body::discard(request.into_body()).await;
+            return Err(failed(error));
+        }
+    };
     let file = match &destination {
         Destination::Replace(replacement) => replacement.descriptor(),
         Destination::Append(file) => Arc::clone(file),
