@@ -140,7 +140,7 @@ async fn a_termination_message_counts_against_the_storage_limit() {
         return;
     }
     let node = Node::start().await;
-    let limits = Limits { layer_bytes: Some(50 << 20), ..Limits::default() };
+    let limits = Limits { layer_bytes: Some(16 << 20), ..Limits::default() };
     node.runtime.create_pod(PodSandboxSpec { limits, ..pod("p1") }).await.unwrap();
     let container = async |attempt: u32, script: &str| {
         let mut spec = node.container("p1", "c", &["sh", "-c", script]).await;
@@ -148,12 +148,12 @@ async fn a_termination_message_counts_against_the_storage_limit() {
         spec.termination_message_path = Some("/msg".to_owned());
         spec
     };
-    let exit = node.run("p1", container(0, "head -c 100M /dev/zero > /msg").await).await;
+    let exit = node.run("p1", container(0, "head -c 24M /dev/zero > /msg").await).await;
     let usage = node.runtime.storage_usage("p1").await.unwrap();
     let used: u64 = usage.layers.iter().map(|(_, bytes)| bytes).sum();
     match usage.layer_mechanism {
-        StorageMechanism::Measured => assert!(used >= 100 << 20, "eviction would not see the message: {used}"),
-        _ => assert!(exit.code != 0 && used <= 51 << 20, "the limit did not hold: {used}"),
+        StorageMechanism::Measured => assert!(used >= 24 << 20, "eviction would not see the message: {used}"),
+        _ => assert!(exit.code != 0 && used <= 17 << 20, "the limit did not hold: {used}"),
     }
     let before = resident_bytes();
     node.run("p1", container(1, "truncate -s 3G /msg && printf end >> /msg").await).await;
