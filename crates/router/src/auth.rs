@@ -101,7 +101,7 @@ pub(crate) struct Reviews {
     pub(crate) access_ttl: Duration,
 }
 
-/// Authenticates requests.
+/// Authenticates requests and decides which sandboxes their callers may reach.
 pub(crate) struct Authorizer {
     modes: Option<ActiveModes>,
     /// Decides for callers that are known as users of the Kubernetes API, whatever the modes: mode `rbac` and

@@ -46,8 +46,8 @@ async fn run_in(cluster: &ClusterClient, name: &str, command: &[String], options
         let code = running.exit().await;
         pumps.finish().await;
         Ok(exit_code(code?))
-    });
-    let code = code.await;
+    })
+    .await;
     drop(raw);
     code
 }

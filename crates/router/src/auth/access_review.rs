@@ -75,9 +75,11 @@ impl CachedAccessReview {
                 }
             }
         };
-        let key = key(caller, namespace, pod);
         // A zero time to live means that every request is decided anew, as an in-process API can afford.
-        let allowed = if self.ttl.is_zero() { ask.await.0 } else { self.cache.get_or_review(key, ask).await };
+        let allowed = match self.ttl.is_zero() {
+            true => ask.await.0,
+            false => self.cache.get_or_review(key(caller, namespace, pod), ask).await,
+        };
         allowed.ok_or(RouterError::AccessReview)
     }
 

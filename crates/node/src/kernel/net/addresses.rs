@@ -16,7 +16,7 @@ impl PodNetwork {
         let (address, prefix) = text.split_once('/')?;
         let prefix: u8 = prefix.parse().ok().filter(|prefix| (8..=29).contains(prefix))?;
         let address: Ipv4Addr = address.parse().ok()?;
-        Some(Self { base: Ipv4Addr::from(u32::from(address) & mask(prefix)), prefix })
+        Some(Self { base: Ipv4Addr::from(u32::from(address) & netmask(prefix)), prefix })
     }
 
     pub(crate) fn gateway(self) -> Ipv4Addr {
@@ -24,12 +24,13 @@ impl PodNetwork {
     }
 
     fn overlaps(self, other: Self) -> bool {
-        let shared = mask(self.prefix.min(other.prefix));
+        let shared = netmask(self.prefix.min(other.prefix));
         u32::from(self.base) & shared == u32::from(other.base) & shared
     }
 }
 
-fn mask(prefix: u8) -> u32 {
+/// The netmask of a prefix length.
+pub(super) fn netmask(prefix: u8) -> u32 {
     if prefix == 0 { 0 } else { u32::MAX << (32 - u32::from(prefix.min(32))) }
 }
 
@@ -74,7 +75,7 @@ impl AddressPool {
 
     /// Takes the address that has been free for the longest; `None` when all are in use.
     pub(crate) fn take(&mut self) -> Option<Ipv4Addr> {
-        let last = !mask(self.network.prefix) - 1;
+        let last = !netmask(self.network.prefix) - 1;
         let offset = (self.next..=last).chain(2..self.next).find(|offset| !self.taken.contains(offset))?;
         self.taken.insert(offset);
         self.next = if offset >= last { 2 } else { offset + 1 };

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use super::addresses::netmask;
 use crate::runtime::{Allow, IpBlock, PodRules, PortRange, Protocol};
 
 /// One rule: the verdict applies if all conditions match.
@@ -201,8 +202,8 @@ fn peer_matches(peer: &IpBlock, peer_is_source: bool) -> Option<Vec<Match>> {
 }
 
 fn contains(network: Ipv4Addr, prefix: u8, address: Ipv4Addr) -> bool {
-    let bits = if prefix == 0 { 0 } else { u32::MAX << (32 - u32::from(prefix.min(32))) };
-    u32::from(network) & bits == u32::from(address) & bits
+    let mask = netmask(prefix);
+    u32::from(network) & mask == u32::from(address) & mask
 }
 
 fn port_matches(range: &PortRange) -> Vec<Match> {

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use super::addresses::netmask;
 use super::filter::{FilterRule, Match, Verdict};
 use super::netlink::{NetlinkMessage, acknowledgement_of_any};
 
@@ -372,7 +373,7 @@ fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
     const TRANSPORT_HEADER: u32 = 2;
     let network = |list: &mut NetlinkMessage, offset: u32, address: Ipv4Addr, prefix: u8, operation: u32| {
         load_payload(list, NETWORK_HEADER, offset, 4);
-        let bits = if prefix == 0 { 0 } else { u32::MAX << (32 - u32::from(prefix.min(32))) };
+        let bits = netmask(prefix);
         mask(list, &bits.to_be_bytes());
         compare(list, operation, &(u32::from(address) & bits).to_be_bytes());
     };
