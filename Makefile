@@ -36,6 +36,7 @@ check: setup ## Formatting, lints, generated files
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo xtask conformance
+	cargo xtask upstream
 	@if command -v cargo-deny >/dev/null; then cargo deny check bans licenses sources; \
 	else echo "SKIPPED: licences and sources of the dependencies need cargo-deny (cargo install --locked cargo-deny)"; fi
 
@@ -46,6 +47,10 @@ test: setup ## All tests
 .PHONY: e2e
 e2e: setup ## Whole-product tests only
 	@scripts/test e2e
+
+.PHONY: fuzz
+fuzz: setup ## Fuzz every parser of untrusted bytes for FUZZ_SECONDS (600); TARGET=name for one
+	@scripts/fuzz
 
 .PHONY: bench
 bench: setup ## Run the benchmarks, with peers for comparison

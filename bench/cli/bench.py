@@ -96,7 +96,7 @@ def start(binary, folder, warm):
 def stop(binary, folder, process):
     process.send_signal(signal.SIGINT)
     process.wait(60)
-    subprocess.run([binary, "--data-dir", folder, "down", "--purge"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([binary, "--data-dir", folder, "down", "--purge", "--yes"], check=True, stdout=subprocess.DEVNULL)
 
 
 def up_until_ready(binary, rounds):

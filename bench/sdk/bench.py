@@ -172,7 +172,7 @@ def main():
     finally:
         engine.terminate()
         engine.wait(30)
-        subprocess.run([BINARY, "--data-dir", folder, "down", "--purge"], stdout=subprocess.DEVNULL, timeout=60)
+        subprocess.run([BINARY, "--data-dir", folder, "down", "--purge", "--yes"], stdout=subprocess.DEVNULL, timeout=60)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	if process := engineUnderTest.process; process != nil {
 		process.Process.Signal(syscall.SIGINT)
 		process.Wait()
-		exec.Command(engineProgram(), "--data-dir", engineUnderTest.folder, "down", "--purge").Run()
+		exec.Command(engineProgram(), "--data-dir", engineUnderTest.folder, "down", "--purge", "--yes").Run()
 		os.RemoveAll(engineUnderTest.folder)
 	}
 	os.Exit(code)

@@ -101,7 +101,7 @@ def commands(words):
     """This command and every command below it. The controller and router have pages of their own."""
     yield words
     listed = re.search(r"^Commands:\n((?:  .*\n|\n(?=  ))+)", say(*words, "--help") + "\n", re.M)
-    for name in re.findall(r"^  ([a-z-]+)", listed[1], re.M) if listed else []:
+    for name in re.findall(r"^  ([a-z0-9-]+)", listed[1], re.M) if listed else []:
         if name not in ("help", "controller", "router"):
             yield from commands([*words, name])
 
@@ -121,6 +121,8 @@ ENUMS = [
     ("Ready of a Sandbox", "sandbox.rs", "SandboxReady"),
     ("Suspended of a Sandbox", "sandbox.rs", "SandboxSuspended"),
     ("PodScheduled of a Sandbox", "sandbox.rs", "PodScheduling"),
+    ("VolumesPending of a Sandbox", "sandbox.rs", "VolumesPending"),
+    ("IdleSuspend of a Sandbox", "sandbox.rs", "IdleSuspend"),
     ("Ready of a claim", "claim.rs", "ClaimReady"),
 ]
 EVENTS = {
@@ -128,6 +130,10 @@ EVENTS = {
     "SandboxProvisioned": ("SandboxClaim", "a new sandbox was made for the claim"),
     "ClaimExpired": ("SandboxClaim", "the claim's time is over; the note says what happens to it"),
     "WarmPoolNotProgressing": ("SandboxWarmPool", "members do not become ready; the note says why"),
+    "WarmPoolProgressing": ("SandboxWarmPool", "members become ready again"),
+    "MultiplePods": ("Sandbox", "the Sandbox controls more than one Pod; none is chosen or created"),
+    "IdleSuspended": ("Sandbox", "suspended because it was not used for its idle time"),
+    "WokenByRequest": ("Sandbox", "resumed because a request waits for it"),
 }
 
 NODE_EVENTS = {
@@ -158,6 +164,8 @@ NODE_EVENTS = {
     "LimitNotEnforced": "weaker without root: a memory or CPU limit is not held",
     "StorageMeasuredOnly": "a disk limit is measured and evicted by, not held by the file system",
     "NoEgress": "without root and pasta no traffic leaves the Pod",
+    "OpenToRoot": "other programs of root on this machine can connect to Pods, because cgroups (v2) cannot tell them from the engine",
+    "SharedUserLimits": "without root, inotify instances, timers and message queues of all sandboxes count for your user; each may use a quarter",
     "NoLandlock": "the kernel has no Landlock; the other walls stand",
 }
 
@@ -169,16 +177,36 @@ def conditions():
     for title, file, name in ENUMS:
         source = (ROOT / "crates/api/src/conditions" / file).read_text()
         body = re.search(rf"pub enum {name} \{{\n(.*?)\n\}}", source, re.S)[1]
-        reasons = dict(re.findall(r"Self::(\w+)[^=|]*?=>[^;]*?Reason::(\w+)", implementation(source, name)))
+        said = reasons(implementation(source, name), outcomes(source) if "PodOutcome" in source else [])
         page += f"\n## {title}\n\n| case | reason | meaning |\n|---|---|---|\n"
         for text, variant in re.findall(r"((?:    ///[^\n]*\n)+)    (\w+)", body + "\n"):
             words = " ".join(line.strip().removeprefix("///").strip() for line in text.splitlines())
-            page += f"| {variant} | {f'`{reasons[variant]}`' if variant in reasons else 'the Pod’s own' if variant == 'Mirrored' else '`PodSucceeded` or `PodFailed`' if variant == 'Finished' else '`ClaimExpired`' if variant == 'Expired' else f'`{variant}`'} | {words} |\n"
+            own = "the Pod's own, or " if variant == "Mirrored" else ""
+            page += f"| {variant} | {own}{' or '.join(f'`{reason}`' for reason in said[variant])} | {words} |\n"
+    page += "\n## Finished of a Sandbox\n\nPresent only after the Pod has ended; a claim mirrors it.\n\n| case | reason |\n|---|---|\n"
+    source = (ROOT / "crates/api/src/conditions/sandbox.rs").read_text()
+    page += "".join(f"| {reason.removeprefix('Pod')} | `{reason}` |\n" for reason in outcomes(source))
     page += "\n## Events of the controller\n\n| reason | on | meaning |\n|---|---|---|\n"
     page += "".join(f"| `{reason}` | {kind} | {text} |\n" for reason, (kind, text) in EVENTS.items())
     page += "\n## Events of the embedded node\n\nAll of them are about Pods. `kubectl describe pod` shows them in order.\n\n| reason | meaning |\n|---|---|\n"
     page += "".join(f"| `{reason}` | {text} |\n" for reason, text in NODE_EVENTS.items())
     return page
+
+
+def outcomes(source):
+    """The reasons of a Pod that has ended."""
+    return re.findall(r"Reason::(\w+)", implementation(source, "PodOutcome"))
+
+
+def reasons(text, ended):
+    """For each case the reasons that its arm of the match names, in the order of their first mention."""
+    found = {}
+    arms = re.finditer(r"^ +((?:Self::\w+[^=|\n]*?\|?\s*)+)=> *(.*?)(?=^ +Self::|\Z)", text, re.S | re.M)
+    for arm in arms:
+        named = re.findall(r"Reason::(\w+)", arm[2]) + (ended if "outcome.reason()" in arm[2] else [])
+        for variant in re.findall(r"Self::(\w+)", arm[1]):
+            found.setdefault(variant, []).extend(reason for reason in dict.fromkeys(named) if reason not in found.get(variant, []))
+    return found
 
 
 def implementation(source, name):

@@ -67,7 +67,7 @@ def reader(request, tmp_path):
         yield page, session
     finally:
         session.close()
-        purge = subprocess.run([BINARY, "down", "--purge"], env=environment, capture_output=True, text=True, timeout=120)
+        purge = subprocess.run([BINARY, "down", "--purge", "--yes"], env=environment, capture_output=True, text=True, timeout=120)
         log = data / "up.log"
         assert purge.returncode == 0 or not data.exists(), f"{purge.stderr}\n{log.read_text() if log.exists() else ''}"
 

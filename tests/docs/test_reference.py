@@ -22,12 +22,22 @@ def test_every_event_of_the_controller_is_listed():
     assert said <= set(reference.EVENTS), said - set(reference.EVENTS)
 
 
+def test_the_listed_reasons_are_those_that_the_code_writes():
+    """The texts that crates/api/src/conditions/tests.rs pins for each case name the reason that the page gives for it."""
+    page, tests = reference.conditions(), (reference.ROOT / "crates/api/src/conditions/tests.rs").read_text()
+    pinned = re.findall(r"(?:SandboxReady|SandboxSuspended|PodScheduling)::(\w+).*?\(\s*\"\w+\",\s*\"\w+\",\s*\"(\w+)\"", tests, re.S)
+    assert ("Finished", "PodFailed") in pinned and ("Suspended", "SandboxSuspended") in pinned, pinned
+    for variant, reason in pinned:
+        rows = re.findall(rf"^\| {variant} \| (.*?) \|", page, re.M)
+        assert any(f"`{reason}`" in row or "the Pod's own" in row for row in rows), (variant, reason, rows)
+
+
 # What an event's reason looks like at the places that record one, or that name one for them.
 SAID_BY_THE_NODE = [
     r'\.record_(?:warning|event)\(\s*"([A-Z]\w+)"',
     r'recorder\s*\.pod\([^;]*?Severity::\w+,\s*"([A-Z]\w+)"',
     r'PodFailure \{\s*reason: "([A-Z]\w+)"',
-    r'Self::(?:SharedUid|LimitNotEnforced|StorageMeasuredOnly|NoEgress|NoLandlock) => "([A-Z]\w+)"',
+    r'Self::(?:SharedUid|LimitNotEnforced|StorageMeasuredOnly|NoEgress|SharedUserLimits|OpenToRoot|NoLandlock) => "([A-Z]\w+)"',
     r'Self::MissingProgram \{ \.\. \} => "([A-Z]\w+)"',
     r'const (?:REFUSED|EVICTED|UNSUPPORTED): &str = "([A-Z]\w+)"',
     r'_ => "(FailedCreatePodSandBox)"',

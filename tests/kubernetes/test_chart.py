@@ -16,6 +16,7 @@ VALUE_SETS = {
     "everything": {
         "replicaCount": 3,
         "controller": {"extensions": True, "allowedLabelDomains": "example.com\nexample.org"},
+        "admission": {"claims": {"enabled": True}},
         "podDisruptionBudget": {"enabled": True},
         "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}], "apiServer": {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}},
         "metrics": {"serviceMonitor": {"enabled": True, "scrapeTimeout": "10s", "additionalLabels": {"a": "b"}},
@@ -47,8 +48,10 @@ VALUE_SETS = {
     "router with TLS": {
         "router": {"enabled": True, "auth": {"mode": "scoped-token,static-token", "scopedTokenSecret": "scoped", "scopedTokenKeys": ["new", "old"],
                                              "staticTokenSecret": "static"},
+                   "sandboxTokens": {"keySecret": "signing"},
                    "tls": {"secret": "tls", "only": True, "clientCertificates": "required", "clientCASecret": "ca"}},
     },
+    "router that wakes sandboxes": {"router": {"enabled": True, "auth": {"mode": "rbac"}, "wakeSandboxes": True}},
     "own certificate": {"webhook": {"manageCertificates": False, "certificateSecret": "mine"},
                         "crds": {"annotations": {"cert-manager.io/inject-ca-from": "a/b"}}},
     "no webhook, no CRDs": {"webhook": {"enabled": False}, "crds": {"install": False}, "namespace": {"create": False}},
@@ -157,7 +160,7 @@ def test_names_are_upstreams(real, tmp_path):
     assert "--drain-delay=10s" in router and "--authz-mode=tokenreview" in router
 
 
-@pytest.mark.parametrize("files", [["sandbox"], ["sandbox", "extensions", "router"], ["sandbox-with-extensions"]], ids="+".join)
+@pytest.mark.parametrize("files", [["sandbox"], ["manifest", "extensions", "router"], ["sandbox-with-extensions"]], ids="+".join)
 def test_manifests_apply(real, files):
     """Plain `kubectl apply`, twice: the second time changes nothing. Pods become Ready under Pod security "restricted"."""
     paths = [str(ROOT / "deploy" / "manifests" / f"{file}.yaml") for file in files]
@@ -177,7 +180,7 @@ def test_manifests_apply(real, files):
 def test_applying_extensions_on_top_is_applying_both(real):
     folder = ROOT / "deploy" / "manifests"
     both = {(d["kind"], d["metadata"]["name"]): d for d in documents((folder / "sandbox-with-extensions.yaml").read_text())}
-    layered = {(d["kind"], d["metadata"]["name"]): d for file in ("sandbox", "extensions")
+    layered = {(d["kind"], d["metadata"]["name"]): d for file in ("manifest", "extensions")
                for d in documents((folder / f"{file}.yaml").read_text())}
     assert layered == both
 

@@ -158,7 +158,7 @@ def unused_grants(manifest, asked):
 
 @contextlib.contextmanager
 def router_on(cluster, *flags):
-    """The router, as its account. Yields a function that asks for a sandbox that does not exist and returns the status."""
+    """The router, as its account. Yields a function that asks for a sandbox, by default one that does not exist, and returns the status."""
     http_port, health = free_port(), free_port()
     account = cluster.account_kubeconfig(SYSTEM, "sandbox-router")
     command = [
@@ -168,23 +168,24 @@ def router_on(cluster, *flags):
     environment = {**os.environ, "KUBECONFIG": str(account)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 
-    def get(port, path, **headers):
+    def send(port, method, path, headers):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         try:
-            connection.request("GET", path, headers=headers)
+            connection.request(method, path, headers=headers)
             return connection.getresponse().status
         except OSError:
             return None
         finally:
             connection.close()
 
-    def ask(namespace, token):
+    def ask(namespace, token, method="GET", path="/", headers=None):
         credentials = {"Authorization": f"Bearer {token}"} if token else {}
-        return get(http_port, "/", **{"X-Sandbox-ID": "missing", "X-Sandbox-Namespace": namespace}, **credentials)
+        named = {"X-Sandbox-ID": "missing", "X-Sandbox-Namespace": namespace} if headers is None else headers
+        return send(http_port, method, path, {**named, **credentials})
 
     def is_ready():
         assert process.poll() is None, "the router ended"
-        return get(health, "/readyz") == 200
+        return send(health, "GET", "/readyz", {}) == 200
     try:
         cluster.api.eventually("the router is ready", is_ready)
         yield ask

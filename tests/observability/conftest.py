@@ -68,7 +68,7 @@ class Engine:
                 pass
 
     def stop(self):
-        self.cli("down", "--purge")
+        self.cli("down", "--purge", "--yes")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import subprocess
 import time
 import urllib.parse
 
+import engine_group
 import namespaces
 import pytest
 
@@ -49,11 +50,13 @@ class ClusterNames:
         self.real = socket.getaddrinfo
 
     def __enter__(self):
+        self.before = engine_group.join(self.engine.process.pid)
         socket.getaddrinfo = self.resolve
         return self
 
     def __exit__(self, *_):
         socket.getaddrinfo = self.real
+        engine_group.leave(self.before)
         self.stop()
 
     def stop(self):

@@ -66,7 +66,7 @@ class Engine:
 
 def purge(folder):
     """Stops everything that still runs, also after a killed engine, and removes its data."""
-    subprocess.run([BINARY, "--data-dir", str(folder), "down", "--purge"], check=True, timeout=120)
+    subprocess.run([BINARY, "--data-dir", str(folder), "down", "--purge", "--yes"], check=True, timeout=120)
 
 
 def start_engine(folder, *extra):

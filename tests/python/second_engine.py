@@ -188,7 +188,7 @@ def second_engine():
             engine.provide()
             yield engine
     finally:
-        purge = [BINARY, "--data-dir", str(folder / "node"), "down", "--purge"]
+        purge = [BINARY, "--data-dir", str(folder / "node"), "down", "--purge", "--yes"]
         subprocess.run(purge, capture_output=True, timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -22,7 +22,8 @@ from mcp import Client, StdioServerParameters  # noqa: E402
 from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client  # noqa: E402
 
 SOURCE = "python-sandbox-template"
-TOOLS = ["create_sandbox", "delete_sandbox", "download_file", "execute_command", "file_exists", "list_files", "upload_file"]
+UPSTREAM = {"create_sandbox", "delete_sandbox", "download_file", "execute_command", "file_exists", "list_files", "upload_file"}
+OURS_TOO = {"run_python", "start_command", "command_output", "stop_command", "list_ports"}
 
 
 def command(engine, *words):
@@ -88,9 +89,9 @@ class Tools:
         return json.loads(read.contents[0].text)
 
 
-async def a_session_works(client):
+async def a_session_works(client, *more):
     tools = Tools(client)
-    assert sorted(tool.name for tool in (await client.list_tools()).tools) == TOOLS
+    assert {tool.name for tool in (await client.list_tools()).tools} == {*UPSTREAM, *OURS_TOO, *more}
     templates = (await client.list_resource_templates()).resource_templates
     assert [template.uri_template for template in templates] == ["sandboxes://{namespace}"]
     claim = (await tools.call("create_sandbox", warmpool=SOURCE, labels={"who": "test"}))["sandbox_claim_name"]
@@ -135,7 +136,7 @@ def test_the_seven_tools_and_the_resource_on_standard_input_and_output(engine):
     async def run():
         program, *words = command(engine)
         async with Client(StdioServerParameters(command=program, args=words, env=environment())) as client:
-            await a_session_works(client)
+            await a_session_works(client, "open_port")
 
     asyncio.run(run())
 
@@ -193,6 +194,69 @@ def test_bytes_travel_as_base64_and_listings_are_cut(url):
             assert slow["exit_code"] != 0
             assert "no-such" in await tools.fails("create_sandbox", warmpool="no-such", sandbox_ready_timeout=5)
             await tools.raw("delete_sandbox", **of)
+
+    asyncio.run(run())
+
+
+def test_no_tool_needs_a_sandbox_a_namespace_or_a_pool(engine):
+    """The first call creates a sandbox; Python, background commands and ports work in it."""
+    import urllib.request
+
+    async def run():
+        program, *words = command(engine)
+        async with Client(StdioServerParameters(command=program, args=words, env=environment())) as client:
+            listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+            create = listed["create_sandbox"].input_schema
+            assert create["required"] == [] and create["properties"]["warmpool"]["default"] == SOURCE
+            assert create["properties"]["namespace"]["default"] == "default"
+
+            async def call(name, **arguments):
+                result = await client.call_tool(name, arguments)
+                assert not result.is_error, result.content
+                return result.structured_content
+
+            first, second = await asyncio.gather(call("run_python", code="print(6 * 7)"), call("execute_command", command="echo hi"))
+            assert (first["stdout"], second["stdout"]) == ("42\n", "hi\n")
+            claim = {first.get("sandbox_claim_name"), second.get("sandbox_claim_name")} - {None}
+            assert len(claim) == 1, "one call created the sandbox, and both used it"
+            (claim,) = claim
+            assert await Tools(client).mine() == [claim]
+            assert (await call("run_python", code="raise SystemExit(3)"))["exit_code"] == 3
+
+            long = await call("execute_command", command="echo begin; head -c 300000 /dev/zero | tr '\\0' x; echo; echo end")
+            assert long["stdout"].startswith("begin\n") and long["stdout"].endswith("end\n") and len(long["stdout"]) < 31_000
+            size = (await call("execute_command", command=f"wc -c < {long['stdout_file']}"))["stdout"].strip()
+            assert size == "300011"
+            part = await call("download_file", path=long["stdout_file"], offset=300_007, max_bytes=100)
+            assert (part["content"], part["bytes_read"], part["total_bytes"]) == ("end\n", 4, 300_011)
+
+            server = (await call("start_command", command="echo up; exec python3 -m http.server 8123"))["command_id"]
+            deadline = time.monotonic() + 30
+            while 8123 not in [port["port"] for port in (await call("list_ports"))["ports"]]:
+                assert time.monotonic() < deadline, await call("command_output", command_id=server)
+                await asyncio.sleep(0.05)
+            url = (await call("open_port", port=8123))["url"]
+            assert url.startswith("http://127.0.0.1:") and (await call("open_port", port=8123))["url"] == url
+            page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=30).read())
+            assert b"Directory listing" in page
+            output = await call("command_output", command_id=server)
+            assert output["running"] and output["output"].startswith("up\n") and not output["more"]
+            rest = await call("command_output", command_id=server, offset=output["next_offset"])
+            assert rest["output"] == ""
+            assert (await call("stop_command", command_id=server))["running"] is False
+            ended = await call("command_output", command_id=server, wait_seconds=5)
+            assert ended["running"] is False and ended["exit_code"] != 0
+
+            def shutdown_time():
+                found = engine.kubectl("get", "sandboxclaim", claim, "-o", "jsonpath={.spec.lifecycle.shutdownTime}")
+                return found.stdout
+
+            # A call moves the end of an idle sandbox's life.
+            engine.kubectl("annotate", "--overwrite", "sandboxclaim", claim, "mcp.k8s-agent-sandbox/idle-seconds=7")
+            before = shutdown_time()
+            await call("execute_command", command="true", timeout=5)
+            assert shutdown_time() != before
+            await call("delete_sandbox", sandbox_claim_name=claim)
 
     asyncio.run(run())
 

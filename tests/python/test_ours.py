@@ -69,6 +69,17 @@ def test_a_sandbox_from_an_image(client):
         wait_until(lambda: client.get(name) is None)
 
 
+def test_the_history_has_the_commands_of_every_client(engine, client):
+    with client.sandbox("host") as sandbox:
+        sandbox.run("echo words; exit 3")
+        engine.cli("exec", sandbox.name, "--", "echo", "from the command line")
+        past = sandbox.history()
+        assert [(entry.id, entry.exit_code) for entry in past] == [(1, 3), (2, 0)]
+        assert past[1].argv == ["echo", "from the command line"] and past[1].stdout is None
+        assert sandbox.history(1)[0].id == 2
+        assert sandbox.history_entry(1).stdout == "words\n"
+
+
 def test_the_older_minimal_api(engine, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(engine.kubeconfig))
     from agentic_sandbox_client import SandboxClient as Older
@@ -293,7 +304,8 @@ def test_errors_say_what_to_do(engine, client, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AGENT_SANDBOX_DATA_DIR", str(tmp_path / "none"))
-    with pytest.raises(errors.SandboxNoClusterError, match="agent-sandbox up"):
+    monkeypatch.setenv("AGENT_SANDBOX_BIN", str(tmp_path / "no-program"))
+    with pytest.raises(errors.SandboxNoClusterError, match="no-program up"):
         Sandbox().open()
     text = engine.kubeconfig.read_text()
     dead = tmp_path / "dead"

@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import threading
 
@@ -38,6 +39,25 @@ def test_everything_has_its_checksum(dist):
         assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == checksum, name
 
 
+def test_manifests_have_the_names_of_upstreams_releases(dist):
+    """Installation guides download `manifest.yaml` and `extensions.yaml` from beside the archives."""
+    for name in ("manifest.yaml", "extensions.yaml"):
+        path = dist / name
+        assert path.is_file() and not path.is_symlink()
+        assert path.read_text() == (ROOT / "deploy" / "manifests" / name).read_text()
+
+
+def test_the_client_can_be_installed_under_upstreams_name(dist, tmp_path):
+    """`pip install agentic-sandbox-client` gives the package `agentic_sandbox_client` of our own wheel."""
+    environment = tmp_path / "venv"
+    subprocess.run(["python3", "-m", "venv", environment], check=True, timeout=120)
+    python = environment / "bin" / "python"
+    # Dependencies of the drop-in package come from the index; ours must come from the release.
+    done = subprocess.run([python, "-m", "pip", "install", "--quiet", "--find-links", dist, "agentic-sandbox-client"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([python, "-c", "import agentic_sandbox_client, k8s_agent_sandbox"], check=True, timeout=60)
+
+
 def test_installed_from_an_address_it_runs(dist, tmp_path):
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(dist))
     handler.log_message = lambda *_: None
@@ -51,6 +71,24 @@ def test_installed_from_an_address_it_runs(dist, tmp_path):
     run = subprocess.run([program, "run", "--", "echo", "works"], capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout) == (0, "works\n"), run.stderr
     assert (tmp_path / "share" / "man" / "man1" / "agent-sandbox.1").stat().st_size > 1000
+
+
+def test_the_wheel_alone_runs_a_sandbox(dist, tmp_path):
+    """A home folder, Python and the wheel: no Rust, no engine, no cluster, no kubectl."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    programs = tmp_path / "venv" / "bin"
+    wheel = next(dist.glob("agent_sandbox_sdk-*.whl"))
+    subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", "--no-index", wheel], check=True, timeout=300)
+    environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(tmp_path), "AGENT_SANDBOX_DATA_DIR": str(tmp_path / "data")}
+    run = functools.partial(subprocess.run, env=environment, capture_output=True, text=True, timeout=120)
+    first = run([programs / "agent-sandbox", "run", "--", "echo", "works"])
+    assert (first.returncode, first.stdout) == (0, "works\n"), first.stderr
+    try:
+        done = run([programs / "python", "-c", "from agent_sandbox import Sandbox; print(Sandbox().run('echo hi').stdout)"])
+        assert (done.returncode, done.stdout) == (0, "hi\n\n"), done.stderr
+    finally:
+        stopped = run([programs / "agent-sandbox", "down", "--purge", "--yes"])
+    assert stopped.returncode == 0, stopped.stderr
 
 
 def test_a_changed_archive_is_not_installed(dist, tmp_path):

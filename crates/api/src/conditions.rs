@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 pub use claim::ClaimReady;
-pub use sandbox::{PodOutcome, PodScheduling, SandboxReady, SandboxSuspended};
+pub use sandbox::{IdleSuspend, PodOutcome, PodScheduling, SandboxReady, SandboxSuspended, VolumesPending};
 pub use upsert::{find, forward, is_reason, remove, sort_by_type, truncated_message, upsert};
 
 /// Condition types we write.
@@ -25,6 +25,10 @@ pub enum ConditionType {
     Finished,
     PodScheduled,
     Ready,
+    /// Ours; present only while a running Sandbox's template names volumes that its Pod does not have.
+    VolumesPending,
+    /// Ours; present only on a Sandbox with an idle time: whether it is suspended because it was idle.
+    IdleSuspend,
 }
 
 impl ConditionType {
@@ -35,6 +39,8 @@ impl ConditionType {
             Self::Finished => "Finished",
             Self::PodScheduled => "PodScheduled",
             Self::Ready => "Ready",
+            Self::VolumesPending => "VolumesPending",
+            Self::IdleSuspend => "IdleSuspend",
         }
     }
 }
@@ -82,6 +88,12 @@ pub enum Reason {
     // PodScheduled, unless mirrored
     PodScheduled,
     PodSchedulingUnknown,
+    // VolumesPending
+    AttachedAtResume,
+    // IdleSuspend
+    Idle,
+    NotIdle,
+    InvalidIdlePolicy,
     // Ready of a Sandbox
     MultiplePods,
     ReconcilerError,
@@ -116,6 +128,10 @@ impl Reason {
             Self::PodFailed => "PodFailed",
             Self::PodScheduled => "PodScheduled",
             Self::PodSchedulingUnknown => "PodSchedulingUnknown",
+            Self::AttachedAtResume => "AttachedAtResume",
+            Self::Idle => "Idle",
+            Self::NotIdle => "NotIdle",
+            Self::InvalidIdlePolicy => "InvalidIdlePolicy",
             Self::MultiplePods => "MultiplePods",
             Self::ReconcilerError => "ReconcilerError",
             Self::InvalidConfiguration => "InvalidConfiguration",

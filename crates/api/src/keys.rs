@@ -25,6 +25,10 @@ pub mod labels {
     pub const LAUNCH_TYPE: &str = "agents.x-k8s.io/launch-type";
     /// Sandbox, Pod template: uid of the claim it serves.
     pub const CLAIM_UID: &str = "agents.x-k8s.io/claim-uid";
+    /// Sandbox, claim: `true` for those of E2B's API.
+    pub const E2B_SANDBOX: &str = "e2b.agent-sandbox.github.io/sandbox";
+    /// Prefix of the labels that hold metadata of E2B's clients: `<prefix><key>`.
+    pub const E2B_METADATA_PREFIX: &str = "metadata.e2b.agent-sandbox.github.io/";
     /// Claim, written by old controllers: the assigned Sandbox. Read, and migrated to the annotation of the same key.
     pub const LEGACY_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
 }
@@ -64,6 +68,48 @@ pub mod annotations {
     /// container's command, listening on the runtime port. Clusters ignore it (there the image brings the daemon).
     /// Under a domain of its own, because keys of `agents.x-k8s.io/` in Pod templates never reach Pods.
     pub const INJECT_SANDBOXD: &str = "runtime.agents.x-k8s.io/inject-sandboxd";
+    /// Pod, through a Pod template: names of `hostPath` volumes of which the embedded node mounts a private, writable copy
+    /// (an overlay) instead of the folder itself, separated by commas; `=private` after a name says that nobody will look
+    /// at the changes. Such volumes are mounted `readOnly`, so that other nodes never write to the folder.
+    pub const COPIED_VOLUMES: &str = "agent-sandbox.dev/copied-volumes";
+
+    /// Sandbox, claim, template: time without activity after which the Sandbox is suspended, such as `15m`; `off`.
+    /// Copied from the template and then from the claim when a claim gets its Sandbox, and by the controller to the
+    /// Pod, where routers read it.
+    pub const IDLE_TIMEOUT: &str = "agent-sandbox.github.io/idle-timeout";
+    /// Sandbox, claim, template, Pod, like [`IDLE_TIMEOUT`]: whether commands that run in the background are activity,
+    /// `KeepAwake` (the default) or `Ignore`.
+    pub const IDLE_PROCESSES: &str = "agent-sandbox.github.io/idle-processes";
+    /// Sandbox, claim, template: whether requests wake the Sandbox: `IfIdle` (the default: if it was suspended because
+    /// it was idle), `Always` or `Never`.
+    pub const WAKE: &str = "agent-sandbox.github.io/wake";
+    /// Sandbox: a request waits for it; set by a router or client, removed by the controller.
+    pub const WAKE_REQUESTED_AT: &str = "agent-sandbox.github.io/wake-requested-at";
+    /// Sandbox: `idle` while it is suspended for that reason; set and removed by the controller.
+    pub const SUSPENDED_BY: &str = "agent-sandbox.github.io/suspended-by";
+    /// Sandbox with [`IDLE_TIMEOUT`]: when it was last in use, as far as it was recorded.
+    pub const LAST_ACTIVITY_AT: &str = "agent-sandbox.github.io/last-activity-at";
+    /// Sandbox with [`IDLE_TIMEOUT`]: not suspended before this time.
+    pub const KEEP_AWAKE_UNTIL: &str = "agent-sandbox.github.io/keep-awake-until";
+    /// Sandbox with [`IDLE_TIMEOUT`]: when a router found it idle. Without such a report it is not suspended.
+    pub const IDLE_REPORTED_AT: &str = "agent-sandbox.github.io/idle-reported-at";
+
+    /// Pod, through a Pod template: the sandbox serves E2B's clients. The value is [`super::E2B_PUBLIC`] or
+    /// [`super::E2B_PRIVATE`]: who reaches the ports of its programs through the router.
+    pub const E2B_TRAFFIC: &str = "e2b.agent-sandbox.github.io/traffic";
+    /// Sandbox, claim: the template that a client of E2B's API named.
+    pub const E2B_TEMPLATE: &str = "e2b.agent-sandbox.github.io/template";
+    /// Sandbox, claim: JSON map of the metadata that cannot be labels.
+    pub const E2B_METADATA: &str = "e2b.agent-sandbox.github.io/metadata";
+    /// Sandbox, claim: the network settings that the client gave, as JSON.
+    pub const E2B_NETWORK: &str = "e2b.agent-sandbox.github.io/network";
+    /// Sandbox, claim: digest of the request that created it, for repetitions with the same idempotency key.
+    pub const E2B_REQUEST: &str = "e2b.agent-sandbox.github.io/request";
+    /// Secret with an E2B key: the ServiceAccount, as `<namespace>/<name>`, and its uid.
+    pub const E2B_ACCOUNT: &str = "e2b.agent-sandbox.github.io/account";
+    pub const E2B_ACCOUNT_UID: &str = "e2b.agent-sandbox.github.io/account-uid";
+    /// Secret with an E2B key: when the key expires.
+    pub const E2B_EXPIRES: &str = "e2b.agent-sandbox.github.io/expires";
 
     /// Stored Sandbox: v1alpha1 fields that v1beta1 does not have.
     pub const V1ALPHA1_SANDBOX_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandbox-state";
@@ -81,6 +127,15 @@ pub mod annotations {
     pub const V1BETA1_CLAIM_POOL: &str = "api.agents.x-k8s.io/v1beta1-warm-pool-ref";
 }
 
+/// Annotations that say when a Sandbox sleeps and wakes, which a Sandbox inherits from its template and its claim.
+pub const SLEEP_POLICY: [&str; 3] = [annotations::IDLE_TIMEOUT, annotations::IDLE_PROCESSES, annotations::WAKE];
+
+/// Value of [`annotations::SUSPENDED_BY`].
+pub const SUSPENDED_BY_IDLENESS: &str = "idle";
+/// Value of [`annotations::E2B_TRAFFIC`]: everyone who knows the sandbox's id reaches the ports of its programs.
+pub const E2B_PUBLIC: &str = "public";
+/// Value of [`annotations::E2B_TRAFFIC`]: the sandbox's traffic token is required.
+pub const E2B_PRIVATE: &str = "private";
 /// Value of [`labels::LAUNCH_TYPE`] for a Sandbox that was waiting in a pool.
 pub const LAUNCH_WARM: &str = "warm";
 /// Value of [`labels::LAUNCH_TYPE`] for a Sandbox created on demand.
@@ -95,9 +150,10 @@ pub fn is_reserved_label(key: &str) -> bool {
     key.starts_with(CORE_PREFIX) || key.starts_with(EXTENSIONS_PREFIX)
 }
 
-/// True for annotation keys that only controllers may put on Pods.
+/// True for annotation keys that only controllers may put on Pods. An idle time on a Pod is its Sandbox's.
 pub fn is_reserved_annotation(key: &str) -> bool {
-    is_reserved_label(key) || key == annotations::TRACE_CONTEXT
+    is_reserved_label(key)
+        || [annotations::TRACE_CONTEXT, annotations::IDLE_TIMEOUT, annotations::IDLE_PROCESSES].contains(&key)
 }
 
 /// The bounded form of [`labels::CREATED_BY`] used on Pods, in metrics and in traces.
@@ -121,6 +177,7 @@ mod tests {
         assert!(!is_reserved_label("my.agents.x-k8s.io/anything"));
         assert!(!is_reserved_label(annotations::TRACE_CONTEXT));
         assert!(is_reserved_annotation(annotations::TRACE_CONTEXT));
+        assert!(is_reserved_annotation(annotations::IDLE_TIMEOUT), "the Sandbox's own is what counts");
     }
 
     #[test]

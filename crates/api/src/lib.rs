@@ -19,6 +19,7 @@ pub mod keys;
 pub mod names;
 pub mod owners;
 pub mod quantity;
+pub mod sleep;
 pub mod template;
 pub mod v1alpha1;
 pub mod v1beta1;

@@ -31,6 +31,11 @@ impl Quantity {
         }
     }
 
+    /// Billionths: the exact amount.
+    pub fn nanos(self) -> i128 {
+        self.0
+    }
+
     /// Thousandths, rounded up: the unit of CPU requests and limits.
     pub fn milli(self) -> i128 {
         divide_up(self.0, NANOS / 1000)
@@ -51,8 +56,8 @@ fn divide_up(amount: i128, by: i128) -> i128 {
     amount.div_euclid(by) + i128::from(amount.rem_euclid(by) != 0)
 }
 
-/// Maximum number of digits: more than any quantity that fits into the type needs.
-const MAX_DIGITS: usize = 30;
+/// Maximum number of digits: those of the largest number of billionths, as a sum of quantities may be shown.
+const MAX_DIGITS: usize = 39;
 
 fn read(text: &str) -> Option<i128> {
     let (negative, rest) = match text.as_bytes().first()? {
@@ -133,6 +138,7 @@ mod tests {
             ("+12k", 12_000 * NANOS),
             ("0.1Gi", 107_374_182_400_000_000),
             ("15Ei", 15 * (1 << 60) * NANOS),
+            ("91250500088888888880000034597200m", 91_250_500_088_888_888_880_000_034_597_200_000_000),
         ] {
             assert_eq!(Quantity::parse(text), Ok(Quantity(nanos)), "{text}");
         }

@@ -17,11 +17,13 @@ use crate::{
 
 mod crd;
 mod kinds;
+mod limits;
 pub mod metadata;
 pub mod names;
 mod network;
 mod pod;
 mod pod_defaults;
+mod quantities;
 mod storage;
 
 pub(crate) use network::cluster_ip;
@@ -71,6 +73,7 @@ pub fn apply_defaults(resource: &Resource, object: &mut Value) {
         "storage.k8s.io/storageclasses" => storage::class_defaults(object),
         "networking.k8s.io/networkpolicies" => network::policy_defaults(object),
         "/namespaces" => kinds::namespace_defaults(object),
+        "/limitranges" => limits::range_defaults(object),
         "/secrets" => kinds::secret_defaults(object),
         "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
             kinds::workload_defaults(&resource.plural, object);
@@ -100,6 +103,7 @@ pub fn prepare_for_create(resource: &Resource, object: &mut Value) {
             object["status"] = serde_json::json!({ "phase": "Pending" });
         }
         "/services" => object["status"] = serde_json::json!({ "loadBalancer": {} }),
+        "/resourcequotas" => object["status"] = serde_json::json!({}),
         "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
             object["status"] = serde_json::json!({});
         }
@@ -118,8 +122,11 @@ pub fn validate(resource: &Resource, object: &Value) -> Vec<FieldError> {
         "networking.k8s.io/networkpolicies" => network::validate_policy(object, &mut errors),
         "node.k8s.io/runtimeclasses" => kinds::validate_runtime_class(object, &mut errors),
         "storage.k8s.io/storageclasses" => kinds::validate_storage_class(object, &mut errors),
+        "/limitranges" => limits::validate_range(object, &mut errors),
+        "/resourcequotas" => limits::validate_quota(object, &mut errors),
         "/configmaps" | "/secrets" => kinds::validate_keys(object, &mut errors),
         "/events" if resource.is_alias() => kinds::validate_event(object, &mut errors),
+        "/events" => kinds::validate_core_event(object, &mut errors),
         "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" => {
             kinds::validate_workload(object, &mut errors);
         }
@@ -149,6 +156,7 @@ pub fn validate_update(resource: &Resource, old: &Value, new: &Value) -> Vec<Fie
         "/pods" => pod::validate_update(old, new, &mut errors),
         "/services" => network::validate_service_update(old, new, &mut errors),
         "/persistentvolumeclaims" => storage::validate_claim_update(old, new, &mut errors),
+        "/resourcequotas" => limits::validate_quota_update(old, new, &mut errors),
         "/configmaps" | "/secrets" => kinds::validate_immutable_data(old, new, &mut errors),
         "node.k8s.io/runtimeclasses" => kinds::immutable(old, new, "handler", &mut errors),
         "storage.k8s.io/storageclasses" => {
@@ -179,13 +187,14 @@ pub fn prepare_for_update(resource: &Resource, old: &Value, new: &mut Value) {
     }
 }
 
-/// The error for a value that Kubernetes could not even decode although its type is right, such as invalid base64.
+/// The error for a value that Kubernetes could not even decode although its type is right, such as invalid base64 or a
+/// quantity that is none.
 pub fn decode_error(resource: &Resource, object: &Value) -> Option<String> {
     match &*resource.storage {
         "/configmaps" | "/secrets" => {
             kinds::invalid_base64_offset(object).map(|at| format!("illegal base64 data at input byte {at}"))
         }
-        _ => None,
+        storage => quantities::any_invalid(storage, object).then(|| quantities::MESSAGE.to_owned()),
     }
 }
 

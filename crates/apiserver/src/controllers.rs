@@ -1,10 +1,11 @@
 //! The controllers that kube-controller-manager runs in a cluster: garbage collection, namespace deletion, default
-//! service accounts, EndpointSlices, expiry of Events, deletion of the objects of a deleted CRD.
+//! service accounts, EndpointSlices, expiry of Events, deletion of the objects of a deleted CRD, usage of quotas,
+//! removal of deleted Pods without a node.
 //!
 //! The store's events add tasks to a work queue without duplicates; one loop reconciles them.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -14,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
+    limits::ledger::{Ledger, QUOTAS},
     server::Core,
     status::ApiError,
     store::{Event, EventKind, ObjectKey, PublishPhase, Stored},
@@ -24,6 +26,8 @@ mod endpoint_slices;
 mod event_expiry;
 mod gc;
 mod namespaces;
+mod orphaned_pods;
+mod quotas;
 mod service_accounts;
 
 pub(crate) use endpoint_slices::cluster_ip;
@@ -52,6 +56,10 @@ pub(crate) enum Task {
     Service(ObjectKey),
     /// A CRD that is being deleted.
     Crd(Box<str>),
+    /// A Pod that is being deleted and whose node may not exist.
+    OrphanedPod(ObjectKey),
+    /// A namespace with quotas whose usage may have changed.
+    Quotas(Box<str>),
 }
 
 /// State of the controllers.
@@ -64,9 +72,16 @@ pub(crate) struct Controllers {
     terminating: Mutex<HashSet<Box<str>>>,
     services: endpoint_slices::ServiceIndex,
     event_expiry: Mutex<EventExpiry>,
+    ledger: Arc<Ledger>,
+    /// When the usage of a namespace has to be computed again although none of its objects changed.
+    quota_timers: Mutex<HashMap<Box<str>, jiff::Timestamp>>,
 }
 
 impl Controllers {
+    pub(crate) fn new(ledger: Arc<Ledger>) -> Self {
+        Self { ledger, ..Self::default() }
+    }
+
     /// The Service that has this cluster IP.
     pub(crate) fn service_with_ip(&self, ip: &str) -> Option<ObjectKey> {
         self.services.service_with_ip(ip)
@@ -84,12 +99,17 @@ impl Controllers {
     pub(crate) fn observe(&self, storage: &Arc<str>, event: &Event, moment: PublishPhase) {
         if moment == PublishPhase::BeforePublish {
             self.graph.apply(storage, event);
+            self.ledger.observe(storage, event);
             return;
         }
         let object = &event.object;
         match event.kind {
             EventKind::Deleted => self.on_deleted(storage, object),
             EventKind::Added | EventKind::Modified => self.on_stored(storage, object, event.previous.as_deref()),
+        }
+        let namespace = &object.key.namespace;
+        if !namespace.is_empty() && &**storage != EVENTS && self.ledger.has_quotas(namespace) {
+            self.enqueue(Task::Quotas(namespace.clone()));
         }
         match &**storage {
             NAMESPACES => self.enqueue(Task::Namespace(object.key.name.clone())),
@@ -150,6 +170,9 @@ impl Controllers {
         if &**storage == crds::STORAGE && object.facts.deleting {
             self.enqueue(Task::Crd(object.key.name.clone()));
         }
+        if &**storage == orphaned_pods::PODS && object.facts.deleting && previous.is_none_or(|p| !p.facts.deleting) {
+            self.enqueue(Task::OrphanedPod(object.key.clone()));
+        }
     }
 
     /// Loads the Events that were stored before a restart, with their age: a restart must not prolong their lifetime.
@@ -174,6 +197,10 @@ impl Controllers {
                 match &*storage {
                     NAMESPACES => self.enqueue(Task::Namespace(object.key.name.clone())),
                     SERVICES => self.enqueue(Task::Service(self.services.load(&object))),
+                    QUOTAS => {
+                        self.ledger.set_quota(&object.key, true);
+                        self.enqueue(Task::Quotas(object.key.namespace.clone()));
+                    }
                     _ => {}
                 }
             }
@@ -247,6 +274,8 @@ async fn reconcile(core: &Arc<Core>, task: &Task) -> Result<(), ApiError> {
         Task::Namespace(name) => namespaces::reconcile(core, name).await,
         Task::Service(key) => endpoint_slices::reconcile(core, key).await,
         Task::Crd(name) => crds::reconcile(core, name).await,
+        Task::OrphanedPod(key) => orphaned_pods::reconcile(core, key).await,
+        Task::Quotas(namespace) => quotas::reconcile(core, namespace).await,
     }
 }
 

@@ -37,6 +37,14 @@ impl View {
         }
     }
 
+    /// The object's name.
+    pub fn name(&self) -> Option<String> {
+        match self {
+            Self::Stored(object) => Some(object.key.name.to_string()),
+            Self::Value(value) => value["metadata"]["name"].as_str().map(str::to_owned),
+        }
+    }
+
     /// Appends the JSON text of the object.
     pub fn write_json(&self, out: &mut bytes::BytesMut) {
         match self {

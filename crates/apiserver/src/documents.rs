@@ -57,7 +57,7 @@ impl Documents {
     /// Handles a non-resource request.
     pub(crate) fn respond(&self, registry: &Registry, parts: &Parts) -> Result<Response<Body>, ApiError> {
         if parts.method != Method::GET && parts.method != Method::HEAD {
-            return Err(ApiError::no_such_path());
+            return Err(ApiError::page_not_found());
         }
         let path = parts.uri.path();
         match path.trim_end_matches('/') {
@@ -68,10 +68,10 @@ impl Documents {
         let snapshot = registry.snapshot();
         if path.starts_with("/openapi") {
             let document =
-                self.openapi(&snapshot, path).filter(|_| wants_json(parts)).ok_or_else(ApiError::no_such_path)?;
+                self.openapi(&snapshot, path).filter(|_| wants_json(parts)).ok_or_else(ApiError::page_not_found)?;
             return Ok(tagged(parts, &document.tag, document.body.clone(), "application/json"));
         }
-        let document = discovery::document(&snapshot, path, &parts.headers).ok_or_else(ApiError::no_such_path)?;
+        let document = discovery::document(&snapshot, path, &parts.headers).ok_or_else(ApiError::page_not_found)?;
         let body = document.body.to_string();
         Ok(tagged(parts, &openapi::tag(&body), body, document.content_type))
     }

@@ -7,19 +7,28 @@
 //! | `service` | authenticates requests from the network |
 //! | [`auth`] | tokens, impersonation, RBAC, privilege escalation checks |
 //! | `reviews` | access reviews, token reviews and token requests |
+//! | `audit` | records of who did what |
+//! | `token_admin` | lists and revokes tokens, replaces the administrator's |
 //! | `pod_streams` | log, exec, attach and portforward of Pods |
+//! | `resource_metrics` | CPU and memory of Pods and nodes |
 
+pub(crate) mod audit;
 pub mod auth;
 pub mod listener;
 mod pod_streams;
+pub mod resource_metrics;
 mod reviews;
 mod service;
+mod token_admin;
 
 use std::sync::Arc;
 
 use agent_sandbox_streams::backend::{NoNode, NodeBackend};
 use agent_sandbox_streams::server::StreamServer;
+use agent_sandbox_telemetry::audit::AuditLog;
 use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 pub(crate) use self::service::AuthenticatingService;
@@ -29,35 +38,58 @@ use self::auth::authenticate::{Authenticator, Objects};
 use self::auth::escalation;
 use self::auth::policy_cache::PolicyCache;
 use self::auth::rbac::{AccessTarget, Attributes};
+use self::auth::token_registry::TokenRegistry;
 use self::listener::Credentials;
-use crate::registry::Resource;
+use self::resource_metrics::{Sampler, UsageSource};
+pub use self::token_admin::RevokeError;
+pub(crate) use self::token_admin::WrittenKubeconfig;
+use crate::registry::{Endpoint, Resource};
 use crate::request::{RequestInfo, ResourceRequest, Verb};
+use crate::server::Core;
 use crate::status::ApiError;
 use crate::store::{ObjectKey, Store};
+use crate::verbs::Reply;
 
 /// State of authentication, authorization and Pod streams.
 pub(crate) struct Front {
-    pub(crate) credentials: Credentials,
+    credentials: Mutex<Credentials>,
     authenticator: Authenticator,
+    tokens: Arc<TokenRegistry>,
+    /// Kubeconfigs with the administrator's token, which are written again when it is replaced.
+    kubeconfigs: Mutex<Vec<WrittenKubeconfig>>,
     objects: Arc<StoredObjects>,
     policy: PolicyCache,
     backend: ArcSwap<BackendFor>,
     streams: StreamServer,
+    usage: Sampler,
+    /// Gets a record of every request from the network that changes something or is refused.
+    audit: Option<AuditLog>,
 }
 
 /// Makes the backend that serves one caller's streams.
 pub(crate) type BackendFor = Box<dyn Fn(&UserInfo) -> Arc<dyn NodeBackend> + Send + Sync>;
 
 impl Front {
-    pub(crate) fn new(credentials: Credentials, store: &Arc<Store>) -> Self {
+    pub(crate) fn new(
+        credentials: Credentials,
+        tokens: TokenRegistry,
+        store: &Arc<Store>,
+        audit: Option<AuditLog>,
+    ) -> Self {
+        let tokens = Arc::new(tokens);
         let objects = Arc::new(StoredObjects(store.clone()));
         let no_node: BackendFor = Box::new(|_| Arc::new(NoNode));
         Self {
-            authenticator: Authenticator::new(credentials.admin_token(), credentials.signing_key(), objects.clone()),
-            credentials,
+            authenticator: Authenticator::new(credentials.admin_token(), credentials.signing_key(), objects.clone())
+                .with_registry(tokens.clone()),
+            credentials: Mutex::new(credentials),
+            tokens,
+            kubeconfigs: Mutex::default(),
             objects,
             policy: PolicyCache::new(store.clone()),
             streams: StreamServer::default(),
+            usage: Sampler::default(),
+            audit,
             backend: ArcSwap::from_pointee(no_node),
         }
     }
@@ -66,8 +98,32 @@ impl Front {
         self.backend.store(Arc::new(backend));
     }
 
+    pub(crate) fn attach_usage(&self, source: Arc<dyn UsageSource>) {
+        self.usage.attach(source);
+    }
+
+    /// Handles a request for resource metrics; `None` for all other requests.
+    pub(crate) async fn resource_metrics(
+        &self,
+        core: &Core,
+        endpoint: &Endpoint,
+        request: &ResourceRequest,
+        uri: &http::Uri,
+    ) -> Option<Result<Reply, ApiError>> {
+        if request.group != resource_metrics::GROUP {
+            return None;
+        }
+        Some(resource_metrics::respond(&self.usage, core, endpoint, request, uri).await)
+    }
+
     pub(crate) fn allows(&self, user: &UserInfo, attributes: &Attributes) -> bool {
-        user.is_administrator() || self.policy.current().allows(user, attributes).is_some()
+        self.is_still_valid(user)
+            && (user.is_administrator() || self.policy.current().allows(user, attributes).is_some())
+    }
+
+    /// True while the token of a user, and what it is bound to, are valid.
+    pub(crate) fn is_still_valid(&self, user: &UserInfo) -> bool {
+        self.authenticator.is_still_valid(user, Timestamp::now())
     }
 
     pub(crate) async fn close_streams(&self) {
@@ -115,7 +171,7 @@ impl Front {
     }
 }
 
-fn attributes(request: &ResourceRequest, verb: &str) -> Attributes {
+pub(crate) fn attributes(request: &ResourceRequest, verb: &str) -> Attributes {
     Attributes {
         verb: verb.to_owned(),
         target: AccessTarget::Resource {
@@ -155,7 +211,7 @@ fn forbidden(user: &UserInfo, request: &ResourceRequest, verb: &str) -> ApiError
 
 fn forbidden_path(user: &UserInfo, verb: &str, path: &str) -> ApiError {
     let message = format!("forbidden: User {:?} cannot {verb} path {path:?}", user.username);
-    ApiError::new(http::StatusCode::FORBIDDEN, "Forbidden", message)
+    ApiError::new(http::StatusCode::FORBIDDEN, "Forbidden", message).with_empty_details()
 }
 
 /// A stored object of the core group, or 404.

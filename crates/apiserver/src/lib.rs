@@ -9,10 +9,12 @@
 //! | parse method, path, query and body | [`request`], [`protobuf`], [`selectors`] |
 //! | handle it | `server`; [`verbs`] for resources, [`documents`] for discovery and OpenAPI |
 //! | default, validate, convert, patch objects | [`registry`], [`builtin`], [`schema`], `cel`, [`convert`], [`patch`] |
+//! | enforce what namespaces limit | `limits` (LimitRange, ResourceQuota), `pod_security` |
 //! | store objects and their history | [`store`] |
 //! | render the response | [`render`], [`table`], [`status`] |
 //!
-//! Beside the requests, `controllers` follow the store's events: garbage collection, namespaces, EndpointSlices.
+//! Beside the requests, `controllers` follow the store's events: garbage collection, namespaces, EndpointSlices,
+//! the usage of quotas.
 
 pub mod builtin;
 mod cel;
@@ -20,7 +22,12 @@ mod controllers;
 pub mod convert;
 pub mod documents;
 pub mod front;
+/// Entry points for `make fuzz`, and for the test that repeats its corpora.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
+mod limits;
 pub mod patch;
+mod pod_security;
 pub mod protobuf;
 pub mod registry;
 pub mod render;
@@ -34,9 +41,12 @@ pub mod table;
 pub mod verbs;
 
 pub use convert::Converter;
+pub use front::RevokeError;
 pub use front::auth::UserInfo;
 pub use front::auth::rbac::{AccessTarget, Attributes};
-pub use front::listener::{Listener, ListenerConfig};
+pub use front::auth::token_registry::IssuedToken;
+pub use front::listener::{Listener, ListenerConfig, ListenerError};
+pub use front::resource_metrics::{ContainerCounters, Counters, UsageSample, UsageSource};
 pub use server::{ApiServer, Config, OpenError, collect};
 pub use status::ApiError;
 pub use verbs::MutatingAdmission;

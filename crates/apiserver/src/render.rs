@@ -42,6 +42,11 @@ pub fn value_response(code: StatusCode, value: &Value) -> Response<Body> {
 }
 
 pub fn error_response(error: &ApiError) -> Response<Body> {
+    if error.is_plain_text() {
+        let mut response = json_response(error.code, format!("{}\n", error.message));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        return response;
+    }
     let mut response = value_response(error.code, &error.to_value());
     if let Some(seconds) = error.details.as_ref().and_then(|d| d.retry_after_seconds) {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());

@@ -6,6 +6,7 @@ mod in_process;
 use std::{path::PathBuf, sync::Arc};
 
 use agent_sandbox_streams::backend::NodeBackend;
+use agent_sandbox_telemetry::audit::AuditLog;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -15,18 +16,24 @@ use crate::{
     convert::{Conversions, Converter},
     documents::Documents,
     front::{
-        AuthenticatingService, Front,
-        auth::{Attributes, UserInfo},
-        listener::{Credentials, Listener, ListenerConfig, ListenerError, UnsavedCredentials},
+        AuthenticatingService, Front, RevokeError, WrittenKubeconfig,
+        audit::CreatedName,
+        auth::{
+            Attributes, UserInfo,
+            token_registry::{IssuedToken, TokenRegistry},
+        },
+        listener::{Credentials, Listener, ListenerConfig, ListenerError, UnsavedCredentials, kubeconfig::reachable},
+        resource_metrics::UsageSource,
     },
+    limits::ledger::Ledger,
     protobuf,
     registry::{Registry, Resource, compile_crd},
     render::{self, Body, BoxError},
-    request::{RequestInfo, query_value},
+    request::{RequestInfo, Verb, query_value},
     status::ApiError,
     store::{CommitError, FileError, Store, Stored},
     table::{IncludeObject, ResponseFormat},
-    verbs::{self, MAX_BODY, MutatingAdmission},
+    verbs::{self, MAX_BODY, MutatingAdmission, Payload},
 };
 
 use self::in_process::{InProcessService, OmitManagedFields};
@@ -42,6 +49,8 @@ pub struct Config {
     pub converter: Option<Arc<dyn Converter>>,
     /// Changes new objects in this process before they are stored.
     pub mutating_admission: Option<Arc<dyn MutatingAdmission>>,
+    /// Gets a record of every request from the network that changes something or is refused.
+    pub audit: Option<AuditLog>,
 }
 
 /// Why a server could not be opened.
@@ -66,6 +75,9 @@ pub(crate) struct Core {
     pub(crate) front: Front,
     pub(crate) documents: Documents,
     pub(crate) controllers: Arc<Controllers>,
+    pub(crate) ledger: Arc<Ledger>,
+    /// `None` without a data folder.
+    credentials_file: Option<PathBuf>,
 }
 
 impl Core {
@@ -153,14 +165,21 @@ impl ApiServer {
             Some(folder) => open_folder(folder, !config.no_fsync, &registry)?,
         };
         let (credentials, unsaved) = credentials(config.data_dir.as_deref())?;
+        let tokens = match &config.data_dir {
+            Some(folder) => TokenRegistry::load(&folder.join("tokens.json"))?,
+            None => TokenRegistry::default(),
+        };
+        let ledger = Arc::new(Ledger::new(config.mutating_admission.clone()));
         let core = Arc::new(Core {
             store: store.clone(),
             registry,
             conversions: Conversions::new(config.converter),
+            ledger: ledger.clone(),
             mutating_admission: config.mutating_admission,
-            front: Front::new(credentials, &store),
+            front: Front::new(credentials, tokens, &store, config.audit),
+            credentials_file: config.data_dir.as_deref().map(credentials_file),
             documents: Documents::default(),
-            controllers: Arc::default(),
+            controllers: Arc::new(Controllers::new(ledger)),
         });
         core.controllers.load(&core);
         let observer = core.controllers.clone();
@@ -221,6 +240,11 @@ impl ApiServer {
         self.core.front.attach_node(Box::new(backend));
     }
 
+    /// Sets where the resource metrics API reads its counters.
+    pub fn attach_usage(&self, source: impl UsageSource) {
+        self.core.front.attach_usage(Arc::new(source));
+    }
+
     /// Whether RBAC lets `user` do what `attributes` describe. Reads the current roles and bindings, without a cache.
     pub fn allows(&self, user: &UserInfo, attributes: &Attributes) -> bool {
         self.core.front.allows(user, attributes)
@@ -229,7 +253,30 @@ impl ApiServer {
     /// Listens on the network: TLS, a token for every request, and a kubeconfig.
     pub async fn listen(&self, config: ListenerConfig) -> Result<Listener, ListenerError> {
         let server = self.clone();
-        Listener::start(config, &self.core.front.credentials, |stop| AuthenticatingService::new(server, stop)).await
+        let (name, path) = (config.name.clone(), config.kubeconfig.clone());
+        let credentials = self.core.front.credentials();
+        let listener = Listener::start(config, &credentials, |stop| AuthenticatingService::new(server, stop)).await?;
+        if let Some(path) = path {
+            let address = reachable(listener.address());
+            self.core.front.add_kubeconfig(WrittenKubeconfig { path, name, address });
+        }
+        Ok(listener)
+    }
+
+    /// The tokens of ServiceAccounts that were requested, are valid and not bound to a Pod.
+    pub fn issued_tokens(&self) -> Vec<IssuedToken> {
+        self.core.front.issued_tokens()
+    }
+
+    /// Revokes a token of a ServiceAccount, given by its id or by itself. Returns its id.
+    pub fn revoke_token(&self, id_or_token: &str) -> Result<String, RevokeError> {
+        self.core.front.revoke_token(id_or_token)
+    }
+
+    /// Replaces the administrator's token, also in the kubeconfigs that the listeners wrote. The old token is refused
+    /// from now on.
+    pub fn rotate_admin_token(&self) -> Result<(), ListenerError> {
+        self.core.front.rotate_admin_token(self.core.credentials_file.as_deref())
     }
 
     /// Ends exec, attach and port-forward sessions; called before the process exits.
@@ -274,7 +321,7 @@ impl ApiServer {
             return self.core.documents.respond(&self.core.registry, &parts);
         };
         if let Some(kind) = Front::stream_kind(&wanted) {
-            return front.stream(&self.core.store, user, kind, &wanted, &mut parts).await;
+            return front.stream(&self.core, user, kind, &wanted, &mut parts).await;
         }
         let form = ResponseFormat::negotiate(&parts.headers).map(|form| match form {
             ResponseFormat::Json if parts.extensions.get::<OmitManagedFields>().is_some() => ResponseFormat::Lean,
@@ -287,13 +334,40 @@ impl ApiServer {
             .registry
             .snapshot()
             .endpoint(&wanted.group, &wanted.version, &wanted.resource)
-            .ok_or_else(ApiError::no_such_path)?;
+            .ok_or_else(|| self.no_such_resource(&wanted.group))?;
         let form = form.map_err(|e| if endpoint.resource.is_custom() { e } else { e.with_empty_details() })?;
-        let reply = match front.review(&self.core.store, user, &wanted, &parts, &body) {
-            Some(reviewed) => reviewed?,
-            None => verbs::dispatch(&self.core, user, &wanted, &parts, body).await?,
+        let reply = if let Some(reviewed) = front.review(&self.core.store, user, &wanted, &parts, &body) {
+            reviewed?
+        } else if let Some(metrics) = front.resource_metrics(&self.core, &endpoint, &wanted, &parts.uri).await {
+            metrics?
+        } else {
+            verbs::dispatch(&self.core, user, &wanted, &parts, body).await?
         };
-        Ok(render::reply_response(&endpoint, reply, form, include))
+        let created = match &reply.payload {
+            Payload::Object(object) if wanted.verb == Verb::Create && wanted.name.is_empty() => {
+                object.name().map(CreatedName)
+            }
+            _ => None,
+        };
+        let mut response = render::reply_response(&endpoint, reply, form, include);
+        if let Some(name) = created {
+            response.extensions_mut().insert(name);
+        }
+        Ok(response)
+    }
+}
+
+impl ApiServer {
+    /// 404 for a resource that is not served: in the form of the handler of built-in groups, or of the router.
+    fn no_such_resource(&self, group: &str) -> ApiError {
+        let known = self
+            .core
+            .registry
+            .snapshot()
+            .resources()
+            .iter()
+            .any(|resource| resource.group == group && !resource.is_custom());
+        if known { ApiError::no_such_path() } else { ApiError::page_not_found() }
     }
 }
 
@@ -313,11 +387,15 @@ fn open_folder(folder: &std::path::Path, fsync: bool, registry: &Registry) -> Re
     Ok(Store::open(folder, fsync, CRDS, register_crd, known)?)
 }
 
+fn credentials_file(folder: &std::path::Path) -> PathBuf {
+    folder.join("credentials.json")
+}
+
 /// Certificates and tokens are stored in the data folder; without one they are generated and kept in memory.
 fn credentials(data_dir: Option<&std::path::Path>) -> Result<(Credentials, Option<UnsavedCredentials>), ListenerError> {
     let now = jiff::Timestamp::now();
     match data_dir {
-        Some(folder) => Credentials::load_or_generate(&folder.join("credentials.json"), "embedded", now),
+        Some(folder) => Credentials::load_or_generate(&credentials_file(folder), "embedded", now),
         None => Ok((Credentials::generate("embedded", now)?, None)),
     }
 }

@@ -9,6 +9,8 @@ mod field;
 
 pub use field::{FieldError, FieldErrorKind, Path};
 
+const PAGE_NOT_FOUND: &str = "404 page not found";
+
 /// A failed request. Clients branch on `code`, `reason` (which may be empty) and `message`; `details` identifies the
 /// object.
 #[derive(Debug, Clone)]
@@ -60,6 +62,16 @@ impl ApiError {
         let qualified = qualified(resource, group);
         Self::new(StatusCode::NOT_FOUND, "NotFound", format!("{qualified} \"{name}\" not found"))
             .with_object(group, resource, name)
+    }
+
+    /// 404 for a path outside all served groups: Kubernetes' router answers it with a line of text.
+    pub fn page_not_found() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NotFound", PAGE_NOT_FOUND)
+    }
+
+    /// True for errors that are a line of text instead of a Status.
+    pub(crate) fn is_plain_text(&self) -> bool {
+        self.message == PAGE_NOT_FOUND && self.details.is_none()
     }
 
     /// 404 for a path that is not served.

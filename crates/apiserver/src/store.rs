@@ -149,6 +149,11 @@ impl Store {
         self.sequencer.latest(self, storage, key)
     }
 
+    /// Reads the newest state of several objects at one moment, between two writes.
+    pub fn inspect<T>(&self, read: impl FnOnce(&LatestView<'_>) -> T) -> T {
+        self.sequencer.inspect(self, read)
+    }
+
     /// Makes one change durable and publishes it. Returns the stored object; for a delete, the last state with the
     /// version of the deletion.
     pub async fn commit(&self, write: Write) -> Result<Arc<Stored>, CommitError> {

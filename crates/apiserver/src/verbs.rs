@@ -7,6 +7,7 @@
 //! | `create`, `update`, `patch`, `delete` | the writes |
 //! | `subresources` | scale, binding, eviction, finalize |
 //! | `admission` | pruning, defaults, validation, generation and `managedFields` of an object to be stored |
+//! | `namespace_rules` | what the namespace allows: LimitRanges, Pod Security labels, ResourceQuotas |
 //! | `body`, `metadata`, `service_addresses` | request bodies, object metadata, cluster IPs |
 
 use std::sync::Arc;
@@ -30,6 +31,7 @@ mod body;
 mod create;
 mod delete;
 mod metadata;
+mod namespace_rules;
 mod patch;
 mod read;
 mod service_addresses;
@@ -40,8 +42,13 @@ pub mod watch;
 pub use admission::MutatingAdmission;
 pub use body::MAX_BODY;
 pub(crate) use body::decode as decode_body;
+#[cfg(any(test, fuzzing))]
+pub(crate) use body::fuzz as fuzz_body;
 pub(crate) use delete::{DeleteOutcome, delete_checked, delete_object};
 pub(crate) use metadata::{finalizers, now};
+#[cfg(any(test, fuzzing))]
+pub(crate) use read::fuzz_continue;
+pub(crate) use subresources::check_namespace;
 pub use watch::{WatchEvent, WatchEvents};
 
 /// The result of a request, before it is rendered.
@@ -137,7 +144,7 @@ pub(crate) async fn dispatch(
 }
 
 /// Fails if the path does not fit the resource: wrong scope, or a subresource that is not served.
-fn check_scope(endpoint: &Endpoint, request: &ResourceRequest) -> Result<(), ApiError> {
+pub(crate) fn check_scope(endpoint: &Endpoint, request: &ResourceRequest) -> Result<(), ApiError> {
     let resource = &endpoint.resource;
     let misplaced = if resource.namespaced {
         request.namespace.is_empty() && !request.name.is_empty()

@@ -78,8 +78,8 @@ async fn all_objects_exist_after_a_restart_and_versions_continue() {
     let next = configs(&server).create(&PostParams::default(), &config("next")).await.unwrap();
     assert!(version(&next) > last);
     // A watch from before the restart gets 410 and must list again; one from the newest version continues.
-    let old = configs(&server).watch(&WatchParams::default(), "2").await.err();
-    assert!(matches!(&old, Some(kube::Error::Api(e)) if e.code == 410 && e.reason == "Expired"), "{old:?}");
+    let old = configs(&server).watch(&WatchParams::default(), "2").await.unwrap().boxed().next().await;
+    assert!(matches!(&old, Some(Ok(WatchEvent::Error(e))) if e.code == 410 && e.reason == "Expired"), "{old:?}");
     let mut events =
         configs(&server).watch(&WatchParams::default(), &version(&next).to_string()).await.unwrap().boxed();
     configs(&server).create(&PostParams::default(), &config("later")).await.unwrap();
@@ -287,10 +287,14 @@ fn check_after_crash(folder: &Path, round: u64, observed: &Observed, newest: u64
         let list = api.list(&ListParams::default()).await.unwrap();
         let now: u64 = list.metadata.resource_version.unwrap().parse().unwrap();
         // A watch from the last visible version continues or gets 410; it never misses an event silently.
-        match api.watch(&WatchParams::default(), &shown.max(1).to_string()).await {
-            Err(kube::Error::Api(status)) => assert_eq!((status.code, status.reason.as_str()), (410, "Expired")),
-            Err(other) => panic!("round {round}: {other}"),
-            Ok(_) => assert_eq!(shown, now, "round {round}: nothing is known about the versions in between"),
+        let mut from_shown = api.watch(&WatchParams::default(), &shown.max(1).to_string()).await.unwrap().boxed();
+        if shown != now {
+            match from_shown.next().await {
+                Some(Ok(WatchEvent::Error(status))) => {
+                    assert_eq!((status.code, status.reason.as_str()), (410, "Expired"));
+                }
+                other => panic!("round {round}: nothing is known about the versions in between: {other:?}"),
+            }
         }
         let mut events = api.watch(&WatchParams::default(), &now.to_string()).await.unwrap().boxed();
         let next = api.create(&PostParams::default(), &config(&format!("round-{round}"))).await.unwrap();

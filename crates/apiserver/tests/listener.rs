@@ -107,8 +107,11 @@ fn is_status((code, body): &(StatusCode, Value), expected_code: u16, reason: &st
 async fn every_error_is_a_status() {
     let mut client = HttpsClient::start().await;
     is_status(&client.get("/api/v1/unicorns", "*/*").await, 404, "NotFound");
-    is_status(&client.get("/apis/none/v1/things", "*/*").await, 404, "NotFound");
-    is_status(&client.get("/elsewhere", "*/*").await, 404, "NotFound");
+    for path in ["/apis/none/v1/things", "/elsewhere"] {
+        let request = client.request(Method::GET, path).body(Full::default()).unwrap();
+        let response = client.send(request).await;
+        assert_eq!((response.status().as_u16(), &response.body()[..]), (404, &b"404 page not found\n"[..]), "{path}");
+    }
     is_status(&client.get("/api/v1/namespaces/default/pods/none", "*/*").await, 404, "NotFound");
     is_status(&client.get("/api/v1/pods", "application/vnd.kubernetes.protobuf").await, 406, "NotAcceptable");
     is_status(&client.get("/api/v1/pods?includeObject=Everything", "*/*").await, 400, "BadRequest");
@@ -125,6 +128,10 @@ async fn every_error_is_a_status() {
     client.token = "wrong".into();
     is_status(&client.get("/api/v1/pods", "*/*").await, 401, "Unauthorized");
     is_status(&client.get("/version", "*/*").await, 401, "Unauthorized");
+    let anonymous = Request::builder().uri("/api/v1/pods").header("host", "localhost").body(Full::default()).unwrap();
+    let refused = client.send(anonymous).await;
+    assert_eq!(refused.status(), 403, "without credentials the user is anonymous");
+    assert!(String::from_utf8_lossy(refused.body()).contains("User \\\"system:anonymous\\\" cannot list resource"));
     assert_eq!(client.get("/healthz", "*/*").await.0, 200, "health checks need no token");
 }
 
@@ -278,4 +285,31 @@ async fn invalid_bytes_end_only_their_own_connection() {
         timeout(TIMEOUT, connection.read_to_end(&mut rest)).await.expect("closed in time").ok();
     }
     assert_eq!(client.get("/api/v1/namespaces/default/pods", "*/*").await.0, 200);
+}
+
+/// A local user who opens connections and sends nothing must not keep others from the API.
+#[tokio::test]
+async fn requests_are_answered_at_once_during_a_flood_of_idle_connections() {
+    let client = HttpsClient::start().await;
+    let used = client.connect().await;
+    let (mut sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(used)).await.unwrap();
+    let driver = tokio::spawn(driver);
+    let request = || client.request(Method::GET, "/version").body(Full::default()).unwrap();
+    let version = |response: Response<hyper::body::Incoming>| response.into_body().collect();
+    version(sender.send_request(request()).await.unwrap()).await.unwrap();
+
+    let mut idle = Vec::new();
+    for _ in 0..1500 {
+        idle.push(TcpStream::connect(client.cluster.listener.address()).await.unwrap());
+        if idle.len() % 300 == 0 {
+            let response = timeout(Duration::from_secs(1), client.send(request())).await.expect("a response at once");
+            assert_eq!(response.status(), 200);
+        }
+    }
+    let again = timeout(Duration::from_secs(1), sender.send_request(request())).await.expect("a response at once");
+    assert_eq!(again.expect("an authenticated connection stays open").status(), 200);
+    let mut byte = [0; 1];
+    let closed = timeout(TIMEOUT, idle[0].read(&mut byte)).await.expect("the oldest idle connection is closed");
+    assert!(matches!(closed, Ok(0) | Err(_)));
+    driver.abort();
 }

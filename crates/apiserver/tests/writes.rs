@@ -153,7 +153,8 @@ async fn a_crd_whose_rule_does_not_compile_is_refused() {
     );
     let message = api.post(CRDS, &bad).await.failed(422, "Invalid");
     assert!(message.contains("spec.versions[0].schema.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule: Invalid value: \"self.b == 'x'\": compilation failed: undefined field 'b'"), "{message}");
-    api.get("/apis/example.com/v1/namespaces/default/bads").await.failed(404, "NotFound");
+    // A path of no group is answered as text, without a Status, as kube-apiserver does.
+    api.get("/apis/example.com/v1/namespaces/default/bads").await.failed(404, "");
 }
 
 #[tokio::test]
@@ -206,7 +207,7 @@ async fn malformed_requests_get_the_status_kubernetes_sends() {
     api.send("POST", CONFIGS, "text/html", "{}").await.failed(415, "UnsupportedMediaType");
     api.send("PATCH", &format!("{CONFIGS}/a"), "application/json", "{}").await.failed(415, "UnsupportedMediaType");
     api.send("POST", CONFIGS, "application/json", vec![b' '; (3 << 20) + 1]).await.failed(413, "RequestEntityTooLarge");
-    api.get("/apis/nobody.example/v1/things").await.failed(404, "NotFound");
+    api.get("/apis/nobody.example/v1/things").await.failed(404, "");
     api.get(&format!("{CONFIGS}?labelSelector=a%3D%3D%3Db")).await.failed(400, "BadRequest");
     api.get(&format!("{CONFIGS}?fieldSelector=spec.x%3D1")).await.failed(400, "BadRequest");
     api.get(&format!("{CONFIGS}?limit=many")).await.failed(400, "BadRequest");
@@ -219,7 +220,7 @@ async fn malformed_requests_get_the_status_kubernetes_sends() {
     assert_eq!(message, "the namespace of the provided object does not match the namespace sent on the request");
     let mut versioned = config("a");
     versioned["metadata"]["resourceVersion"] = json!("5");
-    api.post(CONFIGS, &versioned).await.failed(400, "BadRequest");
+    api.post(CONFIGS, &versioned).await.failed(500, "");
     api.send("PUT", CONFIGS, "application/json", "{}").await.failed(405, "MethodNotAllowed");
     assert_eq!(api.get(CONFIGS).await.ok()["items"], json!([]), "nothing was stored");
 }
@@ -313,6 +314,12 @@ async fn an_address_belongs_to_one_service() {
             .len(),
         1
     );
+    // So is that of a Service that gives it up.
+    let elsewhere =
+        json!({"spec": {"type": "ExternalName", "externalName": "example.com", "clusterIP": null, "clusterIPs": null}});
+    let changed = api.patch(&format!("{services}/b"), MERGE, &elsewhere).await.ok();
+    assert!(changed["spec"]["clusterIP"].as_str().unwrap_or_default().is_empty(), "{changed}");
+    assert_eq!(api.post(services, &service("e", Some(&given))).await.ok()["spec"]["clusterIP"], given);
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Arguments of the command line. Parsing only: what each command does is in `commands`.
 
+mod audit;
+mod changes;
 mod engine;
 mod image;
 mod mcp;
@@ -13,6 +15,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 pub(crate) use agent_sandbox_router::RouterArgs;
+pub(crate) use audit::*;
+pub(crate) use changes::*;
 pub(crate) use engine::*;
 pub(crate) use image::*;
 pub(crate) use mcp::*;
@@ -54,11 +58,12 @@ pub(crate) struct GlobalArgs {
     /// Namespace to work in
     #[arg(long, short, global = true, value_name = "NAMESPACE", help_heading = "Target")]
     pub(crate) namespace: Option<String>,
-    /// Folder with the local engine's data
-    #[arg(long, global = true, value_name = "DIR", env = "AGENT_SANDBOX_DATA_DIR", help_heading = "Target")]
+    // The variable is read after parsing: clap would print the flag as a required one in every usage line.
+    /// Folder with the local engine's data [env: AGENT_SANDBOX_DATA_DIR=]
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Target")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// Log more (-v debug, -vv trace)
-    #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = "Output")]
+    /// Log more; twice for everything
+    #[arg(long, global = true, action = clap::ArgAction::Count, help_heading = "Output")]
     pub(crate) verbose: u8,
 }
 
@@ -70,7 +75,7 @@ pub(crate) enum Command {
     Up(UpArgs),
     /// Stop the local engine and its sandboxes; state is kept
     Down(DownArgs),
-    /// Show the local engine and its sandboxes
+    /// Show the local engine and its sandboxes; exits with 3 while no engine runs
     Status(StatusArgs),
     /// Show the resource usage of the local engine's sandboxes, refreshed on a terminal
     Top(TopArgs),
@@ -81,8 +86,8 @@ pub(crate) enum Command {
     /// Claim a sandbox from a warm pool or a template
     Claim(ClaimArgs),
     /// List sandboxes
-    #[command(visible_alias = "ls")]
-    List(ListArgs),
+    #[command(visible_aliases = ["ls", "ps"])]
+    List(SandboxListArgs),
     /// Show one sandbox
     Get(GetArgs),
     /// Run a command in a sandbox
@@ -93,13 +98,21 @@ pub(crate) enum Command {
     Cp(CpArgs),
     /// Print the logs of a sandbox
     Logs(LogsArgs),
+    /// List the commands that ended in a sandbox, with exit code and time, or print the output of one
+    History(HistoryArgs),
     /// Stop a sandbox, keeping its files and its name
-    Suspend(NamesArgs),
+    #[command(visible_alias = "stop")]
+    Suspend(SuspendArgs),
+    /// Start the idle time of sandboxes again, or keep them awake for a time
+    KeepAlive(KeepAliveArgs),
     /// Start a suspended sandbox again
+    #[command(visible_alias = "start")]
     Resume(NamesArgs),
     /// Delete sandboxes or claims
     #[command(visible_alias = "rm")]
     Delete(DeleteArgs),
+    /// Show and apply what sandboxes changed in their copies of folders (`--here`)
+    Changes(ChangesArgs),
     /// Apply manifests; short forms are expanded first
     Apply(ApplyArgs),
     /// Manage warm pools
@@ -108,6 +121,8 @@ pub(crate) enum Command {
     Template(TemplateArgs),
     /// Manage the images on this machine
     Image(ImageArgs),
+    /// Show who did what to which sandbox on the local engine
+    Audit(AuditArgs),
     /// Print the local engine's kubeconfig
     Kubeconfig(KubeconfigArgs),
     /// Serve sandboxes as tools for models (Model Context Protocol)
@@ -125,12 +140,19 @@ pub(crate) enum Command {
     Router(Box<RouterArgs>),
     /// Run this machine as a node of a cluster: register it and run its Pods
     Node(Box<NodeArgs>),
-    /// Create scoped tokens for the router
+    /// Create tokens for the router and keys for E2B's clients; list, revoke and replace tokens of the local engine
     Token(TokenArgs),
     /// Print the version
     Version(VersionArgs),
     /// Print shell completions
     Completion(CompletionArgs),
+    /// Print names for completion scripts
+    #[command(hide = true)]
+    Names {
+        /// What to name
+        #[arg(value_enum)]
+        kind: NameKind,
+    },
     /// Write the command line's reference
     #[command(hide = true)]
     Reference(ReferenceArgs),

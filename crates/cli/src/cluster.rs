@@ -1,6 +1,7 @@
 //! The cluster that a command talks to: the one that flags or the environment name, else the running local engine.
 
 use crate::args::GlobalArgs;
+use agent_sandbox_client::{ClientError, LocalEngine};
 use agent_sandbox_engine::DataDir;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::{
@@ -12,7 +13,7 @@ use thiserror::Error;
 /// Where the cluster's configuration comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
-    File { path: PathBuf, context: Option<String> },
+    File { path: PathBuf, context: Option<String>, named_by: &'static str },
     Local,
 }
 
@@ -22,6 +23,10 @@ pub(crate) struct ClusterClient {
     pub(crate) namespace: String,
     /// Name for messages; `None` for the local engine.
     remote_name: Option<String>,
+    /// An engine was started for this command: its sandboxes may still be starting.
+    pub(crate) just_started: bool,
+    /// The server, and what chose it, for errors about a server that does not answer.
+    chosen: String,
 }
 
 #[derive(Debug, Error)]
@@ -30,6 +35,10 @@ pub(crate) enum ClusterError {
         "no engine runs on this machine and no cluster is named\n  start one here:      agent-sandbox up --detach\n  or name a cluster:   --kubeconfig FILE, or KUBECONFIG"
     )]
     Nothing,
+    #[error("cannot start the engine on this machine")]
+    Start(#[source] Box<ClientError>),
+    #[error("cannot find this program's own file")]
+    Program(#[source] std::io::Error),
     #[error("no control plane is named: give its kubeconfig with --kubeconfig FILE, or KUBECONFIG")]
     NoControlPlane,
     #[error("cannot find the data folder: {0}")]
@@ -49,31 +58,64 @@ pub(crate) enum ClusterError {
 }
 
 impl ClusterClient {
+    /// Like [`open`](Self::open), but starts the local engine if it is chosen and does not run, and says so.
+    pub(crate) async fn open_or_start(global: &GlobalArgs) -> Result<Self, ClusterError> {
+        match Self::open(global).await {
+            Err(ClusterError::Nothing) => {}
+            other => return other,
+        }
+        let data = DataDir::locate(global.data_dir.as_deref()).map_err(ClusterError::DataDir)?;
+        let program = std::env::current_exe().map_err(ClusterError::Program)?;
+        let started = LocalEngine::find_or_start_with(Some(data.path()), program.as_os_str()).await;
+        let (_, just_started) = started.map_err(|error| ClusterError::Start(Box::new(error)))?;
+        if just_started {
+            eprintln!(
+                "note: started the engine on this machine; it ends when it is not used any more, or with `agent-sandbox down`"
+            );
+        }
+        Ok(Self { just_started, ..Self::open(global).await? })
+    }
+
     /// Chooses the cluster and creates a client for it. Sends no request.
     pub(crate) async fn open(global: &GlobalArgs) -> Result<Self, ClusterError> {
         let source = choose(global, |name| std::env::var_os(name));
-        let (path, context, local) = match source {
-            Source::File { path, context } => (path, context, false),
+        let (path, context, named_by) = match source {
+            Source::File { path, context, named_by } => (path, context, Some(named_by)),
             Source::Local => {
                 let data = DataDir::locate(global.data_dir.as_deref()).map_err(ClusterError::DataDir)?;
                 data.running().ok_or(ClusterError::Nothing)?;
-                (data.kubeconfig(), None, true)
+                (data.kubeconfig(), None, None)
             }
         };
         let (config, name) = load(&path, context).await?;
+        let chosen = match named_by {
+            Some(named_by) => format!("{} (chosen by {named_by}: {})", config.cluster_url, path.display()),
+            None => format!("{} (the engine on this machine)", config.cluster_url),
+        };
         // A kubeconfig that names the engine on this machine counts as local.
         let running = DataDir::locate(global.data_dir.as_deref()).ok().and_then(|data| data.running());
         let same = running.is_some_and(|running| config.cluster_url.to_string().trim_end_matches('/') == running.api);
-        let remote_name = (!local && !same).then(|| format!("{name} ({})", config.cluster_url));
+        let remote_name = (named_by.is_some() && !same).then(|| format!("{name} ({})", config.cluster_url));
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client =
             kube::Client::try_from(config).map_err(|source| ClusterError::Client { name, source: Box::new(source) })?;
-        Ok(Self { client, namespace, remote_name })
+        Ok(Self { client, namespace, remote_name, just_started: false, chosen })
     }
 
     /// Whether this is the engine on this machine.
     pub(crate) fn is_local(&self) -> bool {
         self.remote_name.is_none()
+    }
+
+    /// Adds to an error of a request that got no answer which server was asked, and what chose it.
+    pub(crate) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let unanswered = |cause: &(dyn std::error::Error + 'static)| {
+            matches!(cause.downcast_ref(), Some(kube::Error::Service(_) | kube::Error::HyperError(_)))
+        };
+        match error.chain().any(unanswered) {
+            true => error.context(format!("no answer from the Kubernetes API at {}", self.chosen)),
+            false => error,
+        }
     }
 
     /// Prints on stderr which cluster is about to change, unless it is the local engine.
@@ -88,7 +130,7 @@ impl ClusterClient {
 /// engine, which has a node of its own.
 pub(crate) async fn control_plane(global: &GlobalArgs) -> Result<kube::Config, ClusterError> {
     match choose(global, |name| std::env::var_os(name)) {
-        Source::File { path, context } => Ok(load(&path, context).await?.0),
+        Source::File { path, context, .. } => Ok(load(&path, context).await?.0),
         Source::Local => kube::Config::incluster().map_err(|_| ClusterError::NoControlPlane),
     }
 }
@@ -110,26 +152,23 @@ fn choose(global: &GlobalArgs, variable: impl Fn(&str) -> Option<OsString>) -> S
     let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
     let named = variable("KUBECONFIG");
     if global.kubeconfig.is_some() || global.context.is_some() {
-        let home = || variable("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
-        let path = global
-            .kubeconfig
-            .as_ref()
-            .map(PathBuf::from)
-            .or_else(|| named.map(PathBuf::from))
-            .or_else(home)
-            .unwrap_or_default();
-        return Source::File { path, context: global.context.clone() };
+        let flag = global.kubeconfig.as_ref().map(|path| (PathBuf::from(path), "--kubeconfig"));
+        let home = || variable("HOME").map(|home| (PathBuf::from(home).join(".kube/config"), "--context"));
+        let found = flag.or_else(|| named.map(|path| (path.into(), "KUBECONFIG"))).or_else(home);
+        let (path, named_by) = found.unwrap_or_default();
+        return Source::File { path, context: global.context.clone(), named_by };
     }
     if let Some(target) = variable("AGENT_SANDBOX_TARGET") {
         let target = target.to_string_lossy().into_owned();
+        let named_by = "AGENT_SANDBOX_TARGET";
         return match target.split_once('#') {
             _ if target == "local" => Source::Local,
-            Some((path, context)) => Source::File { path: path.into(), context: Some(context.to_owned()) },
-            None => Source::File { path: target.into(), context: None },
+            Some((path, context)) => Source::File { path: path.into(), context: Some(context.to_owned()), named_by },
+            None => Source::File { path: target.into(), context: None, named_by },
         };
     }
     match named {
-        Some(path) => Source::File { path: path.into(), context: None },
+        Some(path) => Source::File { path: path.into(), context: None, named_by: "KUBECONFIG" },
         None => Source::Local,
     }
 }
@@ -152,15 +191,15 @@ mod tests {
         move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
     }
 
-    fn file(path: &str, context: Option<&str>) -> Source {
-        Source::File { path: path.into(), context: context.map(str::to_owned) }
+    fn file(path: &str, context: Option<&str>, named_by: &'static str) -> Source {
+        Source::File { path: path.into(), context: context.map(str::to_owned), named_by }
     }
 
     #[test]
     fn flags_win_over_the_environment() {
         let environment = with(&[("KUBECONFIG", "/env"), ("AGENT_SANDBOX_TARGET", "local"), ("HOME", "/home/a")]);
-        assert_eq!(choose(&global(Some("/flag"), None), &environment), file("/flag", None));
-        assert_eq!(choose(&global(None, Some("prod")), &environment), file("/env", Some("prod")));
+        assert_eq!(choose(&global(Some("/flag"), None), &environment), file("/flag", None, "--kubeconfig"));
+        assert_eq!(choose(&global(None, Some("prod")), &environment), file("/env", Some("prod"), "KUBECONFIG"));
     }
 
     #[test]
@@ -169,8 +208,11 @@ mod tests {
             choose(&global(None, None), with(&[("KUBECONFIG", "/env"), ("AGENT_SANDBOX_TARGET", "local")])),
             Source::Local
         );
-        assert_eq!(choose(&global(None, None), with(&[("AGENT_SANDBOX_TARGET", "/f#c")])), file("/f", Some("c")));
-        assert_eq!(choose(&global(None, None), with(&[("KUBECONFIG", "/env")])), file("/env", None));
+        assert_eq!(
+            choose(&global(None, None), with(&[("AGENT_SANDBOX_TARGET", "/f#c")])),
+            file("/f", Some("c"), "AGENT_SANDBOX_TARGET")
+        );
+        assert_eq!(choose(&global(None, None), with(&[("KUBECONFIG", "/env")])), file("/env", None, "KUBECONFIG"));
     }
 
     #[test]
@@ -178,7 +220,7 @@ mod tests {
         assert_eq!(choose(&global(None, None), with(&[("HOME", "/home/a")])), Source::Local);
         assert_eq!(
             choose(&global(None, Some("prod")), with(&[("HOME", "/home/a")])),
-            file("/home/a/.kube/config", Some("prod"))
+            file("/home/a/.kube/config", Some("prod"), "--context")
         );
     }
 }

@@ -1,34 +1,43 @@
 //! The commands, one module per group; this one dispatches.
 
 mod apply;
+mod audit;
+mod changes;
 mod completion;
 mod copy;
 mod doctor;
 mod exec;
+mod here;
+mod history;
 mod image;
 mod kubeconfig;
 mod logs;
 mod mcp;
 mod names;
+mod network;
 mod node;
 mod objects;
 mod pod_warnings;
 mod pools;
 mod portforward;
 mod progress;
+mod publish;
 mod reference;
 mod run;
 mod services;
 mod streams;
 mod templates;
+mod tokens;
 mod top;
 mod up;
 mod version;
+mod wrapper;
 
 use crate::{
-    args::{Cli, Command},
+    args::{Cli, Command, GlobalArgs, TokenArgs, TokenCommand},
     cluster::ClusterClient,
 };
+use agent_sandbox_engine::DataDir;
 use anyhow::Result;
 use std::process::ExitCode;
 
@@ -41,6 +50,24 @@ impl Command {
     }
 }
 
+/// Runs a command with a client for the chosen cluster. Errors name the cluster if it did not answer.
+async fn on_cluster<T>(global: &GlobalArgs, command: impl AsyncFnOnce(&ClusterClient) -> Result<T>) -> Result<T> {
+    let cluster = ClusterClient::open(global).await?;
+    command(&cluster).await.map_err(|error| cluster.explain(error))
+}
+
+/// Like [`on_cluster`], but starts the local engine if it is chosen and does not run.
+async fn on_started<T>(global: &GlobalArgs, command: impl AsyncFnOnce(&ClusterClient) -> Result<T>) -> Result<T> {
+    let cluster = ClusterClient::open_or_start(global).await?;
+    command(&cluster).await.map_err(|error| cluster.explain(error))
+}
+
+/// Like [`on_started`], unless no engine has ever run on the data folder: then there is nothing that could be found.
+async fn on_existing<T>(global: &GlobalArgs, command: impl AsyncFnOnce(&ClusterClient) -> Result<T>) -> Result<T> {
+    let has_data = DataDir::locate(global.data_dir.as_deref()).is_ok_and(|data| data.api().exists());
+    if has_data { on_started(global, command).await } else { on_cluster(global, command).await }
+}
+
 /// Runs the command. Where it runs a program for the user, the exit code is that program's.
 pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
     let global = cli.global;
@@ -49,33 +76,49 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Run(args) => return run::run(&global, args).await,
         Command::Up(args) => up::up(&global, args).await?,
         Command::Down(args) => up::down(&global, &args).await?,
-        Command::Status(args) => up::status(&global, &args).await?,
+        Command::Status(args) => return up::status(&global, &args).await,
         Command::Top(args) => top::top(&global, &args).await?,
         Command::Doctor(args) => return doctor::doctor(&global, &args).await,
-        Command::Create(args) => objects::create(&ClusterClient::open(&global).await?, args).await?,
-        Command::Claim(args) => objects::claim(&ClusterClient::open(&global).await?, args).await?,
-        Command::List(args) => objects::list(&ClusterClient::open(&global).await?, args).await?,
-        Command::Get(args) => objects::get(&ClusterClient::open(&global).await?, args).await?,
-        Command::Suspend(args) => objects::suspend(&ClusterClient::open(&global).await?, args).await?,
-        Command::Resume(args) => objects::resume(&ClusterClient::open(&global).await?, args).await?,
-        Command::Delete(args) => objects::delete(&ClusterClient::open(&global).await?, args).await?,
-        Command::Exec(args) => return exec::exec(&ClusterClient::open(&global).await?, args).await,
-        Command::Shell(args) => return exec::shell(&ClusterClient::open(&global).await?, args).await,
+        Command::Create(args) => {
+            on_started(&global, async |cluster| objects::create(&global, cluster, args).await).await?
+        }
+        Command::Claim(args) => on_started(&global, async |cluster| objects::claim(cluster, args).await).await?,
+        Command::List(args) => return on_cluster(&global, async |cluster| objects::list(cluster, args).await).await,
+        Command::Get(args) => on_cluster(&global, async |cluster| objects::get(cluster, args).await).await?,
+        Command::KeepAlive(args) => {
+            on_cluster(&global, async |cluster| objects::keep_alive(cluster, args).await).await?
+        }
+        Command::Suspend(args) => on_cluster(&global, async |cluster| objects::suspend(cluster, args).await).await?,
+        Command::Resume(args) => on_cluster(&global, async |cluster| objects::resume(cluster, args).await).await?,
+        Command::Delete(args) => on_cluster(&global, async |cluster| objects::delete(cluster, args).await).await?,
+        Command::Exec(args) => return on_existing(&global, async |cluster| exec::exec(cluster, args).await).await,
+        Command::Shell(args) => return on_existing(&global, async |cluster| exec::shell(cluster, args).await).await,
         Command::Cp(args) => copy::copy(&global, args).await?,
-        Command::Logs(args) => return logs::logs(&ClusterClient::open(&global).await?, args).await,
+        Command::Logs(args) => return on_cluster(&global, async |cluster| logs::logs(cluster, args).await).await,
+        Command::Changes(args) => return changes::changes(&global, args),
+        Command::History(args) => on_cluster(&global, async |cluster| history::history(cluster, args).await).await?,
         Command::Apply(args) => apply::apply(&global, args).await?,
-        Command::Pool(args) => pools::pool(&ClusterClient::open(&global).await?, args).await?,
-        Command::Template(args) => templates::template(&ClusterClient::open(&global).await?, args).await?,
-        Command::PortForward(args) => portforward::forward(&ClusterClient::open(&global).await?, args).await?,
+        Command::Pool(args) => on_cluster(&global, async |cluster| pools::pool(cluster, args).await).await?,
+        Command::Template(args) => {
+            on_cluster(&global, async |cluster| templates::template(cluster, args).await).await?
+        }
+        Command::PortForward(args) => {
+            on_cluster(&global, async |cluster| portforward::forward(&global, cluster, args).await).await?
+        }
         Command::Mcp(args) => mcp::mcp(&global, args).await?,
         Command::Image(args) => image::image(&global, args).await?,
         Command::Kubeconfig(args) => kubeconfig::kubeconfig(&global, &args)?,
         Command::Controller { .. } => unreachable!("the controller has a runtime of its own, started before this one"),
         Command::Router(args) => return services::router(*args).await,
         Command::Node(args) => node::node(&global, *args).await?,
-        Command::Token(args) => services::token(&args)?,
+        Command::Audit(args) => return audit::audit(&global, args).await,
+        Command::Token(TokenArgs { command: TokenCommand::E2b(args) }) => {
+            on_started(&global, async |cluster| tokens::create_e2b_key(cluster, args).await).await?
+        }
+        Command::Token(args) => tokens::token(&global, args).await?,
         Command::Version(args) => version::version(&args)?,
         Command::Completion(args) => completion::completion(&args)?,
+        Command::Names { kind } => completion::names(&global, kind).await?,
         Command::Reference(args) => reference::reference(&args)?,
     }
     Ok(done)

@@ -3,6 +3,7 @@
 use crate::args::OutputFormat;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
+use serde_json::Value;
 use std::io::{self, Write};
 
 /// A column-aligned table, in kubectl's manner: capitals on top, three spaces between columns.
@@ -53,6 +54,9 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Result<()> {
     }
 }
 
+/// Moves the cursor to the top left corner and clears the screen.
+pub(crate) const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
+
 /// Prints a value in the format: serialised as JSON or YAML, or the text that `table` or, for `-o name`, `names`
 /// returns.
 pub(crate) fn emit<T: Serialize>(
@@ -61,13 +65,35 @@ pub(crate) fn emit<T: Serialize>(
     names: impl FnOnce() -> String,
     table: impl FnOnce() -> String,
 ) -> Result<()> {
-    let text = match format {
+    print(&render(format, value, names, table)?)
+}
+
+/// The text that [`emit`] prints.
+pub(crate) fn render<T: Serialize>(
+    format: OutputFormat,
+    value: &T,
+    names: impl FnOnce() -> String,
+    table: impl FnOnce() -> String,
+) -> Result<String> {
+    Ok(match format {
         OutputFormat::Table => table(),
         OutputFormat::Name => names(),
-        OutputFormat::Json => serde_json::to_string_pretty(value)? + "\n",
-        OutputFormat::Yaml => serde_saphyr::to_string(value)?,
+        OutputFormat::Json => serde_json::to_string_pretty(&without_managed_fields(value)?)? + "\n",
+        OutputFormat::Yaml => serde_saphyr::to_string(&without_managed_fields(value)?)?,
+    })
+}
+
+/// The value without `metadata.managedFields` of the object or of the list's objects, as kubectl prints it.
+fn without_managed_fields(value: &impl Serialize) -> Result<Value> {
+    let mut value = serde_json::to_value(value)?;
+    let strip = |object: &mut Value| {
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
     };
-    print(&text)
+    strip(&mut value);
+    value.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten().for_each(strip);
+    Ok(value)
 }
 
 /// An age the way kubectl writes it: the largest unit, or two for small counts.
@@ -105,6 +131,15 @@ mod tests {
         table.row(vec!["a-long-name".into(), "True".into()]);
         table.row(vec!["b".into(), "".into()]);
         assert_eq!(table.render(), "NAME          READY\na-long-name   True\nb\n");
+    }
+
+    #[test]
+    fn objects_are_printed_without_managed_fields() {
+        let object = serde_json::json!({"metadata": {"name": "a", "managedFields": [1]}, "spec": {"managedFields": 2}});
+        let list = serde_json::json!({"metadata": {}, "items": [object]});
+        let text = |value: &Value| render(OutputFormat::Json, value, String::new, String::new).unwrap();
+        assert_eq!(text(&object).matches("managedFields").count(), 1, "only in the spec");
+        assert_eq!(text(&list).matches("managedFields").count(), 1);
     }
 
     #[test]

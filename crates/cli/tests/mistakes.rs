@@ -47,11 +47,11 @@ mistakes! {
         ["run", "--network", "some", "--", "true"],
     ];
     up: [["up", "--api-listen", "here"], ["up", "--router-auth", "maybe"], ["up", "--warm", "-1"]];
-    down: [["down", "now"], ["down", "--purge=yes"], ["down", "--force"]];
+    down: [["down", "now"], ["down", "--purge=yes"], ["down", "--force"], ["down", "--purge"], ["down", "--yes"]];
     status: [["status", "-o", "xml"], ["status", "box"], ["status", "--watch"]];
     usage: [["top", "now"], ["top", "--interval", "soon"], ["top", "-o", "xml"], ["top"]];
     doctor: [["doctor", "now"], ["doctor", "-o", "xml"], ["doctor", "--fixx"]];
-    create: [["create"], ["create", "Bad_Name"], ["create", "a", "--env", "X"], ["create", "a", "--expires-in", "x"]];
+    create: [["create"], ["create", "Bad_Name"], ["create", "a", "--env", "X"], ["create", "a", "--expires-in", "x"], ["create", "a", "--memory", "1Ki"]];
     claim: [["claim"], ["claim", "UPPER"], ["claim", "a", "--wait", "forever"]];
     list: [["list", "-o", "wide"], ["list", "box"], ["list"]];
     get: [["get"], ["get", "a", "b"], ["get", "a"]];
@@ -63,6 +63,7 @@ mistakes! {
         ["image", "pull"],
         ["image", "pull", "a", "--username", "me"],
         ["image", "import", "/no/such/file"],
+        ["image", "import", "Cargo.toml"],
         ["image", "list", "a"],
         ["image", "remove"],
         ["image", "alias", "a"],
@@ -80,9 +81,23 @@ mistakes! {
     apply: [["apply"], ["apply", "-f"], ["apply", "-f", "/no/such/file.yaml"]];
     pool: [["pool"], ["pool", "create", "a"], ["pool", "scale", "a", "many"]];
     template: [["template"], ["template", "creat", "a"], ["template", "delete"]];
-    kubeconfig: [["kubeconfig"], ["kubeconfig", "--merge"], ["kubeconfig", "x"]];
+    kubeconfig: [["kubeconfig"], ["kubeconfig", "--merge"], ["kubeconfig", "--path"], ["kubeconfig", "x"]];
     port_forward: [["port-forward"], ["port-forward", "a"], ["port-forward", "a", "x"]];
     completion: [["completion"], ["completion", "cmd"], ["completion", "bash", "zsh"]];
+}
+
+/// A folder that is named by the variable is no part of the usage: it is not required.
+#[test]
+fn a_variable_does_not_change_the_usage() {
+    let usage = |variable: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_agent-sandbox"));
+        command
+            .args(["get"])
+            .env_remove("AGENT_SANDBOX_DATA_DIR")
+            .envs(variable.map(|path| ("AGENT_SANDBOX_DATA_DIR", path)));
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    assert_eq!(usage(Some("/no/such/folder")), usage(None));
 }
 
 /// A global flag and a command's own flag of the same name must have one type: clap panics otherwise.
@@ -93,7 +108,7 @@ fn every_command_takes_every_global_flag() {
         &["--context", "c"],
         &["-n", "n"],
         &["--data-dir", "/no/such/folder"],
-        &["-v"],
+        &["--verbose"],
     ];
     let commands: [&[&str]; 12] = [
         &["router", "--no-such-flag"],

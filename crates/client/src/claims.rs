@@ -11,6 +11,7 @@ use agent_sandbox_api::{
     groups, keys,
     v1beta1::{SandboxClaim, SandboxTemplate, SandboxWarmPool},
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject, PostParams},
@@ -48,6 +49,10 @@ pub struct ClaimRequest {
     pub volume_claim_templates: Vec<Value>,
     /// Time after which the claim is deleted.
     pub expires_after: Option<Duration>,
+    /// Time at which the claim is deleted, instead of `expires_after`.
+    pub expires_at: Option<Time>,
+    /// Delete the claim if it does not become ready, also if its name was given.
+    pub delete_on_failure: bool,
     pub ready_timeout: Duration,
     /// Value of the label that names the client.
     pub created_by: &'static str,
@@ -67,6 +72,8 @@ impl ClaimRequest {
             env: Vec::new(),
             volume_claim_templates: Vec::new(),
             expires_after: None,
+            expires_at: None,
+            delete_on_failure: false,
             ready_timeout: READY_TIMEOUT,
             created_by: "rust-client",
         }
@@ -86,8 +93,8 @@ impl ClaimRequest {
             ResolvedSource::Pool(pool) => (groups::EXTENSIONS_V1BETA1, json!({"warmPoolRef": {"name": pool}})),
             ResolvedSource::Template(template) => (ALPHA, json!({"sandboxTemplateRef": {"name": template}})),
         };
-        if let Some(time) = self.expires_after {
-            spec["lifecycle"] = json!({"shutdownTime": from_now(time), "shutdownPolicy": "Delete"});
+        if let Some(time) = self.expires_at.clone().or_else(|| self.expires_after.map(from_now)) {
+            spec["lifecycle"] = json!({"shutdownTime": time, "shutdownPolicy": "Delete"});
         }
         if !self.env.is_empty() {
             spec["env"] = self.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
@@ -119,8 +126,8 @@ enum ResolvedSource {
 pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Result<SandboxClaim, ClientError> {
     let kube = &client.cluster().client;
     let source = resolve(kube, &request.namespace, &request.source).await?;
-    let generated = request.name.is_none();
-    let name = request.name.clone().unwrap_or_else(|| format!("sandbox-claim-{:08x}", rand::random::<u32>()));
+    let generated = request.name.is_none() || request.delete_on_failure;
+    let name = request.name.clone().unwrap_or_else(generated_name);
     let object = request.object(&name, &source, client.trace().map(crate::TraceContext::to_json));
     let claims: Api<SandboxClaim> = Api::namespaced(kube.clone(), &request.namespace);
     let requested_at = &object["metadata"]["annotations"][keys::annotations::CLIENT_FIRST_REQUESTED_AT];
@@ -158,6 +165,21 @@ pub(crate) async fn create(client: &SandboxClient, request: &ClaimRequest) -> Re
         cleanup.disarm();
     }
     Ok(ready)
+}
+
+/// Creates a claim and returns it as it was stored, without waiting for a sandbox. `adopt` and `ready_timeout` of the
+/// request have no meaning here.
+pub async fn create_claim(client: &Client, request: &ClaimRequest) -> Result<SandboxClaim, ClientError> {
+    let source = resolve(client, &request.namespace, &request.source).await?;
+    let name = request.name.clone().unwrap_or_else(generated_name);
+    create_object(client, &request.namespace, "sandboxclaims", &request.object(&name, &source, None)).await?;
+    // A claim on a template is created in the older API version: read it in the newer one.
+    let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), &request.namespace);
+    claims.get(&name).await.map_err(ClientError::api(format!("read claim `{name}`")))
+}
+
+fn generated_name() -> String {
+    format!("sandbox-claim-{:08x}", rand::random::<u32>())
 }
 
 /// A claim that was created or adopted.

@@ -11,7 +11,7 @@ use crate::{
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use agent_sandbox_protocol::router_headers::DEFAULT_PORT;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, PostParams},
@@ -96,24 +96,40 @@ impl SandboxClient {
         expires_after: Option<Duration>,
         limit: Duration,
     ) -> Result<SandboxHandle, ClientError> {
-        let api: Api<Sandbox> = Api::namespaced(self.cluster.client.clone(), namespace);
         let mut wanted = manifest::sandbox(name, container, expires_after.map(from_now));
         wanted.spec.pod_template = manifest::with_daemon(wanted.spec.pod_template);
-        let (creating, target) = (api.clone(), (api, name.to_owned()));
+        self.create_sandbox(namespace, wanted, limit, async |_| Ok::<(), ClientError>(())).await?;
+        self.handle(namespace, name, None)
+    }
+
+    /// Creates a Sandbox as it is given, lets `complete` add what belongs to it, and waits until it is ready. If any of
+    /// that fails or the future is dropped, the Sandbox is deleted again.
+    pub async fn create_sandbox<E: From<ClientError>>(
+        &self,
+        namespace: &str,
+        wanted: Sandbox,
+        limit: Duration,
+        complete: impl AsyncFnOnce(Sandbox) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let api: Api<Sandbox> = Api::namespaced(self.cluster.client.clone(), namespace);
+        let name = wanted.name_any();
+        let (creating, target) = (api.clone(), (api, name.clone()));
         let created = run_to_completion(async move {
             let created = creating.create(&PostParams::default(), &wanted).await?;
-            Ok(DeleteOnDrop::new(target.0, target.1, created.uid().to_owned()))
+            let cleanup = DeleteOnDrop::new(target.0, target.1, created.uid().to_owned());
+            Ok((created, cleanup))
         });
-        let cleanup = created.await.map_err(|error| {
-            let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let (created, cleanup) = created.await.map_err(|error| {
+            let (namespace, name) = (namespace.to_owned(), name.clone());
             if is_conflict(&error) {
                 return ClientError::AlreadyExists { namespace, name };
             }
             ClientError::api(format!("create sandbox `{name}` in namespace `{namespace}`"))(error)
         })?;
-        wait::sandbox_ready(&self.cluster.client, namespace, name, limit).await?;
+        complete(created).await?;
+        wait::sandbox_ready(&self.cluster.client, namespace, &name, limit).await?;
         cleanup.disarm();
-        self.handle(namespace, name, None)
+        Ok(())
     }
 
     /// Finds a sandbox by its own name or by that of its claim. It may be suspended.
@@ -145,11 +161,21 @@ impl SandboxClient {
 
     /// Names of the claims in a namespace.
     pub async fn claims(&self, namespace: &str, selector: Option<&str>) -> Result<Vec<String>, ClientError> {
+        let list = self.claims_metadata(namespace, selector).await?;
+        Ok(list.into_iter().filter_map(|metadata| metadata.name).collect())
+    }
+
+    /// Metadata of the claims in a namespace.
+    pub async fn claims_metadata(
+        &self,
+        namespace: &str,
+        selector: Option<&str>,
+    ) -> Result<Vec<ObjectMeta>, ClientError> {
         let api: Api<SandboxClaim> = Api::namespaced(self.cluster.client.clone(), namespace);
         let params = selector.map_or_else(ListParams::default, |selector| ListParams::default().labels(selector));
         let list =
             api.list_metadata(&params).await.map_err(ClientError::api(format!("list claims in `{namespace}`")))?;
-        Ok(list.items.iter().map(ResourceExt::name_any).collect())
+        Ok(list.items.into_iter().map(|item| item.metadata).collect())
     }
 
     /// Deletes a claim, with the uid as precondition if given. A missing claim is not an error.

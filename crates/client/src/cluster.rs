@@ -17,7 +17,7 @@ pub struct ClusterOptions {
     pub data_dir: Option<PathBuf>,
     /// Use the local engine, regardless of the environment.
     pub local: bool,
-    /// Start the local engine if it is selected and does not run.
+    /// Start the local engine if it is selected, or nothing else is there, and it does not run.
     pub start_local: bool,
     /// Prefer `~/.kube/config` to a local engine, as kubectl users expect.
     pub home_first: bool,
@@ -81,9 +81,9 @@ async fn from_environment(options: &ClusterOptions) -> Result<Cluster, ClientErr
         (Some(home), true) => from_file(&home, options.context.clone(), None).await,
         (home, _) => match (running(), home) {
             (Some(engine), _) => of_engine(engine).await,
-            (None, Some(home)) if !options.start_local => from_file(&home, options.context.clone(), None).await,
-            (None, _) if options.start_local => local(options).await,
-            (None, _) => {
+            (None, Some(home)) => from_file(&home, options.context.clone(), None).await,
+            (None, None) if options.start_local => local(options).await,
+            (None, None) => {
                 let tried = "KUBECONFIG is not set, ~/.kube/config is not there, no engine runs on this machine";
                 Err(ClientError::NoCluster { tried: tried.to_owned() })
             }

@@ -4,9 +4,10 @@ use crate::{
     Call, ClientError, Command, CommandEvent, Output, Process, Retry, SandboxHandle,
     events::{JsonLines, LinesError, command_event, decode},
 };
+use agent_sandbox_protocol::history::{Entry, History};
 use agent_sandbox_protocol::native::{
-    BOOT_ID_HEADER, ErrorCode, Event, ExecRequest, ExecResult, IDEMPOTENCY_KEY_HEADER, Info, PREFIX, ProcessInfo,
-    ProcessList,
+    BOOT_ID_HEADER, ErrorCode, Event, ExecRequest, ExecResult, IDEMPOTENCY_KEY_HEADER, Info, PREFIX, Port, Ports,
+    ProcessInfo, ProcessList,
 };
 use bytes::BytesMut;
 use futures::Stream;
@@ -80,6 +81,24 @@ impl SandboxHandle {
     /// Information about the daemon.
     pub async fn info(&self) -> Result<Info, ClientError> {
         self.fetch_json(Call::new(Method::GET, PREFIX, "get information about the sandbox")).await
+    }
+
+    /// The ports on which processes of the sandbox listen.
+    pub async fn ports(&self) -> Result<Vec<Port>, ClientError> {
+        let call = Call::new(Method::GET, format!("{PREFIX}/ports"), "list the ports");
+        Ok(self.fetch_json::<Ports>(call).await?.ports)
+    }
+
+    /// The last `limit` commands that have ended in the sandbox, oldest first, without their output.
+    pub async fn history(&self, limit: Option<u32>) -> Result<Vec<Entry>, ClientError> {
+        let query = limit.map(|limit| format!("?limit={limit}")).unwrap_or_default();
+        let call = Call::new(Method::GET, format!("{PREFIX}/history{query}"), "read the history");
+        Ok(self.fetch_json::<History>(call).await?.entries)
+    }
+
+    /// One command of the history, with what is kept of its output.
+    pub async fn history_entry(&self, id: i32) -> Result<Entry, ClientError> {
+        self.fetch_json(Call::new(Method::GET, format!("{PREFIX}/history/{id}"), "read the history")).await
     }
 
     async fn run_short(&self, command: &Command, limit: Duration) -> Result<Output, ClientError> {

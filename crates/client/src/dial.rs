@@ -103,7 +103,7 @@ impl Dialer {
 async fn to_sandbox(client: &Client, namespace: &str, sandbox: &str, uri: &Uri) -> Result<Stream, BoxError> {
     let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
     let found = api.get(sandbox).await?;
-    let pod = lookup::running_pod(client, &found).await?;
+    let pod = lookup::awake_pod(client, &found).await?;
     let port = uri.port_u16().unwrap_or(DEFAULT_PORT);
     Ok(Stream(Box::new(tunnel::forward(client, namespace, &pod.name_any(), port).await?)))
 }

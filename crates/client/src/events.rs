@@ -6,15 +6,15 @@ use base64::Engine;
 use bytes::{Buf, Bytes, BytesMut};
 use http::Response;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use serde::de::DeserializeOwned;
 
 /// Maximum length of a line: one chunk of output as base64, with room to spare.
 const MAX_LINE: usize = 1 << 20;
 
 /// Reader of JSON lines from a response body.
-pub(crate) struct JsonLines {
-    body: Incoming,
+pub(crate) struct JsonLines<B = Incoming> {
+    body: B,
     buffer: BytesMut,
 }
 
@@ -26,8 +26,8 @@ pub(crate) enum LinesError {
     Content(String),
 }
 
-impl JsonLines {
-    pub(crate) fn new(response: Response<Incoming>) -> Self {
+impl<B: Body<Data = Bytes, Error: std::fmt::Display> + Unpin> JsonLines<B> {
+    pub(crate) fn new(response: Response<B>) -> Self {
         Self { body: response.into_body(), buffer: BytesMut::new() }
     }
 

@@ -7,6 +7,9 @@ use kube::{
     api::{AttachParams, AttachedProcess},
 };
 
+/// Bytes of a stream that may wait for its reader. The library's own 1 KiB costs a switch of tasks for every kilobyte.
+const STREAM_BUFFER: usize = 256 * 1024;
+
 /// Options of an exec.
 #[derive(Clone, Debug, Default)]
 pub struct ExecOptions {
@@ -35,7 +38,10 @@ pub async fn exec(
         .stdin(options.stdin)
         .stdout(true)
         .stderr(!options.tty)
-        .tty(options.tty);
+        .tty(options.tty)
+        .max_stdin_buf_size(STREAM_BUFFER)
+        .max_stdout_buf_size(STREAM_BUFFER)
+        .max_stderr_buf_size(STREAM_BUFFER);
     let process = pods.exec(&name, command.iter().map(String::as_str), &params).await;
     Ok(ExecStreams { process: process.map_err(ClientError::api(format!("run a command in `{name}`")))? })
 }

@@ -31,6 +31,9 @@ mod error;
 mod events;
 mod exec;
 mod files;
+/// Entry points for `make fuzz`, and for the test that repeats its corpora.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod gateway;
 mod grpc;
 mod handle;
@@ -48,9 +51,9 @@ mod tunnel;
 mod upgraded;
 mod wait;
 
-pub use agent_sandbox_protocol::native;
+pub use agent_sandbox_protocol::{history, native};
 pub use call::{ByteStream, Call, Payload, Retry};
-pub use claims::{ClaimRequest, Source, create_object};
+pub use claims::{ClaimRequest, Source, create_claim, create_object};
 pub use cleanup::wait_for_cleanup;
 pub use client::{READY_TIMEOUT, SandboxClient, direct};
 pub use cluster::{Cluster, ClusterOptions};
@@ -61,10 +64,10 @@ pub use error::ClientError;
 pub use exec::{ExecOptions, ExecStreams, exec};
 pub use files::{Files, RemoteKind};
 pub use handle::{SandboxHandle, pod_name};
-pub use lifecycle::{Deleted, delete, resume, suspend};
+pub use lifecycle::{Deleted, delete, keep_alive, resume, suspend};
 pub use local::LocalEngine;
-pub use lookup::{Found, find, running_pod};
-pub use manifest::{ClaimOptions, ContainerOptions, claim, pod, pool, sandbox, template};
+pub use lookup::{Found, awake_pod, find, running_pod};
+pub use manifest::{ClaimOptions, ContainerOptions, CopiedFolder, claim, pod, pool, sandbox, template};
 pub use pools::{create_pool, delete_pool, list_pools};
 pub use process::Process;
 pub use trace::TraceContext;

@@ -1,12 +1,18 @@
 //! Suspend, resume and delete, by the name of a Sandbox or of a claim.
 
 use crate::{ClientError, error::is_not_found, lookup};
-use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
+use agent_sandbox_api::{
+    keys::annotations,
+    sleep,
+    v1beta1::{OperatingMode, Sandbox, SandboxClaim},
+};
+use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::json;
+use std::time::Duration;
 
 /// The object that was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,10 +36,41 @@ pub async fn resume(client: &Client, namespace: &str, name: &str) -> Result<Sand
 async fn set_mode(client: &Client, namespace: &str, name: &str, mode: OperatingMode) -> Result<Sandbox, ClientError> {
     let sandbox = lookup::find(client, namespace, name).await?.sandbox;
     let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
-    let patch = json!({"metadata": {"uid": sandbox.uid()}, "spec": {"operatingMode": mode}});
+    // What a user decides is not the effect of idleness, nor undone by a request from before.
+    let forgotten = json!({annotations::SUSPENDED_BY: null, annotations::WAKE_REQUESTED_AT: null});
+    let patch = json!({"metadata": {"uid": sandbox.uid(), "annotations": forgotten}, "spec": {"operatingMode": mode}});
     let operation = format!("change the mode of `{name}`");
     let patched = api.patch(&sandbox.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
     patched.map_err(ClientError::api(operation))
+}
+
+/// Records activity of a Sandbox with an idle time, which starts again; with `time`, the Sandbox is not suspended for
+/// being idle before that time has passed.
+pub async fn keep_alive(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    time: Option<Duration>,
+) -> Result<Sandbox, ClientError> {
+    let sandbox = lookup::find(client, namespace, name).await?.sandbox;
+    let (mode, annotation) = (sandbox.operating_mode(), |key| sandbox.annotation(key));
+    if mode == OperatingMode::Suspended {
+        return Err(ClientError::Suspended { name: sandbox.name_any() });
+    }
+    if sleep::IdlePolicy::read(annotation).map_err(|error| ClientError::Invalid(error.to_string()))?.is_none() {
+        return Err(ClientError::Invalid(format!(
+            "`{name}` has no idle time and is never suspended for being idle; set annotation {}, for example to 15m",
+            annotations::IDLE_TIMEOUT
+        )));
+    }
+    let mut changes = json!({annotations::LAST_ACTIVITY_AT: sleep::format_time(Timestamp::now())});
+    if let Some(time) = time {
+        changes[annotations::KEEP_AWAKE_UNTIL] = sleep::format_time(crate::client::from_now(time).0).into();
+    }
+    let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+    let patch = Patch::Merge(json!({"metadata": {"uid": sandbox.uid(), "annotations": changes}}));
+    let patched = api.patch(&sandbox.name_any(), &PatchParams::default(), &patch).await;
+    patched.map_err(ClientError::api(format!("keep `{name}` awake")))
 }
 
 /// Deletes the claim of that name, otherwise the Sandbox of that name.

@@ -3,6 +3,8 @@
 use crate::ClientError;
 use serde::Deserialize;
 use std::{
+    ffi::OsStr,
+    fs::{File, TryLockError},
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -10,6 +12,11 @@ use std::{
 
 /// Timeout until a started engine is ready.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time without use after which an engine that is started here ends, unless `AGENT_SANDBOX_IDLE_TIMEOUT` specifies
+/// another one.
+const IDLE_TIMEOUT: &str = "15m";
+/// Interval between attempts to lock the data folder.
+const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 /// The engine's program, unless `AGENT_SANDBOX_BIN` specifies another one.
 const PROGRAM: &str = "agent-sandbox";
 
@@ -37,17 +44,34 @@ impl LocalEngine {
         (start_ticks(found.pid)? == found.start_ticks).then_some(found)
     }
 
-    /// The engine that runs on `folder`. If there is none, one is started in the background.
+    /// The engine that runs on `folder`. If there is none, one is started in the background, which ends when it is not
+    /// used any more.
     pub async fn find_or_start(folder: Option<&Path>) -> Result<Self, ClientError> {
-        if let Some(found) = Self::find(folder) {
-            return Ok(found);
-        }
         let program = std::env::var_os("AGENT_SANDBOX_BIN").unwrap_or_else(|| PROGRAM.into());
-        let mut command = tokio::process::Command::new(&program);
+        Ok(Self::find_or_start_with(folder, &program).await?.0)
+    }
+
+    /// Like [`find_or_start`](Self::find_or_start), with the program to start. Also returns whether one was started.
+    pub async fn find_or_start_with(folder: Option<&Path>, program: &OsStr) -> Result<(Self, bool), ClientError> {
+        if let Some(found) = Self::find(folder) {
+            return Ok((found, false));
+        }
+        // Held until the engine runs: of several processes that find none, one starts it.
+        let _lock = lock(folder).await?;
+        if let Some(found) = Self::find(folder) {
+            return Ok((found, false));
+        }
+        let mut command = tokio::process::Command::new(program);
         if let Some(folder) = folder {
             command.arg("--data-dir").arg(folder);
         }
-        command.args(["up", "--detach"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let idle = std::env::var_os("AGENT_SANDBOX_IDLE_TIMEOUT").unwrap_or_else(|| IDLE_TIMEOUT.into());
+        command
+            .args(["up", "--detach", "--idle-timeout"])
+            .arg(idle)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         command.kill_on_drop(true);
         let shown = program.to_string_lossy().into_owned();
         let none = |why: String| ClientError::NoCluster { tried: format!("`{shown} up --detach` failed: {why}") };
@@ -58,12 +82,34 @@ impl LocalEngine {
         if !output.status.success() {
             return Err(none(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
         }
-        Self::find(folder).ok_or_else(|| none("it exited immediately".to_owned()))
+        Self::find(folder).map(|found| (found, true)).ok_or_else(|| none("it exited immediately".to_owned()))
     }
 
     /// Path of the kubeconfig for its API.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.join("kubeconfig")
+    }
+}
+
+/// Locks the data folder against other processes that start an engine on it, and waits for one that is ending.
+async fn lock(folder: Option<&Path>) -> Result<Option<File>, ClientError> {
+    let Some(folder) = folder.map(Path::to_path_buf).or_else(default_data_dir) else { return Ok(None) };
+    let failed = |error: std::io::Error| ClientError::NoCluster {
+        tried: format!("cannot lock the data folder {}: {error}", folder.display()),
+    };
+    let mut builder = std::fs::DirBuilder::new();
+    std::os::unix::fs::DirBuilderExt::mode(builder.recursive(true), 0o700);
+    builder.create(&folder).map_err(failed)?;
+    let file = File::open(&folder).map_err(failed)?;
+    let deadline = tokio::time::Instant::now() + START_TIMEOUT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(LOCK_INTERVAL).await;
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
     }
 }
 

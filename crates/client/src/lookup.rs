@@ -3,10 +3,15 @@
 use crate::{ClientError, error::is_not_found};
 use agent_sandbox_api::{
     keys::annotations,
+    sleep,
     v1beta1::{OperatingMode, Sandbox, SandboxClaim},
 };
-use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, ResourceExt};
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
 
 /// A Sandbox that was found by its own name or by that of its claim.
 #[derive(Clone, Debug)]
@@ -42,6 +47,31 @@ pub async fn find(client: &Client, namespace: &str, name: &str) -> Result<Found,
             Err(ClientError::NotFound { kind: "sandbox", namespace: namespace.to_owned(), name: wanted.to_owned() })
         }
     }
+}
+
+/// The running Pod of a Sandbox, which is woken first if it is suspended and requests wake it.
+pub async fn awake_pod(client: &Client, sandbox: &Sandbox) -> Result<Pod, ClientError> {
+    let wakes = sleep::wakes_on_request(|key| sandbox.annotation(key));
+    if sandbox.operating_mode() == OperatingMode::Running || !wakes {
+        return running_pod(client, sandbox).await;
+    }
+    let (name, namespace) = (sandbox.name_any(), sandbox.namespace());
+    let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+    let metadata = json!({
+        "uid": sandbox.uid(),
+        "resourceVersion": sandbox.resource_version(),
+        "annotations": {annotations::WAKE_REQUESTED_AT: sleep::format_time(Timestamp::now())},
+    });
+    let patch = Patch::Merge(json!({"metadata": metadata}));
+    let generation = match api.patch(&name, &PatchParams::default(), &patch).await {
+        // The mode has not changed yet; the controller changes it, and that is another generation.
+        Ok(patched) => patched.metadata.generation,
+        // It changed meanwhile, perhaps because another request woke it.
+        Err(kube::Error::Api(status)) if status.code == 409 => None,
+        Err(error) => return Err(ClientError::api(format!("wake `{name}`"))(error)),
+    };
+    let awake = crate::wait::sandbox_awake(client, namespace, &name, generation, crate::READY_TIMEOUT).await?;
+    running_pod(client, &awake).await
 }
 
 /// The running Pod of a Sandbox.

@@ -30,6 +30,18 @@ pub struct ContainerOptions {
     pub working_dir: Option<String>,
     /// Host folders to mount: source, target, read-only.
     pub host_paths: Vec<(String, String, bool)>,
+    /// Host folders to mount a private copy of, at the same path. Only the embedded node makes copies.
+    pub copies: Vec<CopiedFolder>,
+}
+
+/// A host folder of which a sandbox gets a private copy.
+#[derive(Clone, Debug)]
+pub struct CopiedFolder {
+    /// Name of the volume.
+    pub name: String,
+    pub path: String,
+    /// Its changes are never shown or applied.
+    pub private: bool,
 }
 
 /// Options of a claim.
@@ -93,7 +105,10 @@ pub fn pod(name: &str, container: &ContainerOptions) -> serde_json::Result<Pod> 
         first.remove("readinessProbe");
     }
     spec["restartPolicy"] = json!("Never");
-    let annotations = json!({keys::annotations::INJECT_SANDBOXD: "true"});
+    let mut annotations = json!({keys::annotations::INJECT_SANDBOXD: "true"});
+    if let Some(names) = copied_volumes(container) {
+        annotations[keys::annotations::COPIED_VOLUMES] = json!(names);
+    }
     serde_json::from_value(json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}))
 }
 
@@ -124,7 +139,11 @@ fn named(name: &str) -> ObjectMeta {
 }
 
 fn pod_template(container: &ContainerOptions) -> PodTemplate {
-    PodTemplate { spec: Opaque::from(pod_spec(container)), metadata: None }
+    let metadata = copied_volumes(container).map(|names| {
+        let annotations = json!({"annotations": {keys::annotations::COPIED_VOLUMES: names}});
+        serde_json::from_value(annotations).expect("annotations are metadata")
+    });
+    PodTemplate { spec: Opaque::from(pod_spec(container)), metadata }
 }
 
 fn pod_spec(options: &ContainerOptions) -> Value {
@@ -156,11 +175,25 @@ fn pod_spec(options: &ContainerOptions) -> Value {
         append(&mut container["volumeMounts"], mount);
         append(&mut spec["volumes"], json!({"name": name, "hostPath": {"path": source}}));
     }
+    for CopiedFolder { name, path, .. } in &options.copies {
+        // Read-only, so that a node that makes no copies never writes to the folder.
+        append(&mut container["volumeMounts"], json!({"name": name, "mountPath": path, "readOnly": true}));
+        append(&mut spec["volumes"], json!({"name": name, "hostPath": {"path": path, "type": "Directory"}}));
+    }
     if let Some(class) = &options.runtime_class {
         spec["runtimeClassName"] = json!(class);
     }
     spec["containers"] = json!([container]);
     spec
+}
+
+/// The annotation that makes the node mount copies.
+fn copied_volumes(options: &ContainerOptions) -> Option<String> {
+    let names = options.copies.iter().map(|copy| match copy.private {
+        true => format!("{}=private", copy.name),
+        false => copy.name.clone(),
+    });
+    (!options.copies.is_empty()).then(|| names.collect::<Vec<_>>().join(","))
 }
 
 fn append(list: &mut Value, item: Value) {
@@ -187,6 +220,20 @@ mod tests {
         assert_eq!(full["containers"][0]["resources"]["limits"], json!({"memory": "64Mi"}));
         assert_eq!(full["volumes"].as_array().unwrap().len(), 2);
         assert_eq!(full["containers"][0]["volumeMounts"][0]["readOnly"], json!(true));
+    }
+
+    #[test]
+    fn copies_are_read_only_mounts_that_an_annotation_names() {
+        let copy = |name: &str, private| CopiedFolder { name: name.into(), path: format!("/{name}"), private };
+        let copies = vec![copy("here", false), copy("with-0", true)];
+        let container = ContainerOptions { image: "host".into(), copies, ..ContainerOptions::default() };
+        let template = serde_json::to_value(pod_template(&container)).unwrap();
+        let annotations = &template["metadata"]["annotations"];
+        assert_eq!(annotations[keys::annotations::COPIED_VOLUMES], "here,with-0=private");
+        let mount = &template["spec"]["containers"][0]["volumeMounts"][1];
+        assert_eq!(*mount, json!({"name": "with-0", "mountPath": "/with-0", "readOnly": true}));
+        let pod = serde_json::to_value(pod("p", &container).unwrap()).unwrap();
+        assert_eq!(pod["metadata"]["annotations"][keys::annotations::COPIED_VOLUMES], "here,with-0=private");
     }
 
     #[test]

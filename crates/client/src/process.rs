@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// Server-side timeout of one wait request; then another one follows.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(50);
+/// Additional time for a response to arrive after the wait.
+const RESPONSE_MARGIN: Duration = Duration::from_secs(10);
 /// Maximum number of consecutive reattachments of a broken stream without any output, and the delay between them.
 const MAX_REATTACHES: u32 = 20;
 const REATTACH_DELAY: Duration = Duration::from_millis(500);
@@ -52,6 +54,32 @@ impl Process {
                 self.sandbox.fetch_json(self.call(Method::GET, &path, "wait for a process")).await?;
             if !info.running {
                 return Ok(info);
+            }
+        }
+    }
+
+    /// Waits until the process has exited, or for `limit`. The daemon waits at most ten minutes.
+    pub async fn wait_for(&self, limit: Duration) -> Result<ProcessInfo, ClientError> {
+        let path = format!("/wait?timeoutSeconds={}", limit.as_secs_f64().max(0.001));
+        let mut call = self.call(Method::GET, &path, "wait for a process");
+        call.timeout = Some(limit + RESPONSE_MARGIN);
+        self.sandbox.fetch_json(call).await
+    }
+
+    /// The events from the output offset `offset` up to now, without waiting for more.
+    pub async fn output(&self, offset: u64) -> Result<Vec<CommandEvent>, ClientError> {
+        let mut call = self.call(Method::GET, &format!("/output?offset={offset}"), WATCH_PROCESS);
+        call.headers.insert(header::ACCEPT, HeaderValue::from_static("application/x-ndjson"));
+        let mut lines = JsonLines::new(self.sandbox.send(call).await?);
+        let mut events = Vec::new();
+        loop {
+            match lines.next::<Event>().await {
+                Ok(Some(wire)) => events.push(command_event(wire, self.sandbox.name(), WATCH_PROCESS)?),
+                Ok(None) => return Ok(events),
+                Err(LinesError::Connection(message) | LinesError::Content(message)) => {
+                    let name = self.sandbox.name().to_owned();
+                    return Err(ClientError::Disconnected { name, operation: WATCH_PROCESS.to_owned(), message });
+                }
             }
         }
     }

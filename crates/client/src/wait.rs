@@ -1,7 +1,7 @@
 //! Waits for an object to reach a state: with a watch and a deadline, failing early if the state cannot be reached.
 
 use crate::{ClientError, claims::Created};
-use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
+use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::{
     Metadata, NamespaceResourceScope, Resource,
@@ -51,6 +51,28 @@ pub async fn sandbox_ready(
 ) -> Result<Sandbox, ClientError> {
     let waiting = Wait { client, namespace, name, kind: "sandbox", wanted: "ready", limit };
     waiting.until(|sandbox: &Sandbox| ready_progress(sandbox.conditions(), sandbox.metadata.generation)).await
+}
+
+/// Waits until a Sandbox whose wake was requested at `generation` is Ready again.
+pub(crate) async fn sandbox_awake(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    generation: Option<i64>,
+    limit: Duration,
+) -> Result<Sandbox, ClientError> {
+    let waiting = Wait { client, namespace, name, kind: "sandbox", wanted: "awake", limit };
+    waiting
+        .until(|sandbox: &Sandbox| match sandbox.operating_mode() {
+            OperatingMode::Suspended if sandbox.metadata.generation == generation || generation.is_none() => {
+                Progress::Pending("the controller has not resumed it yet".to_owned())
+            }
+            OperatingMode::Suspended => {
+                Progress::Unreachable { reason: "Suspended".to_owned(), message: "it was suspended again".to_owned() }
+            }
+            OperatingMode::Running => ready_progress(sandbox.conditions(), sandbox.metadata.generation),
+        })
+        .await
 }
 
 /// Waits until a claim is Ready and bound to a Sandbox.

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use agent_sandbox_telemetry::ExportSettings;
+use agent_sandbox_telemetry::{ExportSettings, audit::AuditLog};
 
 use crate::{
     claim::ClaimSettings, leader_election::LeaseConfig, pool::PoolSettings, sandbox, serving::webhook::WebhookConfig,
@@ -29,6 +29,8 @@ pub struct Config {
     pub webhook: Option<WebhookConfig>,
     /// Where to export the spans of passes; `None`: no tracing.
     pub tracing: Option<ExportSettings>,
+    /// Gets a record of every write except statuses; `None`: no audit log.
+    pub audit: Option<AuditLog>,
     /// Requests per second to the API (negative: no limit), and how many may exceed that rate at once.
     pub api_rate: (f64, usize),
     /// The reporting instance of Events.
@@ -69,6 +71,7 @@ impl Default for Config {
             health_address: None,
             webhook: None,
             tracing: None,
+            audit: None,
             api_rate: (-1.0, 10),
             instance: "agent-sandbox".to_owned(),
             grace: Duration::from_secs(30),

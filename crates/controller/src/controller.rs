@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::{
-    api_client::{ApiClient, Clients, KubeApiClient, rate_limit::RateLimiter},
+    api_client::{ApiClient, AuditedApiClient, Clients, KubeApiClient, rate_limit::RateLimiter},
     cache::{
         CacheUpdate, Cached, Kind, KindVisitor, Route, Sandbox, Store,
         reflector::{self, Scope, reflect},
@@ -155,6 +155,10 @@ async fn run(
         metrics.clone(),
         RateLimiter::new(config.api_rate.0, config.api_rate.1),
     ));
+    let api = match &config.audit {
+        Some(log) => Arc::new(AuditedApiClient { api, log: log.clone(), user: config.instance.clone() }),
+        None => api,
+    };
     let mut workers = start_workers(&config, &store, &metrics, api, &tracing);
     progress.send_replace(Phase::Running);
 
@@ -343,6 +347,7 @@ fn start_workers(
             api.clone(),
             clock.clone(),
             events.clone(),
+            metrics.clone(),
             config.sandbox.clone(),
             tracing.clone(),
         )),
@@ -362,7 +367,7 @@ fn start_workers(
             config.workers.claim,
         );
         start(
-            Arc::new(PoolReconciler::new(store.clone(), api, clock, events, metrics.clone(), config.pool.clone())),
+            Arc::new(PoolReconciler::new(store.clone(), api, clock, events, config.pool.clone())),
             config.workers.pool,
         );
     }

@@ -5,12 +5,16 @@
 mod go_values;
 
 use std::{
+    error::Error as _,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use agent_sandbox_telemetry::{Collector, ExportSettings};
+use agent_sandbox_telemetry::{
+    Collector, ExportSettings,
+    audit::{AuditConfig, AuditLog, OpenError},
+};
 use clap::{ArgAction, Parser};
 
 pub use self::go_values::{parse_address, parse_duration, to_long_flags};
@@ -70,6 +74,12 @@ pub struct Flags {
     /// Trace passes; export spans to `OTEL_EXPORTER_OTLP_ENDPOINT` (http://localhost:4317).
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub enable_tracing: bool,
+    /// Write audit records: a file, which is rotated, or `-` for standard output; empty: none.
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    pub audit_log: String,
+    /// File with regular expressions, one per line, that are removed from audit records.
+    #[arg(long, default_value = "")]
+    pub audit_redact_file: String,
     /// Accepted for compatibility.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub enable_pprof: bool,
@@ -217,6 +227,7 @@ impl Flags {
         let health_address = address("health-probe-bind-address", &self.health_probe_bind_address);
         let leader_election = self.lease(identity, &mut errors);
         let tracing = self.tracing(&mut errors);
+        let audit = self.audit(&mut errors);
         let label_domains = read_label_domains(LABEL_DOMAINS.as_ref()).unwrap_or_else(|error| {
             errors.push(error);
             Vec::new()
@@ -256,6 +267,7 @@ impl Flags {
             health_address,
             webhook: self.enable_webhook.then(|| self.webhook()),
             tracing,
+            audit,
             api_rate: (self.kube_api_qps, burst),
             instance: identity.to_owned(),
             ..Config::default()
@@ -310,6 +322,17 @@ impl Flags {
                 None
             }
         }
+    }
+
+    fn audit(&self, errors: &mut Vec<String>) -> Option<AuditLog> {
+        let target = Some(self.audit_log.clone()).filter(|target| !target.is_empty())?;
+        let redaction_file = Some(PathBuf::from(&self.audit_redact_file)).filter(|path| !path.as_os_str().is_empty());
+        let opened = AuditConfig { target, redaction_file }.open();
+        let failed = |error: OpenError| {
+            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+            errors.push(format!("--audit-log: {error}{cause}"));
+        };
+        opened.map_err(failed).ok()
     }
 
     fn lease(&self, identity: &str, errors: &mut Vec<String>) -> Option<LeaseConfig> {

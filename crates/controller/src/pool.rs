@@ -31,10 +31,7 @@ use crate::{
     cache::{Key, ReconcilerKind, Store, WorkItem},
     clock::{Clock, between},
     reconcile::{Next, ReconcileError, Reconciler},
-    serving::{
-        events::{Event, Events, Severity},
-        metrics::Metrics,
-    },
+    serving::events::{Event, Events, Severity},
 };
 
 /// Deadlines are stretched by a random factor up to this, so that many pools do not wake at once.
@@ -97,7 +94,6 @@ impl PoolReconciler {
         api: Arc<dyn ApiClient>,
         clock: Arc<dyn Clock>,
         events: Events,
-        _metrics: Arc<Metrics>,
         settings: PoolSettings,
     ) -> Self {
         Self { store, api, clock, events, settings, local_states: Mutex::default() }

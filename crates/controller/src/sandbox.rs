@@ -7,12 +7,17 @@ mod plan;
 mod pod;
 mod route;
 mod service;
+mod sleep;
 mod status;
+mod transitions;
 mod volume;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use agent_sandbox_api::conditions::{ConditionType, Reason};
+use agent_sandbox_api::{
+    conditions::{ConditionType, Reason},
+    v1beta1::{OperatingMode, SandboxStatus},
+};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -28,19 +33,22 @@ pub use self::{
     },
     route::route,
     service::{ServicePlan, service_ports},
+    sleep::SleepChange,
     status::{
         Facts, PodFact, ServiceFact, first_status_wait, multiple_pods, status_after, status_cleaned_up,
         status_marked_expired, status_patch,
     },
+    transitions::{Transition, transitions},
     volume::VolumePlan,
 };
 use crate::{
-    api_client::{ApiClient, Lane, Writer},
+    api_client::{ApiClient, ApiError, Lane, Writer},
     cache::{Key, Kind, ReconcilerKind, Sandbox, Store, WorkItem},
-    clock::Clock,
+    clock::{Clock, between},
     reconcile::{Interrupted, LiveReads, Next, Pass, ReconcileError, Reconciler, run_attempts},
     serving::{
         events::{Event, Events, Severity},
+        metrics::Metrics,
         tracing_context::{PassSpan, Tracing},
     },
 };
@@ -53,12 +61,15 @@ pub struct SandboxReconciler {
     pub api: Arc<dyn ApiClient>,
     pub clock: Arc<dyn Clock>,
     pub events: Events,
+    metrics: Arc<Metrics>,
     pub settings: Settings,
     pub tracing: Tracing,
     /// When each postponed Pod patch was first due. Losing it merely restarts the window.
     postponed: Mutex<HashMap<Key, Timestamp>>,
     /// Since when each Sandbox without a status could have had one.
     without_status: Mutex<HashMap<Key, Timestamp>>,
+    /// When the suspension or resumption that is under way was first seen. Losing it costs one latency sample.
+    requested: Mutex<HashMap<Key, (OperatingMode, Timestamp)>>,
 }
 
 impl SandboxReconciler {
@@ -67,6 +78,7 @@ impl SandboxReconciler {
         api: Arc<dyn ApiClient>,
         clock: Arc<dyn Clock>,
         events: Events,
+        metrics: Arc<Metrics>,
         settings: Settings,
         tracing: Tracing,
     ) -> Self {
@@ -75,10 +87,12 @@ impl SandboxReconciler {
             api,
             clock,
             events,
+            metrics,
             settings,
             tracing,
             postponed: Mutex::default(),
             without_status: Mutex::default(),
+            requested: Mutex::default(),
         }
     }
 
@@ -86,6 +100,7 @@ impl SandboxReconciler {
     fn forget(&self, key: &Key) {
         self.postponed.lock().remove(key);
         self.without_status.lock().remove(key);
+        self.requested.lock().remove(key);
     }
 
     /// Number of postponed Pod patches.
@@ -113,6 +128,32 @@ impl SandboxReconciler {
             Some(since) => postponed.insert(key, since),
             None => postponed.remove(&key),
         };
+    }
+
+    /// Counts what a status that was just written says has happened since the one before. `seen` is when the pass
+    /// observed the Sandbox.
+    fn count_transitions(&self, key: &Key, before: &Sandbox, after: &SandboxStatus, seen: Timestamp) {
+        let mode = before.operating_mode();
+        let mut requested = self.requested.lock();
+        // A suspension that was taken back before the Pod was gone ends here.
+        if requested.get(key).is_some_and(|(wanted, _)| *wanted != mode) {
+            requested.remove(key);
+        }
+        let resuming = mode == OperatingMode::Running && requested.contains_key(key);
+        let after = after.conditions.as_deref().unwrap_or_default();
+        for transition in transitions(before.conditions(), after, mode, resuming) {
+            let took = match transition {
+                Transition::SuspendRequested | Transition::ResumeRequested => {
+                    requested.insert(key.clone(), (mode, seen));
+                    None
+                }
+                Transition::Suspended | Transition::Resumed => {
+                    requested.remove(key).map(|(_, since)| between(since, self.clock.now()))
+                }
+                _ => None,
+            };
+            self.metrics.sandbox_changed(before, transition, took);
+        }
     }
 
     /// Emits one event when the Sandbox controls more than one Pod.
@@ -190,6 +231,7 @@ impl Pass for SandboxPass<'_> {
             Plan::Confirm => Err(self.stale()),
             Plan::MarkExpired => self.mark_expired(&observed.sandbox).await,
             Plan::CleanUp(clean_up) => self.clean_up(&observed.sandbox, &clean_up).await,
+            Plan::Sleep(change) => self.change_sleep(&observed.sandbox, *change).await,
             Plan::Reconcile(reconcile) => self.reconcile_children(&observed, &reconcile).await,
         }
     }
@@ -204,6 +246,7 @@ impl SandboxPass<'_> {
     async fn mark_expired(&self, sandbox: &Sandbox) -> Result<Next, Interrupted> {
         let status = status_marked_expired(sandbox, self.reconciler.clock.now());
         publish(self.writer, sandbox, &status).await??;
+        self.reconciler.count_transitions(self.key, sandbox, &status, self.reconciler.clock.now());
         Ok(Next::After(CLEAN_UP_DELAY))
     }
 
@@ -222,6 +265,28 @@ impl SandboxPass<'_> {
         let status = status_cleaned_up(sandbox, self.reconciler.clock.now());
         publish(self.writer, sandbox, &status).await??;
         Ok(Next::Idle)
+    }
+
+    /// Writes the change and plans again from the result. The write is valid only for the observed version: whatever was
+    /// recorded since, such as activity, is decided about anew.
+    async fn change_sleep(&self, sandbox: &Sandbox, change: SleepChange) -> Result<Next, Interrupted> {
+        match self.writer.send(&change.request).await {
+            Ok(_) => {}
+            Err(ApiError::Conflict { .. }) => return Err(self.stale()),
+            Err(ApiError::NotFound { .. }) => return Ok(Next::Idle),
+            Err(error) => return Err(error.into()),
+        }
+        if let Some((reason, note)) = change.event {
+            self.reconciler.events.emit(Event {
+                regarding: Event::regarding(sandbox),
+                severity: Severity::Normal,
+                reason,
+                action: "ChangingOperatingMode",
+                note,
+                controller: "sandbox-controller",
+            });
+        }
+        Err(Interrupted::Again)
     }
 
     async fn reconcile_children(&self, observed: &Observed, plan: &Reconcile) -> Result<Next, Interrupted> {
@@ -249,8 +314,9 @@ impl SandboxPass<'_> {
         let published = publish(self.writer, &stored, &status).await?;
         let deadline = until_shutdown(&stored, now);
         let mut errors = facts.errors.clone();
-        if let Err(error) = published {
-            errors.push(error.to_string());
+        match published {
+            Ok(()) => self.reconciler.count_transitions(self.key, &stored, &status, observed.now),
+            Err(error) => errors.push(error.to_string()),
         }
         if !errors.is_empty() {
             return Err(ReconcileError::transient(errors.join("\n")).no_later_than(deadline).into());

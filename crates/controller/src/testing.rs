@@ -5,3 +5,4 @@ pub(crate) mod fake_api;
 #[allow(dead_code, reason = "a fixture: not every test needs every method")]
 pub(crate) mod fixture;
 mod property;
+mod take_over;

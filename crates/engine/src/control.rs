@@ -3,7 +3,10 @@
 //! Each connection carries one request, a line of JSON. The response is lines of JSON too: progress first, the outcome
 //! last. The socket lies in the data folder, which only its owner can enter.
 
-use crate::requests::{EngineReply, EngineRequest, RequestContext, handle_request};
+use crate::{
+    requests::{EngineReply, EngineRequest, RequestContext, handle_request},
+    tokens::{TokenContext, TokenRequest},
+};
 use agent_sandbox_node::runtime::{PullProgress, chain};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -85,7 +88,7 @@ pub(crate) fn open(socket: &Path) -> io::Result<UnixListener> {
 }
 
 /// Serves requests until dropped.
-pub(crate) async fn serve(listener: UnixListener, context: RequestContext) {
+pub(crate) async fn serve(listener: UnixListener, context: RequestContext, tokens: TokenContext) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else { return };
@@ -94,9 +97,9 @@ pub(crate) async fn serve(listener: UnixListener, context: RequestContext) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let context = context.clone();
+        let (context, tokens) = (context.clone(), tokens.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve_connection(stream, &context).await {
+            if let Err(error) = serve_connection(stream, &context, tokens).await {
                 tracing::debug!(%error, "A control connection failed");
             }
             drop(slot);
@@ -104,11 +107,16 @@ pub(crate) async fn serve(listener: UnixListener, context: RequestContext) {
     }
 }
 
-async fn serve_connection(stream: UnixStream, context: &RequestContext) -> io::Result<()> {
+async fn serve_connection(stream: UnixStream, context: &RequestContext, tokens: TokenContext) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut text = String::new();
     let mut reader = BufReader::new(reader.take(MAX_REQUEST_BYTES));
     within_timeout("the client sent no request", reader.read_line(&mut text)).await?;
+    if let Ok(request) = serde_json::from_str::<TokenRequest>(&text) {
+        let outcome = tokio::task::spawn_blocking(move || tokens.handle(request)).await.map_err(io::Error::other)?;
+        let line = outcome.map_or_else(ResponseLine::Failed, ResponseLine::Done);
+        return send(&mut writer, &line).await;
+    }
     let (progress, mut seen) = watch::channel(PullProgress::default());
     let outcome = match serde_json::from_str::<EngineRequest>(&text) {
         Err(error) => Err(format!("the engine does not know this request ({error}); are both of the same version?")),
@@ -148,7 +156,7 @@ async fn within_timeout<T>(message: &'static str, operation: impl Future<Output 
 /// report of a pull.
 pub async fn send_request(
     socket: &Path,
-    request: &EngineRequest,
+    request: &impl Serialize,
     mut progress: impl FnMut(PullProgress),
 ) -> Result<EngineReply, ControlError> {
     let stream = connect(socket).await.map_err(|source| ControlError::Connect { socket: socket.to_owned(), source })?;

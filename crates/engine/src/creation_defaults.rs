@@ -11,6 +11,8 @@ use agent_sandbox_node::{
 };
 use serde_json::{Value, json};
 
+use crate::router_objects;
+
 pub(crate) struct CreationDefaults {
     node_name: String,
     labels: BTreeMap<String, String>,
@@ -32,6 +34,10 @@ impl MutatingAdmission for CreationDefaults {
             (groups::CORE, "sandboxes") => set_pod_name(object),
             _ => {}
         }
+    }
+
+    fn is_exempt(&self, group: &str, plural: &str, object: &Value) -> bool {
+        group.is_empty() && router_objects::is_placeholder(plural, object)
     }
 }
 
@@ -70,6 +76,19 @@ mod tests {
         assert_eq!(node(json!({ "nodeSelector": { "gpu": "yes" } })), Value::Null);
         assert_eq!(node(json!({ "schedulerName": "mine" })), Value::Null);
         assert_eq!(with_defaults("other", "pods", json!({ "spec": {} })), json!({ "spec": {} }));
+    }
+
+    #[test]
+    fn only_the_placeholders_of_the_router_are_exempt_from_limits() {
+        let exempt = |plural: &str, name: &str, node: &str| {
+            let object = json!({ "metadata": { "name": name }, "spec": { "nodeName": node } });
+            CreationDefaults::default().is_exempt("", plural, &object)
+        };
+        assert!(exempt("pods", "sandbox-router", "agent-sandbox-router"));
+        assert!(!exempt("pods", "sandbox-router", "local"), "a Pod that runs is never exempt");
+        assert!(!exempt("pods", "other", "agent-sandbox-router"));
+        assert!(exempt("services", "sandbox-router-svc", "") && !exempt("services", "other", ""));
+        assert!(!exempt("configmaps", "sandbox-router", "agent-sandbox-router"));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::node_config::KERNEL_FOLDER;
+
 pub use sudo_user::SudoUser;
 
 /// The folder of one local engine. Everything in it is private to the user who runs the engine.
@@ -81,6 +83,16 @@ impl DataDir {
         self.0.join("images")
     }
 
+    /// Copies of folders that `run` made, by run, as long as they have changes.
+    pub fn copies(&self) -> PathBuf {
+        self.0.join("copies")
+    }
+
+    /// The writable layers of the node's sandboxes, by owner, and their copies of folders.
+    pub fn layers(&self) -> PathBuf {
+        self.node().join(KERNEL_FOLDER).join("layers")
+    }
+
     /// The running engine's control socket.
     pub fn control(&self) -> PathBuf {
         self.0.join("control.sock")
@@ -91,21 +103,86 @@ impl DataDir {
         self.0.join("mcp-token")
     }
 
+    /// The port that the API took because its usual one was in use: a number as text.
+    fn api_port_file(&self) -> PathBuf {
+        self.0.join("api-port")
+    }
+
+    /// The port that an earlier engine's API took because the usual one was in use. Kubeconfigs name it.
+    pub fn api_port(&self) -> Option<u16> {
+        fs::read_to_string(self.api_port_file()).ok()?.trim().parse().ok().filter(|port| *port != 0)
+    }
+
+    /// Remembers the API's port for the next engine.
+    pub fn remember_api_port(&self, port: u16) -> io::Result<()> {
+        write_private(&self.api_port_file(), format!("{port}\n").as_bytes())
+    }
+
+    /// The secret with which scoped tokens for the router are created and checked.
+    pub fn router_secret(&self) -> PathBuf {
+        self.0.join("router-secret")
+    }
+
+    /// Creates the router's secret if there is none.
+    pub fn create_router_secret(&self) -> io::Result<PathBuf> {
+        let path = self.router_secret();
+        if !path.exists() {
+            let secret: [u8; 32] = rand::random();
+            let text: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+            write_private(&path, text.as_bytes())?;
+        }
+        Ok(path)
+    }
+
     /// The log of an engine that runs in the background.
     pub fn log(&self) -> PathBuf {
         self.0.join("up.log")
     }
 
+    /// The folder of the audit log and of its rotated files.
+    fn audit(&self) -> PathBuf {
+        self.0.join("audit")
+    }
+
+    /// The current file of the audit log.
+    pub fn audit_log(&self) -> PathBuf {
+        self.audit().join("audit.jsonl")
+    }
+
+    /// Creates the folder of the audit log.
+    pub fn create_audit_folder(&self) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(self.audit())
+    }
+
     /// Every path that an engine creates in its folder.
     pub fn contents(&self) -> Vec<PathBuf> {
         let partial = |path: PathBuf| [path.with_extension("partial"), path];
-        let files = [self.kubeconfig(), self.state()].into_iter().flat_map(partial);
-        files.chain([self.api(), self.node(), self.images(), self.control(), self.log(), self.mcp_token()]).collect()
+        let files =
+            [self.kubeconfig(), self.state(), self.api_port_file(), self.router_secret()].into_iter().flat_map(partial);
+        let others = [
+            self.api(),
+            self.node(),
+            self.images(),
+            self.copies(),
+            self.control(),
+            self.log(),
+            self.mcp_token(),
+            self.audit(),
+        ];
+        files.chain(others).collect()
     }
 
     /// The state file: its content is a [`RunningEngine`].
     fn state(&self) -> PathBuf {
         self.0.join("up.json")
+    }
+
+    /// Locks the folder against an engine that is started by a command which found none: it waits until this one has
+    /// ended. The lock is released when the file is dropped.
+    pub fn lock(&self) -> io::Result<fs::File> {
+        let folder = fs::File::open(&self.0)?;
+        folder.lock()?;
+        Ok(folder)
     }
 
     /// The engine that runs on this folder now, if one does.
@@ -126,16 +203,27 @@ impl DataDir {
             router,
         };
         let state = serde_json::to_vec_pretty(&running)?;
-        // `agent-sandbox node`, which runs for another control plane, has no kubeconfig.
-        if let (Some(user), Ok(text)) = (SudoUser::from_environment(), fs::read(self.kubeconfig())) {
-            let copied = user.write("kubeconfig", &text).and_then(|()| user.write("up.json", &state));
-            if let Err(error) = copied {
-                tracing::warn!(folder = %user.folder().display(), %error, "Cannot copy the kubeconfig for the user who called sudo");
-            }
+        if let Some(user) = self.copy_kubeconfig()
+            && let Err(error) = user.write("up.json", &state)
+        {
+            tracing::warn!(folder = %user.folder().display(), %error, "Cannot copy the state for the caller of sudo");
         }
         // Last: `up --detach` waits for this file as the sign that the engine is ready.
         write_private(&self.state(), &state)?;
         Ok(running)
+    }
+
+    /// Copies the kubeconfig for the user who called sudo, if there are both; returns the user if it was copied.
+    pub(crate) fn copy_kubeconfig(&self) -> Option<SudoUser> {
+        // `agent-sandbox node`, which runs for another control plane, has no kubeconfig.
+        let (user, text) = (SudoUser::from_environment()?, fs::read(self.kubeconfig()).ok()?);
+        match user.write("kubeconfig", &text) {
+            Ok(()) => Some(user),
+            Err(error) => {
+                tracing::warn!(folder = %user.folder().display(), %error, "Cannot copy the kubeconfig for the user who called sudo");
+                None
+            }
+        }
     }
 
     /// Removes the state file, the control socket and the copies for the user who called sudo: no engine runs here any

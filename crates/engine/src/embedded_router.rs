@@ -1,16 +1,24 @@
 //! The router inside the engine: a loopback listener for clients, and a handle for connections that the API has
 //! authenticated.
 
-use crate::EngineError;
+use crate::{
+    EngineError,
+    e2b::{E2bApi, LateRouter},
+};
 use agent_sandbox_apiserver::{AccessTarget, ApiServer, Attributes, UserInfo};
 use agent_sandbox_node::{NodeHandle, PodKey};
-use agent_sandbox_router::{
-    AccessReview, AuthzConfig, Caller, ConnectionAuth, Connector, Deps, Endpoint, Modes, Router, RouterConfig,
-    StaticToken, Stream, TokenReviewConfig,
+use agent_sandbox_protocol::{
+    scoped_token::Secret,
+    web::{AllowedHosts, AllowedOrigins},
 };
-use agent_sandbox_streams::backend::Duplex;
+use agent_sandbox_router::{
+    AccessReview, ActivityGuard, AuthzConfig, Caller, ConnectionAuth, Connector, CookieConfig, Deps, Endpoint, Modes,
+    Router, RouterConfig, Routing, SameSite, Stream, TokenReviewConfig,
+};
+use agent_sandbox_streams::backend::{Duplex, NodeError, PodRef};
+use agent_sandbox_telemetry::audit::AuditLog;
 use async_trait::async_trait;
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -18,10 +26,28 @@ use tokio_util::sync::CancellationToken;
 const NEXT_PORTS: u16 = 20;
 /// Timeout for requests under way when the router stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the answer about a token is cached: a deleted ServiceAccount loses access this much later.
-const TOKEN_TTL: Duration = Duration::from_secs(1);
+/// Name of browsers' session cookie, and of the parameter of links that sets it.
+const COOKIE: &str = "agent-sandbox-token";
+/// Answers about tokens are not cached: the API is in this process, and a token that was replaced or revoked ends at
+/// once.
+const TOKEN_TTL: Duration = Duration::ZERO;
 /// Size in bytes of the buffer between a port-forward and the router.
 const BUFFER: usize = 256 * 1024;
+
+/// The secret that tokens for sandboxes are made with.
+pub(crate) struct RouterSecret {
+    pub(crate) path: PathBuf,
+    /// Requests need a token.
+    pub(crate) required: bool,
+}
+
+impl RouterSecret {
+    fn read(&self) -> Result<Secret, EngineError> {
+        let failed = |source| EngineError::ReadFile { path: self.path.clone(), source };
+        let bytes = std::fs::read(&self.path).map_err(failed)?;
+        Secret::from_file_bytes(&bytes).map_err(|error| failed(io::Error::other(error)))
+    }
+}
 
 /// A router that is being served.
 pub(crate) struct EmbeddedRouter {
@@ -36,18 +62,20 @@ pub(crate) struct EmbeddedRouter {
 pub(crate) struct RouterHandle(Arc<Router>);
 
 impl EmbeddedRouter {
-    /// Opens the listener on `wanted` or the next free port. Without a token every request is accepted; with one, the
-    /// administrator's token reaches every sandbox and other tokens of the API what RBAC grants their users.
+    /// Opens the listener on `wanted` or the next free port. If no token is required, every request is accepted.
+    /// Otherwise a token of the API reaches what RBAC grants its user, which is everything for the administrator, and a
+    /// scoped token its one sandbox. E2B's API and clients always need their keys and tokens.
     pub(crate) async fn open(
         api: &ApiServer,
         node: NodeHandle,
         wanted: SocketAddr,
-        token: Option<String>,
+        secret: RouterSecret,
+        audit: Option<AuditLog>,
         stop: CancellationToken,
     ) -> Result<Self, EngineError> {
-        let authz = match token {
-            Some(token) => AuthzConfig::AnyOf(Modes {
-                static_token: Some(StaticToken(token)),
+        let authz = match secret.required {
+            true => AuthzConfig::AnyOf(Modes {
+                scoped_token_secrets: vec![secret.path.clone()],
                 token_review: Some(TokenReviewConfig {
                     ttl: TOKEN_TTL,
                     require_token: true,
@@ -56,26 +84,38 @@ impl EmbeddedRouter {
                 rbac: true,
                 ..Modes::default()
             }),
-            None => AuthzConfig::AllowAll,
+            false => AuthzConfig::AllowAll,
         };
+        let failed = |source| EngineError::ListenRouter { address: wanted, source };
+        let listener = bind(wanted).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let e2b_secret = secret.read()?;
+        let late = LateRouter::default();
+        let folder = secret.path.parent().unwrap_or(&secret.path);
+        let mounted = E2bApi::new(api.clone(), e2b_secret.clone(), address.port(), folder, late.clone());
         let config = RouterConfig {
             cluster_domain: None,
             access_log: false,
             authz,
             // Roles are read in this process: nothing is gained by caching decisions.
             access_ttl: Duration::ZERO,
-            loopback_hosts_only: true,
+            allowed_hosts: AllowedHosts::loopback(),
+            // Browsers resolve every name below `localhost` to this machine.
+            routing: Routing { path_prefix: None, host_domain: Some("localhost".to_owned()) },
+            cookie: Some(cookie()),
             ..RouterConfig::default()
         };
         let deps = Deps {
             connector: Arc::new(PodConnector(node)),
             access_review: Some(Arc::new(Rbac(api.clone()))),
+            audit,
+            sleep: true,
+            e2b: Some(e2b_secret),
+            mounted: Some(Arc::new(mounted)),
             ..Deps::watching(api.client_without_managed_fields())
         };
         let router = Arc::new(Router::new(config, deps)?);
-        let failed = |source| EngineError::ListenRouter { address: wanted, source };
-        let listener = bind(wanted).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let _ = late.set(Arc::downgrade(&router));
         let (served, until) = (router.clone(), stop.clone());
         let serving = tokio::spawn(async move { served.serve(listener, until).await });
         Ok(Self { address, router, serving, stop })
@@ -103,6 +143,16 @@ impl EmbeddedRouter {
 }
 
 impl RouterHandle {
+    /// Begins a session with a Pod, whose Sandbox does not sleep before the guard is dropped.
+    pub(crate) async fn begin_session(&self, pod: &PodRef) -> Result<Option<ActivityGuard>, NodeError> {
+        let begun = self.0.begin_session(&pod.namespace, &pod.name).await;
+        begun.map_err(|error| NodeError::Unavailable(error.to_string()))
+    }
+
+    pub(crate) fn of(router: Arc<Router>) -> Self {
+        Self(router)
+    }
+
     /// Serves a connection of `caller` to its end.
     pub(crate) async fn serve(&self, connection: Box<dyn Duplex>, caller: Arc<Caller>) {
         self.0.serve_connection(connection, ConnectionAuth::User(caller)).await;
@@ -114,6 +164,18 @@ impl RouterHandle {
         let router = self.clone();
         tokio::spawn(async move { router.serve(Box::new(far), caller).await });
         Box::new(near)
+    }
+}
+
+/// Sessions of browsers. The listener has no TLS, and not every browser sends secure cookies to `localhost` without it.
+fn cookie() -> CookieConfig {
+    CookieConfig {
+        name: COOKIE.to_owned(),
+        query_param: Some(COOKIE.to_owned()),
+        same_site: SameSite::Lax,
+        secure: false,
+        allowed_origins: AllowedOrigins::default(),
+        trust_forwarded_proto: false,
     }
 }
 
@@ -157,6 +219,7 @@ impl AccessReview for Rbac {
             uid: caller.uid.clone(),
             groups: caller.groups.clone(),
             extra: caller.extra.clone().into_iter().collect(),
+            ..UserInfo::default()
         };
         let target = AccessTarget::Resource {
             group: String::new(),

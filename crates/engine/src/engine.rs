@@ -3,9 +3,12 @@
 use crate::{
     Backend, DataDir, EngineError, NodeConfig, RequestContext, StopError, control, crds,
     creation_defaults::CreationDefaults,
-    embedded_router::EmbeddedRouter,
+    embedded_router::{EmbeddedRouter, RouterSecret},
+    idle,
     metrics::{self, MetricsServer},
     router_objects,
+    tokens::TokenContext,
+    usage::NodeUsage,
 };
 use agent_sandbox_api::{conversion, groups};
 use agent_sandbox_apiserver::{ApiServer, Config as ApiConfig, Converter, Listener, ListenerConfig};
@@ -15,6 +18,7 @@ use agent_sandbox_node::{
     kernel::KernelRuntime,
     runtime::{ExecRequest, ExecSession},
 };
+use agent_sandbox_telemetry::audit::{AuditConfig, AuditLog};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -24,6 +28,8 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 const CONTEXT: &str = "agent-sandbox";
 /// Timeout for the controller's start. Everything that it reads is in this process, so that a longer start is a fault.
 const CONTROLLER_START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Number of ports after the wanted one that are tried for the API when it may have another port.
+const NEXT_PORTS: u16 = 100;
 /// Time that a new Sandbox's first status waits for its Pod. Most Pods run within milliseconds on one machine, and the
 /// status then needs one write instead of two.
 const FIRST_STATUS_DELAY: Duration = Duration::from_secs(1);
@@ -47,18 +53,35 @@ pub struct EngineConfig {
     pub listen: ListenConfig,
     /// How sandboxes are run.
     pub node: NodeConfig,
+    /// Where audit records go; `None` writes none.
+    pub audit: Option<AuditConfig>,
 }
 
 /// Where an engine listens. A listener that is `None` is not opened.
 #[derive(Default)]
 pub struct ListenConfig {
     pub api: Option<SocketAddr>,
+    /// If the API's port is in use, one of the next ports is taken instead.
+    pub api_port_may_change: bool,
     pub router: Option<SocketAddr>,
     /// The router serves requests without a token.
     pub allow_unauthenticated_router: bool,
     pub metrics: Option<SocketAddr>,
     /// Path of the control socket, for other commands of the same user.
     pub control: Option<PathBuf>,
+}
+
+impl ListenConfig {
+    /// Refuses addresses beyond this machine for listeners without TLS: tokens would travel readable. The API has TLS.
+    fn check(&self) -> Result<(), EngineError> {
+        let plain = [("router", "--router-listen", self.router), ("metrics", "--metrics-listen", self.metrics)];
+        for (what, flag, address) in plain {
+            if let Some(address) = address.filter(|address| !address.ip().to_canonical().is_loopback()) {
+                return Err(EngineError::Exposed { what, flag, address });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A running engine.
@@ -91,15 +114,19 @@ impl Engine {
             Persistence::Ephemeral(folder) => (None, folder.clone()),
         };
         let persistent = api_folder.is_some();
+        let audit = config.audit.as_ref().map(AuditConfig::open).transpose()?;
         let api_config = ApiConfig {
             data_dir: api_folder,
             no_fsync: !persistent,
             converter: Some(Arc::new(VersionConverter)),
             mutating_admission: Some(Arc::new(CreationDefaults::default())),
+            audit: audit.clone(),
         };
+        config.listen.check()?;
         let open_api = async { ApiServer::open(api_config).await.map_err(EngineError::OpenStorage) };
         let (api, (kernel, options)) = tokio::try_join!(open_api, config.node.open(&node_folder))?;
         let client = api.client_without_managed_fields();
+        let node_name = options.node_name.clone();
         let start_node = async { Ok(Node::start(client.clone(), kernel.clone(), kernel.clone(), options).await?) };
         let install = async {
             match persistent {
@@ -122,40 +149,38 @@ impl Engine {
             background_tasks: Vec::new(),
         };
         if persistent {
-            engine.start_services(config).await?;
+            engine.start_services(config, audit).await?;
         }
         let router = engine.router.as_ref().map(EmbeddedRouter::handle);
         let backend = Backend::new(engine.node.clone(), router);
         engine.api.attach_node_for(move |user| Arc::new(backend.on_behalf_of(user)));
+        engine.api.attach_usage(NodeUsage { kernel: engine.kernel.clone(), node_name });
         Ok(engine)
     }
 
     /// Starts the parts that only a persistent engine has: controller, listeners, and objects that clients look for.
-    async fn start_services(&mut self, config: EngineConfig) -> Result<(), EngineError> {
+    async fn start_services(&mut self, config: EngineConfig, audit: Option<AuditLog>) -> Result<(), EngineError> {
         let (client, listen) = (self.api.client_without_managed_fields(), config.listen);
         let mut settings = ControllerConfig::default();
         settings.sandbox.first_status_delay = FIRST_STATUS_DELAY;
+        settings.audit = audit.clone();
         let controller = Controller::start(client.clone(), settings, self.stop.child_token());
         let controller_metrics = controller.metrics.clone();
         self.controller = Some(controller);
         if let (Some(address), Persistence::Folder(data)) = (listen.api, &config.persistence) {
-            let listener = ListenerConfig {
-                address,
-                name: CONTEXT.to_owned(),
-                kubeconfig: Some(data.kubeconfig()),
-                ..ListenerConfig::default()
-            };
-            let listener = self.api.listen(listener).await.map_err(|error| EngineError::ListenApi(Box::new(error)))?;
-            self.listener = Some(listener);
+            let attempts = if listen.api_port_may_change { NEXT_PORTS } else { 0 };
+            self.listener = Some(self.listen(address, attempts, data.kubeconfig()).await?);
         }
         if let Some(address) = listen.router {
-            let token = self.listener.as_ref().and_then(|listener| admin_token(listener.kubeconfig()));
-            if token.is_none() && !listen.allow_unauthenticated_router {
-                return Err(EngineError::NoAdminToken);
-            }
-            let token = token.filter(|_| !listen.allow_unauthenticated_router);
+            let required = !listen.allow_unauthenticated_router;
+            let secret = match &config.persistence {
+                Persistence::Folder(data) if !required || self.listener.is_some() => {
+                    RouterSecret { path: router_secret(data)?, required }
+                }
+                _ => return Err(EngineError::NoAdminToken),
+            };
             let stop = self.stop.child_token();
-            self.router = Some(EmbeddedRouter::open(&self.api, self.node.clone(), address, token, stop).await?);
+            self.router = Some(EmbeddedRouter::open(&self.api, self.node.clone(), address, secret, audit, stop).await?);
         }
         let controller_page: metrics::Page = Arc::new(move || controller_metrics.render());
         if let Some(address) = listen.metrics {
@@ -163,10 +188,16 @@ impl Engine {
             pages.extend(self.router.as_ref().map(EmbeddedRouter::metrics));
             self.metrics = Some(MetricsServer::open(address, pages).await?);
         }
-        if let Some(path) = listen.control {
+        if let (Some(path), Persistence::Folder(data)) = (listen.control, &config.persistence) {
             let socket = control::open(&path).map_err(|source| EngineError::ListenControl { path, source })?;
-            let context = RequestContext { runtime: self.kernel.clone(), metrics: controller_page };
-            self.background_tasks.push(AbortOnDropHandle::new(tokio::spawn(control::serve(socket, context))));
+            let context = RequestContext {
+                runtime: self.kernel.clone(),
+                node: Some(self.node.clone()),
+                metrics: controller_page,
+            };
+            let tokens = TokenContext { api: self.api.clone(), data: data.clone() };
+            let serving = tokio::spawn(control::serve(socket, context, tokens));
+            self.background_tasks.push(AbortOnDropHandle::new(serving));
         }
         self.background_tasks.push(AbortOnDropHandle::new(tokio::spawn(router_objects::maintain(client))));
         if let Some(controller) = &self.controller {
@@ -177,6 +208,25 @@ impl Engine {
         Ok(())
     }
 
+    /// Opens the API's listener. A port in use is replaced by the next free one, up to `attempts` times.
+    async fn listen(&self, wanted: SocketAddr, attempts: u16, path: PathBuf) -> Result<Listener, EngineError> {
+        let mut address = wanted;
+        loop {
+            let config = ListenerConfig {
+                address,
+                name: CONTEXT.to_owned(),
+                kubeconfig: Some(path.clone()),
+                ..ListenerConfig::default()
+            };
+            match self.api.listen(config).await {
+                Err(error) if is_in_use(&error) && address.port() < wanted.port().saturating_add(attempts) => {
+                    address.set_port(address.port() + 1);
+                }
+                outcome => return outcome.map_err(|error| EngineError::ListenApi(Box::new(error))),
+            }
+        }
+    }
+
     /// An in-process client with all permissions.
     pub fn client(&self) -> Client {
         self.api.client()
@@ -185,6 +235,19 @@ impl Engine {
     /// The API's URL; empty without a listener.
     pub fn api_url(&self) -> String {
         self.listener.as_ref().map(|listener| format!("https://{}", listener.address())).unwrap_or_default()
+    }
+
+    /// Waits until no process but the daemons has run in any sandbox, and no client was connected, for `limit`.
+    pub async fn wait_until_idle(&self, limit: Duration) {
+        let api = self.listener.as_ref().map(|listener| listener.address());
+        let router = self.router.as_ref().map(|router| router.address());
+        let kernel = self.kernel.clone();
+        idle::wait_until_idle(api.into_iter().chain(router).collect(), limit, move || kernel.usage().len()).await;
+    }
+
+    /// The API's port; `None` without a listener.
+    pub fn api_port(&self) -> Option<u16> {
+        self.listener.as_ref().map(|listener| listener.address().port())
     }
 
     /// The router's URL; empty without a listener.
@@ -244,10 +307,16 @@ impl Engine {
     }
 }
 
-/// The administrator's token from the API's kubeconfig.
-fn admin_token(kubeconfig: &str) -> Option<String> {
-    let file: serde_json::Value = serde_saphyr::from_str(kubeconfig).ok()?;
-    file["users"][0]["user"]["token"].as_str().map(str::to_owned)
+/// Whether a listener could not be opened because another process has its port.
+fn is_in_use(error: &dyn std::error::Error) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|source| source.kind() == std::io::ErrorKind::AddrInUse)
+}
+
+/// The file with the secret of scoped tokens, created if there is none.
+fn router_secret(data: &DataDir) -> Result<PathBuf, EngineError> {
+    let failed = |source| EngineError::WriteFile { path: data.router_secret(), source };
+    data.create_router_secret().map_err(failed)
 }
 
 /// Converts our kinds between their versions inside this process; on a cluster the conversion webhook does it.
@@ -260,5 +329,28 @@ impl Converter for VersionConverter {
 
     fn convert(&self, object: serde_json::Value, desired: &str) -> Result<serde_json::Value, String> {
         conversion::convert(object, desired).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_without_tls_stay_on_this_machine() {
+        let check = |router: &str, metrics: &str, api: &str| {
+            let parse = |text: &str| text.parse().ok();
+            ListenConfig { router: parse(router), metrics: parse(metrics), api: parse(api), ..ListenConfig::default() }
+                .check()
+        };
+        for local in ["127.0.0.1:8080", "[::1]:8080", "127.9.9.9:0", "[::ffff:127.0.0.1]:1"] {
+            assert!(check(local, local, "0.0.0.0:6443").is_ok(), "{local}");
+        }
+        for exposed in ["0.0.0.0:8080", "[::]:8080", "192.168.1.7:8080", "[::ffff:10.0.0.1]:1"] {
+            let router = check(exposed, "", "").unwrap_err().to_string();
+            assert!(router.contains("--router-listen") && router.contains("127.0.0.1:"), "{router}");
+            let metrics = check("127.0.0.1:0", exposed, "").unwrap_err().to_string();
+            assert!(metrics.contains("--metrics-listen"), "{metrics}");
+        }
     }
 }

@@ -22,12 +22,20 @@ pub enum EngineError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot use {}", .path.display())]
+    ReadFile {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("this build carries no sandboxd and there is none beside it; build with `make build`")]
     NoSandboxd,
     #[error("cannot use the default limits of Pods")]
     DefaultLimits(#[from] QuantityError),
     #[error("cannot isolate processes here")]
     OpenRuntime(#[source] RuntimeError),
+    #[error("cannot set up the audit log")]
+    Audit(#[from] agent_sandbox_telemetry::audit::OpenError),
     #[error("cannot open the API's storage")]
     OpenStorage(#[source] OpenError),
     #[error(transparent)]
@@ -58,6 +66,12 @@ pub enum EngineError {
         #[source]
         source: io::Error,
     },
+    #[error(
+        "the {what} would listen beyond this machine, on {address}, without TLS; give {flag} an address such as \
+         127.0.0.1:{}, and let a proxy with TLS, an SSH tunnel or `kubectl port-forward` over the API lead to it",
+        .address.port()
+    )]
+    Exposed { what: &'static str, flag: &'static str, address: SocketAddr },
     #[error("cannot serve metrics on {address}")]
     ListenMetrics {
         address: SocketAddr,

@@ -1,6 +1,7 @@
 //! One page of metrics for the whole engine: those of its controller and of its router.
 
 use crate::EngineError;
+use agent_sandbox_protocol::web::AllowedHosts;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
@@ -51,7 +52,7 @@ async fn serve(listener: TcpListener, pages: Arc<[Page]>) {
         };
         let pages = pages.clone();
         tokio::spawn(async move {
-            let service = service_fn(move |request| {
+            let service = service_fn(move |request: Request<Incoming>| {
                 let response = respond(&request, &pages);
                 async move { Ok::<_, Infallible>(response) }
             });
@@ -66,8 +67,13 @@ async fn serve(listener: TcpListener, pages: Arc<[Page]>) {
     }
 }
 
-fn respond(request: &Request<Incoming>, pages: &[Page]) -> Response<Full<Bytes>> {
+fn respond<B>(request: &Request<B>, pages: &[Page]) -> Response<Full<Bytes>> {
+    // A web page with a domain name of its own for this address must not read the metrics.
+    let foreign = AllowedHosts::loopback().check(request).is_err();
     let (status, kind, text) = match (request.method(), request.uri().path()) {
+        _ if foreign => {
+            (StatusCode::MISDIRECTED_REQUEST, "text/plain", "call this server localhost or 127.0.0.1\n".to_owned())
+        }
         (&Method::GET, "/metrics") => (StatusCode::OK, CONTENT_TYPE, join(pages.iter().map(|page| page()))),
         (&Method::GET, "/healthz") => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
         _ => (StatusCode::NOT_FOUND, "text/plain", "there is /metrics and /healthz\n".to_owned()),
@@ -118,5 +124,15 @@ mod tests {
         assert_eq!(joined.matches("build 1").count(), 1);
         assert_eq!(joined.matches(END).count(), 1);
         assert!(joined.contains("a_total 1") && joined.contains("b 2") && joined.ends_with("# EOF\n"), "{joined}");
+    }
+    #[test]
+    fn a_web_page_with_a_name_of_its_own_reads_no_metrics() {
+        let page: Page = Arc::new(|| "# EOF\n".to_owned());
+        for (host, status) in
+            [("localhost:9090", 200), ("127.0.0.1:9090", 200), ("evil.example", 421), ("[::1]evil.example", 421)]
+        {
+            let request = Request::get("/metrics").header("host", host).body(()).unwrap();
+            assert_eq!(respond(&request, std::slice::from_ref(&page)).status(), status, "{host}");
+        }
     }
 }

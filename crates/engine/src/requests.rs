@@ -2,12 +2,15 @@
 //! from this process, or from another one through the engine's control socket.
 
 use crate::metrics::Page;
+use agent_sandbox_apiserver::IssuedToken;
 use agent_sandbox_node::{
+    NodeHandle,
     kernel::{ImageAlias, KernelRuntime, PodUsage},
     runtime::{ImageError, ImageService as _, ImageSummary, PullPolicy, PullProgress, RegistryCredentials},
 };
 use serde::{Deserialize, Serialize};
-use std::{path::PathBuf, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
+use thiserror::Error;
 use tokio::sync::watch;
 
 /// A request to the engine.
@@ -37,10 +40,25 @@ pub enum EngineRequest {
         pattern: String,
     },
     ClearAliases,
+    /// Allow copies of folders of this machine in the Pod of a Sandbox that is about to be created.
+    AllowCopies {
+        namespace: String,
+        name: String,
+        paths: Vec<PathBuf>,
+    },
     /// Resource usage of every running Pod.
     Usage,
     /// The controller's metrics as a page of text.
     Metrics,
+}
+
+/// Why a request failed.
+#[derive(Debug, Error)]
+pub enum RequestError {
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("cannot record which folders the sandbox may have a copy of")]
+    Copies(#[source] io::Error),
 }
 
 /// Credentials for a registry.
@@ -78,24 +96,33 @@ pub enum EngineReply {
         freed: u64,
     },
     Aliases(Vec<ImageAlias>),
+    Allowed,
     Usage(Vec<PodUsage>),
     Metrics(String),
+    Tokens(Vec<IssuedToken>),
+    Revoked {
+        id: String,
+    },
+    /// The administrator's token was replaced.
+    Rotated,
 }
 
 /// The parts of an engine that requests are carried out with.
 #[derive(Clone)]
 pub struct RequestContext {
     pub runtime: Arc<KernelRuntime>,
+    /// The node, where one runs.
+    pub node: Option<NodeHandle>,
     /// Renders the controller's metrics; an empty page where no controller runs.
     pub metrics: Page,
 }
 
 /// Carries out a request. Progress of a pull goes to `progress`.
 pub async fn handle_request(
-    RequestContext { runtime, metrics }: &RequestContext,
+    RequestContext { runtime, node, metrics }: &RequestContext,
     request: EngineRequest,
     progress: watch::Sender<PullProgress>,
-) -> Result<EngineReply, ImageError> {
+) -> Result<EngineReply, RequestError> {
     match request {
         EngineRequest::Pull { reference, credentials } => {
             let credentials: Vec<_> = credentials.into_iter().map(RegistryCredentials::from).collect();
@@ -121,6 +148,12 @@ pub async fn handle_request(
         EngineRequest::RemoveAlias { pattern } => {
             change_aliases(runtime, move |table| table.retain(|line| line.pattern != pattern)).await
         }
+        EngineRequest::AllowCopies { namespace, name, paths } => {
+            let node = node.as_ref().ok_or_else(|| io::Error::other("no node runs"));
+            let allowed = node.and_then(|node| node.allow_copies(&namespace, &name, &paths));
+            allowed.map_err(RequestError::Copies)?;
+            Ok(EngineReply::Allowed)
+        }
         EngineRequest::Usage => Ok(EngineReply::Usage(runtime.usage())),
         EngineRequest::Metrics => Ok(EngineReply::Metrics(metrics())),
         EngineRequest::ClearAliases => change_aliases(runtime, Vec::clear).await,
@@ -130,7 +163,7 @@ pub async fn handle_request(
 async fn change_aliases(
     runtime: &Arc<KernelRuntime>,
     change: impl FnOnce(&mut Vec<ImageAlias>) + Send + 'static,
-) -> Result<EngineReply, ImageError> {
+) -> Result<EngineReply, RequestError> {
     runtime.change_image_aliases(change).await?;
     Ok(EngineReply::Aliases(runtime.image_aliases()?))
 }

@@ -26,8 +26,55 @@ const NODE: &str = "agent-sandbox-router";
 /// The Pod's address, from the range for documentation (RFC 5737): nothing is ever sent to it.
 const ADDRESS: &str = "192.0.2.1";
 
-/// Creates the objects in every namespace, new ones included, until dropped.
+/// True for the Pod and the Service that this module keeps in every namespace. There is one of each per namespace, and
+/// no node runs the Pod, so that nothing is gained by creating one of the same name.
+pub(crate) fn is_placeholder(plural: &str, object: &Value) -> bool {
+    let named = |name: &str| object["metadata"]["name"] == name;
+    match plural {
+        "pods" => named(POD) && object["spec"]["nodeName"] == NODE,
+        "services" => named(SERVICE) && matches!(object["spec"]["type"].as_str(), None | Some("ClusterIP")),
+        _ => false,
+    }
+}
+
+/// Creates the objects in every namespace, new ones included, and again when a user deletes them, until dropped.
 pub(crate) async fn maintain(client: Client) {
+    tokio::join!(follow_namespaces(&client), restore::<Pod>(&client, POD), restore::<Service>(&client, SERVICE));
+}
+
+/// Creates the objects again in a namespace whose object of this name was deleted.
+async fn restore<K>(client: &Client, name: &str)
+where
+    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let mut events = watcher(Api::<K>::all(client.clone()), only).default_backoff().boxed();
+    loop {
+        let namespace = match events.try_next().await {
+            Ok(Some(watcher::Event::Delete(object))) => object.namespace().unwrap_or_default(),
+            Ok(Some(_)) => continue,
+            Ok(None) => return,
+            Err(error) => {
+                warn!(%error, "Lost the watch on the router's objects");
+                continue;
+            }
+        };
+        if let Err(error) = ensure_in_active(client, &namespace).await {
+            warn!(%namespace, %error, "Cannot create the router's Service and Pod again");
+        }
+    }
+}
+
+/// Creates the objects unless the namespace is being deleted.
+async fn ensure_in_active(client: &Client, name: &str) -> Result<(), kube::Error> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    match namespaces.get_opt(name).await? {
+        Some(namespace) if namespace.metadata.deletion_timestamp.is_none() => ensure(client, name).await,
+        _ => Ok(()),
+    }
+}
+
+async fn follow_namespaces(client: &Client) {
     let api: Api<Namespace> = Api::all(client.clone());
     let mut namespaces = watcher(api, watcher::Config::default()).default_backoff().applied_objects().boxed();
     loop {
@@ -35,8 +82,8 @@ pub(crate) async fn maintain(client: Client) {
             Ok(Some(namespace)) => {
                 let name = namespace.name_any();
                 let done = match namespace.metadata.deletion_timestamp {
-                    None => ensure(&client, &name).await,
-                    Some(_) => remove_pod(&client, &name).await,
+                    None => ensure(client, &name).await,
+                    Some(_) => remove_pod(client, &name).await,
                 };
                 if let Err(error) = done {
                     warn!(namespace = %name, %error, "Cannot maintain the router's Service and Pod in a namespace");

@@ -32,6 +32,7 @@ pub async fn stop_running(data: &DataDir, running: &RunningEngine) -> Result<(),
 /// Stops the sandboxes that an engine left running when it crashed or was terminated: starts an engine only for that.
 pub async fn stop_leftovers(data: &DataDir) -> Result<(), StopError> {
     let config = EngineConfig {
+        audit: None,
         persistence: Persistence::Folder(data.clone()),
         listen: ListenConfig::default(),
         node: NodeConfig { images: Some(data.images()), ..NodeConfig::default() },

@@ -11,23 +11,29 @@ const MAX_ENTRIES_RANGE: RangeInclusive<usize> = 1..=10_000;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Create {
-    pub(crate) warmpool: String,
-    pub(crate) namespace: String,
+    pub(crate) warmpool: Option<String>,
+    pub(crate) namespace: Option<String>,
     #[serde(default = "ready_timeout")]
     pub(crate) sandbox_ready_timeout: u64,
     pub(crate) labels: Option<BTreeMap<String, String>>,
-    /// Default five minutes; null means never.
+    /// Time without a call after which the sandbox is deleted. Default five minutes; null means never.
     #[serde(default = "shutdown_after")]
     pub(crate) shutdown_after_seconds: Option<u64>,
     pub(crate) pod_labels: Option<BTreeMap<String, String>>,
     pub(crate) pod_annotations: Option<BTreeMap<String, String>>,
 }
 
-/// The sandbox that a call refers to.
+/// The sandbox that a call refers to. Without a name it is the session's newest, which is created if there is none.
 #[derive(Debug, Deserialize)]
 pub(crate) struct SandboxRef {
+    pub(crate) sandbox_claim_name: Option<String>,
+    pub(crate) namespace: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Delete {
     pub(crate) sandbox_claim_name: String,
-    pub(crate) namespace: String,
+    pub(crate) namespace: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -37,6 +43,53 @@ pub(crate) struct Execute {
     pub(crate) command: String,
     #[serde(default)]
     pub(crate) timeout: CallTimeout,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct RunPython {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) code: String,
+    #[serde(default)]
+    pub(crate) timeout: CallTimeout,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct StartCommand {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) command: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct CommandOutput {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) command_id: i32,
+    #[serde(default)]
+    pub(crate) offset: u64,
+    #[serde(default)]
+    pub(crate) wait_seconds: WaitSeconds,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct StopCommand {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) command_id: i32,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct ListPorts {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct OpenPort {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) port: u16,
 }
 
 #[derive(Debug, Deserialize)]
@@ -58,6 +111,10 @@ pub(crate) struct Download {
     pub(crate) path: String,
     #[serde(default)]
     pub(crate) binary: bool,
+    /// First byte to return, and number of bytes; absent means all.
+    #[serde(default)]
+    pub(crate) offset: u64,
+    pub(crate) max_bytes: Option<u64>,
     #[serde(default)]
     pub(crate) timeout: CallTimeout,
 }
@@ -99,6 +156,20 @@ impl<'de> Deserialize<'de> for CallTimeout {
             return Ok(Self(Duration::from_secs(seconds)));
         }
         Err(serde::de::Error::custom(format!("timeout is {seconds}; it must be from 1 to 600 seconds")))
+    }
+}
+
+/// Time to wait for the end of a background command: 0 to 600 seconds, default 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WaitSeconds(pub(crate) Duration);
+
+impl<'de> Deserialize<'de> for WaitSeconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let seconds = u64::deserialize(deserializer)?;
+        if seconds <= *TIMEOUT_SECONDS.end() {
+            return Ok(Self(Duration::from_secs(seconds)));
+        }
+        Err(serde::de::Error::custom(format!("wait_seconds is {seconds}; it must be from 0 to 600")))
     }
 }
 
@@ -174,9 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_argument_is_named() {
-        assert!(
-            given::<Execute>(json!({"namespace": "n", "command": "x"})).unwrap_err().contains("sandbox_claim_name")
-        );
+    fn only_what_has_no_default_is_required() {
+        assert!(given::<Execute>(json!({"namespace": "n"})).unwrap_err().contains("command"));
+        let execute: Execute = given(json!({"command": "x"})).unwrap();
+        assert_eq!((execute.sandbox.sandbox_claim_name, execute.sandbox.namespace), (None, None));
+        assert!(given::<Create>(json!({})).unwrap().warmpool.is_none());
+        assert!(given::<CommandOutput>(json!({"command_id": 1, "wait_seconds": 601})).unwrap_err().contains("600"));
     }
 }

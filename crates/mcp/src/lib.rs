@@ -5,7 +5,9 @@
 //! lists the claims with that label. The server has no state of its own that could disagree with the cluster.
 
 mod arguments;
+mod calls;
 mod http;
+mod ports;
 mod runtime_api;
 mod sandboxes;
 mod server;
@@ -14,7 +16,7 @@ mod token;
 mod tools;
 
 pub use http::{HttpOptions, serve_http};
-pub use sandboxes::Sandboxes;
+pub use sandboxes::{Defaults, Sandboxes};
 pub use settings::{DEFAULT_SESSION_KEY, Settings, SettingsError};
 pub use token::BearerToken;
 

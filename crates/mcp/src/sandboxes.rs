@@ -1,21 +1,26 @@
-//! Implementation of the tools: claims of a session, and commands and files in their sandboxes.
+//! The sandboxes of a session: finding the one that a call refers to, creating it, and its lifetime by idleness.
 
-use crate::{
-    arguments::{Create, Download, Execute, Exists, List, SandboxRef, Upload},
-    runtime_api,
-};
+use crate::arguments::{Create, Delete, SandboxRef};
 use agent_sandbox_client::{ClaimRequest, ClientError, SandboxClient, SandboxHandle, Source};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use thiserror::Error;
 
 /// Maximum number of cached handles. When it is reached, the whole cache is cleared.
 const MAX_CACHED_HANDLES: usize = 1024;
+
+/// Annotation on a claim: seconds without a call after which its sandbox is deleted.
+const IDLE_SECONDS: &str = "mcp.k8s-agent-sandbox/idle-seconds";
+
+/// Idle time of a sandbox that was created by the first call that needed one: a person may think in between.
+pub(crate) const DEFAULT_IDLE: Duration = Duration::from_secs(3600);
+
+/// The lifetime is extended when this part of the idle time has passed since the last extension, not at every call.
+const EXTEND_AFTER_PART: u32 = 4;
 
 /// Why a tool call failed. The message is returned to the model.
 #[derive(Debug, Error)]
@@ -28,128 +33,197 @@ pub(crate) enum ToolError {
     Base64(base64::DecodeError),
     #[error("{0:?} is not UTF-8 text; read it with binary set to true")]
     NotText(String),
+    #[error("cannot open a port on this machine: {0}")]
+    Listen(std::io::Error),
+    #[error("{0} ports are open already")]
+    TooManyPorts(usize),
     #[error("{}", .0.full())]
     Sandbox(#[from] ClientError),
 }
 
-/// Handles with open connections, by session, namespace and claim.
-type HandleCache = HashMap<(String, String, String), SandboxHandle>;
+/// What calls without these arguments use. The descriptions of the tools state it.
+#[derive(Clone, Debug)]
+pub struct Defaults {
+    pub namespace: String,
+    /// Warm pool, or template.
+    pub source: String,
+}
+
+/// A sandbox with open connections.
+struct Cached {
+    handle: SandboxHandle,
+    /// When its lifetime was last extended by this server.
+    extended: Option<Instant>,
+}
+
+/// Handles by session, namespace and claim.
+type HandleCache = HashMap<(String, String, String), Cached>;
 
 /// The sandboxes of a cluster, separated by session.
 #[derive(Clone)]
 pub struct Sandboxes {
-    client: SandboxClient,
+    pub(crate) client: SandboxClient,
+    pub(crate) defaults: Arc<Defaults>,
     session_key: String,
     handles: Arc<Mutex<HandleCache>>,
+    /// Held while a sandbox is created because a call names none: calls at the same time share it.
+    creating: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The sandbox of a call.
+pub(crate) struct Opened {
+    pub(crate) handle: SandboxHandle,
+    /// Set if this call created it.
+    created: Option<String>,
+}
+
+impl Opened {
+    /// The result of the call, with the name of the sandbox if the call created it.
+    pub(crate) fn result(&self, mut value: Value) -> Value {
+        if let (Some(name), Some(members)) = (&self.created, value.as_object_mut()) {
+            members.insert("sandbox_claim_name".to_owned(), json!(name));
+        }
+        value
+    }
 }
 
 impl Sandboxes {
-    pub fn new(client: SandboxClient, session_key: String) -> Self {
-        Self { client, session_key, handles: Arc::default() }
+    pub fn new(client: SandboxClient, session_key: String, defaults: Defaults) -> Self {
+        let defaults = Arc::new(defaults);
+        Self { client, defaults, session_key, handles: Arc::default(), creating: Arc::default() }
     }
 
     pub(crate) async fn create(&self, session: &str, wanted: Create) -> Result<Value, ToolError> {
-        let mut request = ClaimRequest::new(Source::Named(wanted.warmpool), wanted.namespace);
+        let source = wanted.warmpool.unwrap_or_else(|| self.defaults.source.clone());
+        let mut request = ClaimRequest::new(Source::Named(source), self.namespace(wanted.namespace.as_deref()));
         request.labels = wanted.labels.unwrap_or_default();
-        if request.labels.insert(self.session_key.clone(), session.to_owned()).is_some() {
-            return Err(ToolError::ReservedLabel(self.session_key.clone()));
-        }
         request.pod_labels = wanted.pod_labels.unwrap_or_default();
         request.pod_annotations = wanted.pod_annotations.unwrap_or_default();
         request.expires_after = wanted.shutdown_after_seconds.map(Duration::from_secs);
         request.ready_timeout = Duration::from_secs(wanted.sandbox_ready_timeout);
-        request.created_by = "mcp-server";
-        let sandbox = self.client.claim(&request).await?;
-        let name = sandbox.claim().unwrap_or_default().to_owned();
-        self.cache_handle(session, sandbox.namespace().to_owned(), name.clone(), sandbox);
+        let (name, _) = self.claim(session, request).await?;
         Ok(json!({"sandbox_claim_name": name}))
     }
 
-    pub(crate) async fn delete(&self, session: &str, target: SandboxRef) -> Result<(), ToolError> {
-        self.check_ownership(session, &target).await?;
-        self.client.delete_claim(&target.namespace, &target.sandbox_claim_name, None).await?;
-        self.handles().remove(&key(session, &target));
-        Ok(())
+    async fn claim(&self, session: &str, mut request: ClaimRequest) -> Result<(String, SandboxHandle), ToolError> {
+        if request.labels.insert(self.session_key.clone(), session.to_owned()).is_some() {
+            return Err(ToolError::ReservedLabel(self.session_key.clone()));
+        }
+        if let Some(idle) = request.expires_after {
+            request.annotations.insert(IDLE_SECONDS.to_owned(), idle.as_secs().to_string());
+        }
+        request.created_by = "mcp-server";
+        let sandbox = self.client.claim(&request).await?;
+        let name = sandbox.claim().unwrap_or_default().to_owned();
+        let key = (session.to_owned(), sandbox.namespace().to_owned(), name.clone());
+        self.cache_handle(key, sandbox.clone(), Some(Instant::now()));
+        Ok((name, sandbox))
     }
 
-    pub(crate) async fn execute(&self, session: &str, wanted: Execute) -> Result<Value, ToolError> {
-        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
-        let done = runtime_api::execute(&sandbox, wanted.command, wanted.timeout.0).await?;
-        Ok(json!({"exit_code": done.exit_code, "stdout": done.stdout, "stderr": done.stderr}))
-    }
-
-    pub(crate) async fn upload(&self, session: &str, wanted: Upload) -> Result<Value, ToolError> {
-        let content = match wanted.binary {
-            true => STANDARD.decode(wanted.content.as_bytes()).map_err(ToolError::Base64)?,
-            false => wanted.content.into_bytes(),
-        };
-        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
-        runtime_api::upload(&sandbox, &wanted.path, &content, wanted.timeout.0).await?;
-        Ok(json!({"bytes_written": content.len()}))
-    }
-
-    pub(crate) async fn download(&self, session: &str, wanted: Download) -> Result<Value, ToolError> {
-        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
-        let bytes = runtime_api::download(&sandbox, &wanted.path, wanted.timeout.0).await?;
-        let content = match wanted.binary {
-            true => STANDARD.encode(&bytes),
-            false => String::from_utf8(bytes.to_vec()).map_err(|_| ToolError::NotText(wanted.path))?,
-        };
-        Ok(json!({"content": content, "bytes_read": bytes.len()}))
-    }
-
-    pub(crate) async fn list(&self, session: &str, wanted: List) -> Result<Value, ToolError> {
-        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
-        let mut entries = runtime_api::list(&sandbox, &wanted.path, wanted.timeout.0).await?;
-        let total = entries.len();
-        entries.truncate(wanted.max_entries.0);
-        let truncated = entries.len() < total;
-        Ok(json!({"entries": entries, "total_entries": total, "truncated": truncated}))
-    }
-
-    pub(crate) async fn exists(&self, session: &str, wanted: Exists) -> Result<Value, ToolError> {
-        let sandbox = self.sandbox(session, &wanted.sandbox).await?;
-        Ok(json!({"exists": runtime_api::exists(&sandbox, &wanted.path, wanted.timeout.0).await?}))
+    pub(crate) async fn delete(&self, session: &str, target: Delete) -> Result<Value, ToolError> {
+        let namespace = self.namespace(target.namespace.as_deref()).to_owned();
+        let name = target.sandbox_claim_name;
+        if !self.claims(session, &namespace).await?.contains(&name) {
+            return Err(ToolError::NotFound { namespace, name });
+        }
+        self.client.delete_claim(&namespace, &name, None).await?;
+        self.handles().remove(&(session.to_owned(), namespace, name));
+        Ok(Value::Null)
     }
 
     /// Names of the session's claims in a namespace.
     pub(crate) async fn claims(&self, session: &str, namespace: &str) -> Result<Vec<String>, ToolError> {
-        let selector = format!("{}={session}", self.session_key);
-        Ok(self.client.claims(namespace, Some(&selector)).await?)
+        Ok(self.client.claims(namespace, Some(&self.selector(session))).await?)
     }
 
-    /// Checks that the claim belongs to the session. A claim of another session is reported as not found.
-    async fn check_ownership(&self, session: &str, target: &SandboxRef) -> Result<(), ToolError> {
-        if self.claims(session, &target.namespace).await?.contains(&target.sandbox_claim_name) {
-            return Ok(());
+    /// The sandbox that a call of up to `limit` refers to. A claim of another session is reported as not found.
+    pub(crate) async fn open(&self, session: &str, target: &SandboxRef, limit: Duration) -> Result<Opened, ToolError> {
+        let namespace = self.namespace(target.namespace.as_deref());
+        if let Some(found) = self.find(session, namespace, target.sandbox_claim_name.as_deref(), limit).await? {
+            return Ok(Opened { handle: found, created: None });
         }
-        self.handles().remove(&key(session, target));
-        Err(ToolError::NotFound { namespace: target.namespace.clone(), name: target.sandbox_claim_name.clone() })
-    }
-
-    async fn sandbox(&self, session: &str, target: &SandboxRef) -> Result<SandboxHandle, ToolError> {
-        self.check_ownership(session, target).await?;
-        if let Some(open) = self.handles().get(&key(session, target)) {
-            return Ok(open.clone());
+        if let Some(name) = &target.sandbox_claim_name {
+            self.handles().remove(&(session.to_owned(), namespace.to_owned(), name.clone()));
+            return Err(ToolError::NotFound { namespace: namespace.to_owned(), name: name.clone() });
         }
-        let found = self.client.find(&target.namespace, &target.sandbox_claim_name).await?;
-        self.cache_handle(session, target.namespace.clone(), target.sandbox_claim_name.clone(), found.clone());
-        Ok(found)
+        let _creating = self.creating.lock().await;
+        if let Some(found) = self.find(session, namespace, None, limit).await? {
+            return Ok(Opened { handle: found, created: None });
+        }
+        let mut request = ClaimRequest::new(Source::Named(self.defaults.source.clone()), namespace);
+        request.expires_after = Some(DEFAULT_IDLE);
+        let (name, handle) = self.claim(session, request).await?;
+        Ok(Opened { handle, created: Some(name) })
     }
 
-    fn cache_handle(&self, session: &str, namespace: String, claim: String, sandbox: SandboxHandle) {
+    /// A claim of the session, by name or the newest one.
+    async fn find(
+        &self,
+        session: &str,
+        namespace: &str,
+        name: Option<&str>,
+        limit: Duration,
+    ) -> Result<Option<SandboxHandle>, ToolError> {
+        let claims = self.client.claims_metadata(namespace, Some(&self.selector(session))).await?;
+        let claim = match name {
+            Some(name) => claims.into_iter().find(|claim| claim.name.as_deref() == Some(name)),
+            None => claims
+                .into_iter()
+                .filter(|claim| claim.deletion_timestamp.is_none())
+                .max_by_key(|claim| (claim.creation_timestamp.as_ref().map(|time| time.0), claim.name.clone())),
+        };
+        let Some(claim) = claim else { return Ok(None) };
+        let name = claim.name.unwrap_or_default();
+        let key = (session.to_owned(), namespace.to_owned(), name.clone());
+        let cached = self.handles().get(&key).map(|cached| (cached.handle.clone(), cached.extended));
+        let (handle, extended) = match cached {
+            Some(cached) => cached,
+            None => (self.client.find(namespace, &name).await?, None),
+        };
+        let idle = claim.annotations.and_then(|annotations| annotations.get(IDLE_SECONDS)?.parse().ok());
+        let extended = match idle.map(Duration::from_secs) {
+            Some(idle) => Some(self.extend(&handle, idle, extended, limit).await?),
+            None => extended,
+        };
+        self.cache_handle(key, handle.clone(), extended);
+        Ok(Some(handle))
+    }
+
+    /// Moves the end of the sandbox's lifetime to the idle time after the end of this call, at the latest. Returns when
+    /// it was last moved.
+    async fn extend(
+        &self,
+        handle: &SandboxHandle,
+        idle: Duration,
+        extended: Option<Instant>,
+        limit: Duration,
+    ) -> Result<Instant, ToolError> {
+        match extended {
+            Some(at) if at.elapsed() + limit <= idle / EXTEND_AFTER_PART => Ok(at),
+            _ => {
+                handle.expire_after(idle + limit).await?;
+                Ok(Instant::now())
+            }
+        }
+    }
+
+    fn namespace<'a>(&'a self, given: Option<&'a str>) -> &'a str {
+        given.unwrap_or(&self.defaults.namespace)
+    }
+
+    fn selector(&self, session: &str) -> String {
+        format!("{}={session}", self.session_key)
+    }
+
+    fn cache_handle(&self, key: (String, String, String), handle: SandboxHandle, extended: Option<Instant>) {
         let mut handles = self.handles();
         if handles.len() >= MAX_CACHED_HANDLES {
             handles.clear();
         }
-        handles.insert((session.to_owned(), namespace, claim), sandbox);
+        handles.insert(key, Cached { handle, extended });
     }
 
     fn handles(&self) -> MutexGuard<'_, HandleCache> {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn key(session: &str, target: &SandboxRef) -> (String, String, String) {
-    (session.to_owned(), target.namespace.clone(), target.sandbox_claim_name.clone())
 }

@@ -1,12 +1,6 @@
 //! The MCP request handler: determines the session, dispatches to the tools, and returns errors as text for the model.
 
-use crate::{
-    Sandboxes,
-    arguments::{SandboxRef, parse},
-    is_label_value,
-    sandboxes::ToolError,
-    tools,
-};
+use crate::{Sandboxes, arguments::parse, is_label_value, ports::OpenPorts, sandboxes::ToolError, tools};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
@@ -23,8 +17,9 @@ use std::borrow::Cow;
 const NAME: &str = "K8sAgentSandbox";
 const SESSION_HEADER: &str = "mcp-session-id";
 const SCHEME: &str = "sandboxes://";
-const INSTRUCTIONS: &str = "Isolated computers. Call create_sandbox first and pass the claim name that it returns to the other tools. \
-    Files and installed packages stay until the sandbox is deleted or its time is over. Delete sandboxes that are not needed any more.";
+const INSTRUCTIONS: &str = "Isolated computers. Every tool works without naming one: the first call creates a sandbox, and later calls use it. \
+    create_sandbox makes further ones; pass the claim name that it returns to the other tools. Files and installed packages stay until the \
+    sandbox is deleted or has not been used for its idle time. Delete sandboxes that are not needed any more.";
 /// Newest supported protocol version. Later ones have no sessions, which sandboxes belong to.
 const NEWEST_PROTOCOL: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 
@@ -34,15 +29,22 @@ pub(crate) struct Server {
     sandboxes: Sandboxes,
     /// The session id; `None` takes it from the header of each request.
     session: Option<String>,
+    /// Ports of this machine that lead into sandboxes. With HTTP the client may be on another machine, and other
+    /// clients are served too: `None`.
+    ports: Option<OpenPorts>,
 }
 
 impl Server {
     pub(crate) fn of_one_session(sandboxes: Sandboxes, session: String) -> Self {
-        Self { sandboxes, session: Some(session) }
+        Self { sandboxes, session: Some(session), ports: Some(OpenPorts::default()) }
     }
 
     pub(crate) fn of_http(sandboxes: Sandboxes) -> Self {
-        Self { sandboxes, session: None }
+        Self { sandboxes, session: None, ports: None }
+    }
+
+    fn tools(&self) -> Vec<Tool> {
+        tools::all(&self.sandboxes.defaults, self.ports.is_some())
     }
 
     fn session(&self, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
@@ -78,11 +80,18 @@ impl Server {
             "download_file" => run!(download),
             "list_files" => run!(list),
             "file_exists" => run!(exists),
-            "delete_sandbox" => match parse::<SandboxRef>(arguments) {
-                Ok(target) => {
-                    sandboxes.delete(session, target).await.map(|()| Value::Null).map_err(|error| error.to_string())
+            "run_python" => run!(run_python),
+            "start_command" => run!(start_command),
+            "command_output" => run!(command_output),
+            "stop_command" => run!(stop_command),
+            "list_ports" => run!(list_ports),
+            "delete_sandbox" => run!(delete),
+            "open_port" if self.ports.is_some() => match (&self.ports, parse(arguments)) {
+                (Some(ports), Ok(wanted)) => {
+                    ports.open(sandboxes, session, wanted).await.map_err(|error| error.to_string())
                 }
-                Err(wrong) => Err(wrong),
+                (_, Err(wrong)) => Err(wrong),
+                (None, Ok(_)) => unreachable!("checked by the guard"),
             },
             other => return Err(ErrorData::invalid_params(format!("there is no tool {other:?}"), None)),
         };
@@ -113,11 +122,11 @@ impl ServerHandler for Server {
         _page: Option<PaginatedRequestParams>,
         _context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(tools::all()))
+        Ok(ListToolsResult::with_all_items(self.tools()))
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        tools::all().into_iter().find(|tool| tool.name == name)
+        self.tools().into_iter().find(|tool| tool.name == name)
     }
 
     async fn call_tool(

@@ -1,29 +1,50 @@
 //! Definitions of the tools for models: names, descriptions and schemas.
 
+use crate::sandboxes::Defaults;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// All tools, in the order in which an agent needs them.
-pub(crate) fn all() -> Vec<Tool> {
-    vec![create(), execute(), upload(), download(), list(), exists(), delete()]
+/// All tools, in the order in which an agent needs them. `local` adds those for a client on this machine.
+pub(crate) fn all(defaults: &Defaults, local: bool) -> Vec<Tool> {
+    let mut tools = vec![
+        create(defaults),
+        execute(),
+        run_python(),
+        start_command(),
+        command_output(),
+        stop_command(),
+        list_ports(),
+        upload(),
+        download(),
+        list(),
+        exists(),
+        delete(),
+    ];
+    if local {
+        tools.push(open_port());
+    }
+    for tool in &mut tools {
+        state_default_namespace(tool, &defaults.namespace);
+    }
+    tools
 }
 
-fn create() -> Tool {
+fn create(defaults: &Defaults) -> Tool {
     let map = |what: &str| json!({"type": ["object", "null"], "additionalProperties": {"type": "string"}, "description": what});
     let properties = json!({
-        "warmpool": {"type": "string", "description": "Warm pool to take the sandbox from; a template's name works as well"},
+        "warmpool": {"type": "string", "default": defaults.source, "description": "Warm pool to take the sandbox from; a template's name works as well"},
         "namespace": {"type": "string", "description": "Kubernetes namespace"},
         "sandbox_ready_timeout": {"type": "integer", "minimum": 1, "default": 180, "description": "Seconds to wait until it is ready"},
         "labels": map("Labels of the claim"),
-        "shutdown_after_seconds": {"type": ["integer", "null"], "minimum": 1, "default": 300, "description": "Seconds until it is deleted by itself; null keeps it until delete_sandbox"},
+        "shutdown_after_seconds": {"type": ["integer", "null"], "minimum": 1, "default": 300, "description": "Seconds without a call after which it is deleted; null keeps it until delete_sandbox"},
         "pod_labels": map("Labels of the running Pod"),
         "pod_annotations": map("Annotations of the running Pod"),
     });
     let tool = tool(
         "create_sandbox",
-        "Create an isolated computer and wait until it is ready. Returns the claim name that all other tools ask for.",
-        schema(properties, &["warmpool", "namespace"]),
+        "Create a further isolated computer and wait until it is ready. Returns its claim name, which the other tools take; without a name they use the newest one.",
+        schema(properties, &[]),
     );
     tool.with_raw_output_schema(schema(json!({"sandbox_claim_name": {"type": "string"}}), &["sandbox_claim_name"]))
         .with_annotations(ToolAnnotations::new().destructive(false))
@@ -33,11 +54,84 @@ fn execute() -> Tool {
     let command = json!({"command": {"type": "string", "description": "A shell command"}});
     let tool = tool(
         "execute_command",
-        "Run a shell command in a sandbox and return its exit code, standard output and standard error.",
+        "Run a shell command in a sandbox and return its exit code, standard output and standard error. Output longer than 30000 bytes is shortened in the middle; stdout_file or stderr_file then names a file of the sandbox with all of it: search it with commands, or read parts with download_file.",
         sandbox_tool_schema(command, &["command"], true),
     );
-    let result = json!({"exit_code": {"type": "integer"}, "stdout": {"type": "string"}, "stderr": {"type": "string"}});
-    tool.with_raw_output_schema(schema(result, &["exit_code", "stdout", "stderr"]))
+    tool.with_raw_output_schema(command_result())
+}
+
+fn run_python() -> Tool {
+    let code = json!({"code": {"type": "string", "description": "Python 3 source; print what you want to see"}});
+    let tool = tool(
+        "run_python",
+        "Run Python code in a new interpreter in a sandbox; files stay, variables do not. The result is like that of execute_command.",
+        sandbox_tool_schema(code, &["code"], true),
+    );
+    tool.with_raw_output_schema(command_result())
+}
+
+fn start_command() -> Tool {
+    let command = json!({"command": {"type": "string", "description": "A shell command, such as a server"}});
+    let tool = tool(
+        "start_command",
+        "Start a shell command in the background and return its command_id for command_output and stop_command.",
+        sandbox_tool_schema(command, &["command"], false),
+    );
+    tool.with_raw_output_schema(schema(json!({"command_id": {"type": "integer"}}), &["command_id"]))
+}
+
+fn command_output() -> Tool {
+    let properties = json!({
+        "command_id": command_id(),
+        "offset": {"type": "integer", "minimum": 0, "default": 0, "description": "Where to begin: next_offset of the call before"},
+        "wait_seconds": {"type": "integer", "minimum": 0, "maximum": 600, "default": 0, "description": "Wait this long for its end first"},
+    });
+    let tool = tool(
+        "command_output",
+        "Output of a background command from an offset on, standard output and standard error together, at most 30000 bytes; more tells whether to call again with next_offset. The last MiB is kept.",
+        sandbox_tool_schema(properties, &["command_id"], false),
+    );
+    let result = json!({"running": {"type": "boolean"}, "exit_code": {"type": "integer"}, "output": {"type": "string"}, "next_offset": {"type": "integer"}, "more": {"type": "boolean"}});
+    tool.with_raw_output_schema(schema(result, &["running", "output", "next_offset", "more"]))
+        .with_annotations(read_only())
+}
+
+fn stop_command() -> Tool {
+    let tool = tool(
+        "stop_command",
+        "Stop a background command and everything that it started.",
+        sandbox_tool_schema(json!({"command_id": command_id()}), &["command_id"], false),
+    );
+    let result = json!({"running": {"type": "boolean"}, "exit_code": {"type": "integer"}});
+    tool.with_raw_output_schema(schema(result, &["running"])).with_annotations(ToolAnnotations::new().idempotent(true))
+}
+
+fn list_ports() -> Tool {
+    let tool =
+        tool("list_ports", "Ports on which programs in a sandbox listen.", sandbox_tool_schema(json!({}), &[], false));
+    let port = json!({"type": "object", "properties": {"port": {"type": "integer"}, "address": {"type": "string"}}, "required": ["port", "address"]});
+    tool.with_raw_output_schema(schema(json!({"ports": {"type": "array", "items": port}}), &["ports"]))
+        .with_annotations(read_only())
+}
+
+fn open_port() -> Tool {
+    let port =
+        json!({"port": {"type": "integer", "minimum": 1, "maximum": 65535, "description": "Port in the sandbox"}});
+    let tool = tool(
+        "open_port",
+        "Make a port of a sandbox reachable for the user, at an address of the user's own machine, until this server ends.",
+        sandbox_tool_schema(port, &["port"], false),
+    );
+    tool.with_raw_output_schema(schema(json!({"url": {"type": "string"}}), &["url"]))
+}
+
+fn command_id() -> Value {
+    json!({"type": "integer", "description": "The number that start_command returned"})
+}
+
+fn command_result() -> Arc<JsonObject> {
+    let result = json!({"exit_code": {"type": "integer"}, "stdout": {"type": "string"}, "stderr": {"type": "string"}, "stdout_file": {"type": "string"}, "stderr_file": {"type": "string"}});
+    schema(result, &["exit_code", "stdout", "stderr"])
 }
 
 fn upload() -> Tool {
@@ -56,13 +150,19 @@ fn upload() -> Tool {
 
 fn download() -> Tool {
     let binary = json!({"type": "boolean", "default": false, "description": "Return base64 instead of text"});
-    let properties = json!({"path": path("The file to read"), "binary": binary});
+    let properties = json!({
+        "path": path("The file to read"),
+        "binary": binary,
+        "offset": {"type": "integer", "minimum": 0, "default": 0, "description": "First byte to return"},
+        "max_bytes": {"type": ["integer", "null"], "minimum": 1, "description": "Number of bytes to return; everything by default"},
+    });
     let tool = tool(
         "download_file",
         "Read a file of a sandbox: as text, or as base64 when binary is true. A file that is not UTF-8 needs binary.",
         sandbox_tool_schema(properties, &["path"], true),
     );
-    let result = json!({"content": {"type": "string"}, "bytes_read": {"type": "integer"}});
+    let result =
+        json!({"content": {"type": "string"}, "bytes_read": {"type": "integer"}, "total_bytes": {"type": "integer"}});
     tool.with_raw_output_schema(schema(result, &["content", "bytes_read"])).with_annotations(read_only())
 }
 
@@ -92,7 +192,7 @@ fn exists() -> Tool {
 
 fn delete() -> Tool {
     let description = "Delete a sandbox and everything in it.";
-    tool("delete_sandbox", description, sandbox_tool_schema(json!({}), &[], false))
+    tool("delete_sandbox", description, sandbox_tool_schema(json!({}), &["sandbox_claim_name"], false))
         .with_annotations(ToolAnnotations::new().destructive(true).idempotent(true))
 }
 
@@ -111,7 +211,7 @@ fn path(what: &str) -> Value {
 /// The input schema of a tool that acts on one sandbox.
 fn sandbox_tool_schema(properties: Value, required: &[&str], timed: bool) -> Arc<JsonObject> {
     let mut all = json!({
-        "sandbox_claim_name": {"type": "string", "description": "The name that create_sandbox returned"},
+        "sandbox_claim_name": {"type": "string", "description": "The name that create_sandbox returned. Without it: this session's newest sandbox; if there is none, one is created, which is deleted after an hour without a call, and the result has its name"},
         "namespace": {"type": "string", "description": "The namespace given to create_sandbox"},
     });
     let into = all.as_object_mut().expect("written as an object above");
@@ -120,8 +220,15 @@ fn sandbox_tool_schema(properties: Value, required: &[&str], timed: bool) -> Arc
         let timeout = json!({"type": "integer", "minimum": 1, "maximum": 600, "default": 60, "description": "Seconds that the call may take"});
         into.insert("timeout".to_owned(), timeout);
     }
-    let required: Vec<&str> = ["sandbox_claim_name", "namespace"].into_iter().chain(required.iter().copied()).collect();
-    schema(all, &required)
+    schema(all, required)
+}
+
+/// Adds the namespace that is used without the argument.
+fn state_default_namespace(tool: &mut Tool, namespace: &str) {
+    let schema = Arc::make_mut(&mut tool.input_schema);
+    if let Some(argument) = schema.get_mut("properties").and_then(|properties| properties.get_mut("namespace")) {
+        argument["default"] = json!(namespace);
+    }
 }
 
 fn schema(properties: Value, required: &[&str]) -> Arc<JsonObject> {
@@ -133,26 +240,39 @@ fn schema(properties: Value, required: &[&str]) -> Arc<JsonObject> {
 mod tests {
     use super::*;
 
+    fn tools(local: bool) -> Vec<Tool> {
+        all(&Defaults { namespace: "team".to_owned(), source: "pool".to_owned() }, local)
+    }
+
     #[test]
-    fn d_250_the_seven_tools_have_upstreams_names_and_defaults() {
-        let tools = all();
-        let mut names: Vec<&str> = tools.iter().map(|tool| tool.name.as_ref()).collect();
-        names.sort_unstable();
-        let expected = [
-            "create_sandbox",
-            "delete_sandbox",
-            "download_file",
-            "execute_command",
-            "file_exists",
-            "list_files",
-            "upload_file",
+    fn d_250_upstreams_seven_tools_have_their_names_and_defaults() {
+        let tools = tools(false);
+        let upstream = [
+            ("create_sandbox", false),
+            ("delete_sandbox", false),
+            ("download_file", true),
+            ("execute_command", true),
+            ("file_exists", true),
+            ("list_files", true),
+            ("upload_file", true),
         ];
-        assert_eq!(names, expected);
-        for tool in &tools {
+        for (name, timed) in upstream {
+            let tool = tools.iter().find(|tool| tool.name == name).expect("upstream's tool");
             let timeout = &tool.input_schema["properties"]["timeout"];
-            let timed = !matches!(tool.name.as_ref(), "create_sandbox" | "delete_sandbox");
-            assert_eq!(timeout["default"] == 60 && timeout["maximum"] == 600, timed, "{}", tool.name);
+            assert_eq!(timeout["default"] == 60 && timeout["maximum"] == 600, timed, "{name}");
         }
         assert_eq!(tools[0].input_schema["properties"]["shutdown_after_seconds"]["default"], 300);
+    }
+
+    #[test]
+    fn the_descriptions_state_the_defaults() {
+        for tool in tools(true) {
+            assert_eq!(tool.input_schema["properties"]["namespace"]["default"], "team", "{}", tool.name);
+            let required = tool.input_schema["required"].to_string();
+            assert!(!required.contains("namespace") && !required.contains("warmpool"), "{}: {required}", tool.name);
+        }
+        assert_eq!(tools(true)[0].input_schema["properties"]["warmpool"]["default"], "pool");
+        let has_open_port = |local| tools(local).iter().any(|tool| tool.name == "open_port");
+        assert!(has_open_port(true) && !has_open_port(false));
     }
 }

@@ -66,11 +66,52 @@ fn attempt(name: &str, argument: &str) -> io::Result<()> {
             raw(libc::SYS_pidfd_getfd, [own, 2, 0, 0, 0])
         }
         "control-groups" => raw(libc::SYS_mount, [address(c"none"), address(c"/tmp"), address(c"cgroup2"), 0, 0]),
+        "asynchronous-io" => {
+            let mut context = 0_u64;
+            raw(libc::SYS_io_setup, [1, (&raw mut context) as libc::c_long, 0, 0, 0])
+        }
+        "inotify" => make_inotify(),
+        "timer" => make_timer(),
+        "terminal" => open_terminal(),
+        "hold-inotify" => hold(make_inotify),
+        "hold-timers" => hold(make_timer),
+        "hold-terminals" => hold(open_terminal),
         "fill" => fill(argument),
         "fill-inodes" => fill_inodes(argument),
         "hostname" => raw(libc::SYS_sethostname, [address(c"mine"), 4, 0, 0, 0]),
         "chroot" => raw(libc::SYS_chroot, [address(c"/tmp"), 0, 0, 0, 0]),
         _ => Err(io::Error::from_raw_os_error(libc::ENOTSUP)),
+    }
+}
+
+/// An inotify instance, which stays until the process ends.
+fn make_inotify() -> io::Result<()> {
+    raw(libc::SYS_inotify_init1, [0; 5])
+}
+
+/// A timer, which stays until the process ends.
+fn make_timer() -> io::Result<()> {
+    let mut timer = 0_i32;
+    raw(libc::SYS_timer_create, [libc::CLOCK_MONOTONIC.into(), 0, (&raw mut timer) as libc::c_long, 0, 0])
+}
+
+/// A pseudo-terminal, which stays until the process ends.
+fn open_terminal() -> io::Result<()> {
+    OpenOptions::new().read(true).write(true).open("/dev/ptmx").map(std::mem::forget)
+}
+
+/// Takes as many as the kernel gives, prints their number and the error that ended it, and holds them until killed.
+fn hold(take: fn() -> io::Result<()>) -> io::Result<()> {
+    let mut held = 0_u32;
+    let error = loop {
+        match take() {
+            Ok(()) => held += 1,
+            Err(error) => break error,
+        }
+    };
+    eprintln!("held {held} errno {}", error.raw_os_error().unwrap_or(0));
+    loop {
+        std::thread::sleep(std::time::Duration::from_secs(1_000));
     }
 }
 

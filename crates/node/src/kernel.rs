@@ -18,17 +18,34 @@ mod storage;
 mod supervisor;
 mod sys;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use container::user::fuzz as fuzz_user;
+#[cfg(any(test, fuzzing))]
+pub(crate) use image::fuzzing::{documents as fuzz_image_documents, import as fuzz_import, layer as fuzz_layer};
+
 pub use config::{HelperProgram, KernelConfig, NodeDefaults};
-pub use host::cgroup::PodUsage;
+pub use host::cgroup::{ContainerUsage, PodUsage};
 pub use host::node_registry::{Leftover, leftovers, remove_leftover};
+pub use host::resources::machine_usage;
 pub use image::ImageAlias;
 pub use kernel_runtime::KernelRuntime;
+pub(crate) use storage::atomic_file::replace_durably;
 pub use storage::owned_files::remove_data;
 pub use supervisor::plan::Isolation;
+
+/// Gives the calling thread a mount namespace of its own.
+#[cfg(test)]
+pub(crate) fn unshare_mounts() -> std::io::Result<()> {
+    sys::unshare(libc::CLONE_NEWNS)?;
+    sys::make_private_recursive(c"/")
+}
 
 /// Runs a helper and exits when this process was started as one; see [`crate::helper_main`].
 pub(crate) fn run_if_helper() {
     supervisor::spawner::run_if_helper();
     storage::owned_files::run_if_helper();
     net::pasta::run_if_helper();
+    // A library in another program may start an engine from a thread that blocks all signals; such an engine could not
+    // be stopped.
+    sys::default_signals(&[]);
 }

@@ -2,12 +2,17 @@
 //!
 //! Two halves meet at [`runtime`]: the [`kubelet`] half decides what each Pod should be and reports what it is; the
 //! [`kernel`] half turns those decisions into namespaces, cgroups, mounts and processes, which keep running when the
-//! node process is killed.
+//! node process is killed. [`changes`] compares copies of folders with the folders themselves.
 
+pub mod changes;
 pub mod kernel;
 pub mod kubelet;
 pub mod runtime;
 pub mod standalone;
+
+/// Entry points for `make fuzz`, and for the test that repeats its corpora.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 
 mod helper;
 mod persistent_map;

@@ -27,7 +27,11 @@ impl PersistentMap {
             other => other?,
         };
         let lines = text.split_inclusive(|byte| *byte == b'\n').count();
+        let is_new = !path.exists();
         let mut map = Self { file: append_to(&path)?, path, length: text.len() as u64, lines, entries: replay(&text) };
+        if is_new {
+            sync_folder_of(&map.path)?;
+        }
         if let Some(earlier) = read_folder(folder)? {
             map.entries.extend(earlier);
             map.rewrite()?;
@@ -89,7 +93,8 @@ impl PersistentMap {
         if self.lines > MIN_HISTORY_LINES + 4 * self.entries.len() { self.rewrite() } else { Ok(()) }
     }
 
-    /// Rewrites the file atomically.
+    /// Rewrites the file atomically. Both the new content and the new name are on disk when this returns: a sync of the
+    /// file alone would leave later entries in a file that has no name after a loss of power.
     fn rewrite(&mut self) -> io::Result<()> {
         let temporary = self.path.with_extension("tmp");
         let text: String = self.entries.iter().map(|(key, value)| format!("+{key}\t{value}\n")).collect();
@@ -98,6 +103,7 @@ impl PersistentMap {
         file.sync_all()?;
         fs::rename(&temporary, &self.path)?;
         self.file = append_to(&self.path)?;
+        sync_folder_of(&self.path)?;
         (self.length, self.lines) = (text.len() as u64, self.entries.len());
         Ok(())
     }
@@ -133,6 +139,14 @@ fn read_folder(folder: &Path) -> io::Result<Option<BTreeMap<String, String>>> {
         }
     }
     Ok(Some(entries))
+}
+
+/// Syncs the directory entry of a file to disk.
+fn sync_folder_of(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
 }
 
 fn append_to(path: &Path) -> io::Result<File> {

@@ -31,7 +31,7 @@ pub use spec::{
     Capability, ContainerSpec, Limits, LogTarget, Mount, MountSource, NetworkMode, PodSandboxSpec, RuntimeHandler, User,
 };
 pub use state::{ContainerState, Exit, PodSandbox, PodState, PreviousAttempt, RuntimeEvent, Weakness, WeaknessKind};
-pub use volume::{StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeRequest};
+pub use volume::{StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeRequest, VolumeUsage};
 
 /// Runs Pods. One implementation uses the kernel directly; tests of the kubelet half use a recording fake.
 #[async_trait]
@@ -81,11 +81,11 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// Removes a volume and its data.
     async fn remove_volume(&self, key: &VolumeKey) -> Result<(), RuntimeError>;
 
-    /// Bytes used by each writable layer and each ephemeral volume of a Pod, for eviction and statistics.
+    /// Bytes used by each writable layer and each ephemeral volume of a Pod, and their inodes, for eviction and statistics.
     async fn storage_usage(&self, pod: &str) -> Result<StorageUsage, RuntimeError>;
 
-    /// Bytes one volume uses on disk.
-    async fn volume_usage(&self, key: &VolumeKey) -> Result<u64, RuntimeError>;
+    /// Bytes and inodes that one volume uses on disk.
+    async fn volume_usage(&self, key: &VolumeKey) -> Result<VolumeUsage, RuntimeError>;
 
     /// Every Pod of this data folder, including those whose supervisor died: called once after the node has started.
     /// Exits that happened while no node was running are in the containers' states.
@@ -96,6 +96,11 @@ pub trait PodRuntime: Send + Sync + 'static {
 
     /// Events from now on. A lagging receiver should call [`PodRuntime::list`] and compare.
     fn events(&self) -> broadcast::Receiver<RuntimeEvent>;
+
+    /// The memory limit of a container's processes: its own or its Pod's, whichever is lower.
+    fn memory_limit(&self, _pod: &str, _container: &str) -> Option<u64> {
+        None
+    }
 
     /// What this host cannot enforce as strongly as a fully equipped one, for `doctor`, `up` and Pod events.
     fn weaknesses(&self) -> Vec<Weakness>;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::address::{self, AddressClass};
+use crate::sandbox_address::Address;
 
 /// Name of the sandbox (required).
 pub const SANDBOX_ID: HeaderName = HeaderName::from_static("x-sandbox-id");
@@ -78,7 +79,7 @@ pub fn is_dns_label(value: &[u8]) -> bool {
     }
 }
 
-/// The validated `X-Sandbox-*` headers of one request.
+/// What one request says about its sandbox: the validated `X-Sandbox-*` headers, or an address from its URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxRequest {
     pub id: Label,
@@ -140,6 +141,13 @@ impl SandboxRequest {
         Ok(Self { id, namespace, port, pod_ip, uid, timeout })
     }
 
+    /// The request for a sandbox that the URL names. Headers that would name another one were refused before.
+    pub fn of_address(address: Address, headers: &HeaderMap) -> Self {
+        let Address { namespace, id, port } = address;
+        let timeout = headers.get(&SANDBOX_TIMEOUT).and_then(|value| parse_timeout(value.as_bytes()));
+        Self { id, namespace, port, pod_ip: None, uid: None, timeout }
+    }
+
     /// The UID as text; `None` for a value that is not text, which matches no Sandbox.
     pub fn uid_str(&self) -> Option<&str> {
         self.uid.as_ref().map(|value| value.to_str().unwrap_or("\u{fffd}"))
@@ -159,7 +167,8 @@ fn single<'h>(
     Ok((!first.is_empty()).then_some(first))
 }
 
-fn parse_port(value: &[u8]) -> Option<u16> {
+/// Parses a port between 1 and 65535, in decimal digits only.
+pub(crate) fn parse_port(value: &[u8]) -> Option<u16> {
     if value.is_empty() || value.len() > 5 || !value.iter().all(u8::is_ascii_digit) {
         return None;
     }

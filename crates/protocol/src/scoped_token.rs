@@ -110,7 +110,11 @@ impl Secret {
     }
 
     fn sign(&self, claims: &Claims) -> String {
-        let payload = serde_json::to_vec(claims).expect("two strings and a number always serialise");
+        self.seal(&serde_json::to_vec(claims).expect("two strings and a number always serialise"))
+    }
+
+    /// Signs any payload.
+    pub(crate) fn seal(&self, payload: &[u8]) -> String {
         let payload = URL_SAFE_NO_PAD.encode(payload);
         let mac = URL_SAFE_NO_PAD.encode(self.mac(payload.as_bytes()).finalize().into_bytes());
         format!("{VERSION}.{payload}.{mac}")
@@ -132,8 +136,13 @@ impl Secret {
     }
 
     fn mac(&self, payload: &[u8]) -> Hmac<Sha256> {
+        self.mac_in(CONTEXT, payload)
+    }
+
+    /// The MAC of a payload for another use of the same secret; `context` separates the uses.
+    pub(crate) fn mac_in(&self, context: &[u8], payload: &[u8]) -> Hmac<Sha256> {
         let mut mac = self.keyed.clone();
-        mac.update(CONTEXT);
+        mac.update(context);
         mac.update(payload);
         mac
     }

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match Arguments::parse().command {
         Action::Serve(arguments) => serve(arguments),
-        Action::Mint(arguments) => match mint_token(&arguments) {
+        Action::Mint(arguments) => match mint_token(&arguments, None) {
             Ok(token) => {
                 use std::io::Write;
                 if writeln!(std::io::stdout(), "{token}").is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -176,10 +176,10 @@ impl Authorizer {
         self.modes.as_ref().and_then(|modes| modes.secrets.as_ref())
     }
 
-    /// Authenticates the caller from the headers alone.
-    pub(crate) async fn authenticate(&self, headers: &HeaderMap) -> Result<Identity, RouterError> {
+    /// Authenticates the caller by its credential alone.
+    pub(crate) async fn authenticate(&self, token: Option<&str>) -> Result<Identity, RouterError> {
         let Some(modes) = &self.modes else { return Ok(Identity::Unrestricted) };
-        match bearer(headers) {
+        match token {
             Some(token) => modes.authenticate_token(token).await,
             None => modes.authenticate_anonymous(),
         }
@@ -286,7 +286,7 @@ impl Identity {
 
 /// The bearer token: scheme in any case, one space, the rest trimmed. `None` if it is empty or if there are two
 /// headers.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next()?.to_str().ok()?;
     if values.next().is_some() {
@@ -301,7 +301,7 @@ fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
 
-fn unix_seconds() -> i64 {
+pub(crate) fn unix_seconds() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
 }
 

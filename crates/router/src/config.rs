@@ -8,7 +8,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins};
+use agent_sandbox_telemetry::audit::AuditConfig;
+
+use crate::addressing::Routing;
 use crate::auth::{AuthzConfig, TokenReviewConfig};
+use crate::browser::CookieConfig;
 use crate::resolve::Verification;
 
 /// Behaviour of the proxy itself; the same for the router process and for an embedded router.
@@ -19,6 +24,10 @@ pub struct RouterConfig {
     pub cluster_domain: Option<String>,
     /// Namespace whose Pods are watched; `None` watches all namespaces.
     pub watch_namespace: Option<String>,
+    /// Forms beside headers in which requests may name a sandbox.
+    pub routing: Routing,
+    /// File with the key that signs requests to sandboxes; `None` sends them unsigned.
+    pub sandbox_token_key: Option<PathBuf>,
     pub timeouts: Timeouts,
     pub retries: Retries,
     pub limits: Limits,
@@ -29,9 +38,13 @@ pub struct RouterConfig {
     pub access_log: bool,
     /// Proxies in front of the router whose `X-Forwarded-For` identifies the client (for per-client limits only).
     pub trusted_proxies: Vec<Cidr>,
-    /// Refuse requests whose `Host` is not a loopback name, so that a web page cannot reach a local router through a
-    /// DNS name that resolves to loopback.
-    pub loopback_hosts_only: bool,
+    /// Names by which clients may call the router, so that a web page cannot reach it through a DNS name of its own.
+    /// Connections that the API server authenticated may use any.
+    pub allowed_hosts: AllowedHosts,
+    /// Pages of other origins that may name a sandbox in a URL where no credential is required.
+    pub allowed_origins: AllowedOrigins,
+    /// Credentials in cookies; `None` accepts them in headers only.
+    pub cookie: Option<CookieConfig>,
     /// Number of worker threads for connections; 0 serves them on the caller's runtime.
     pub workers: usize,
 }
@@ -42,6 +55,8 @@ impl Default for RouterConfig {
             verification: Verification { verify_targets: true, allow_loopback: false },
             cluster_domain: Some("cluster.local".to_owned()),
             watch_namespace: None,
+            routing: Routing::default(),
+            sandbox_token_key: None,
             timeouts: Timeouts::default(),
             retries: Retries::default(),
             limits: Limits::default(),
@@ -50,7 +65,9 @@ impl Default for RouterConfig {
             access_ttl: TokenReviewConfig::default().ttl,
             access_log: true,
             trusted_proxies: Vec::new(),
-            loopback_hosts_only: false,
+            allowed_hosts: AllowedHosts::any(),
+            allowed_origins: AllowedOrigins::default(),
+            cookie: None,
             workers: 0,
         }
     }
@@ -193,9 +210,12 @@ pub struct ProcessConfig {
     pub kubeconfig: Option<PathBuf>,
     /// Watch Pods. Can be off only if unverified targets are allowed.
     pub watch_pods: bool,
+    /// Wake suspended Sandboxes for requests, and record the use of those with an idle time.
+    pub sleep: bool,
     /// OTLP endpoints of the signals that are exported.
     pub trace_endpoint: Option<String>,
     pub metrics_endpoint: Option<String>,
+    pub audit: Option<AuditConfig>,
 }
 
 /// The HTTPS listener.

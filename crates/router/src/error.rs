@@ -1,17 +1,24 @@
 //! Every error of a request, and its conversion into a response.
 
 use std::io;
+use std::time::Duration;
 
 use agent_sandbox_protocol::router_headers::{HeaderError, Label};
+use agent_sandbox_protocol::sandbox_address::AddressError;
+use agent_sandbox_protocol::web::PageError;
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
+
+use crate::e2b::E2bError;
 
 /// Why the router responded to a request itself.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouterError {
     #[error(transparent)]
     Header(#[from] HeaderError),
+    #[error(transparent)]
+    Address(#[from] AddressError),
     #[error("unauthenticated")]
     Unauthenticated,
     /// A static token is configured and the request carries none.
@@ -21,6 +28,12 @@ pub(crate) enum RouterError {
     WrongStaticToken,
     #[error("forbidden")]
     Forbidden,
+    /// A request of E2B's clients.
+    #[error(transparent)]
+    E2b(#[from] E2bError),
+    /// A web page may have sent the request.
+    #[error(transparent)]
+    Page(#[from] PageError),
     /// The API server could not check the token. Its error message is logged, not sent to the client.
     #[error("tokenreview: the token could not be checked")]
     TokenReview,
@@ -33,6 +46,14 @@ pub(crate) enum RouterError {
     BodyTooLarge(u64),
     #[error("Could not connect to the backend sandbox: {id}")]
     Dial { id: Label, cause: DialError },
+    /// The Sandbox is suspended and requests do not wake it. The status is that of a sandbox without a Pod.
+    #[error("Could not connect to the backend sandbox: {id}: it is suspended; resume it first")]
+    Suspended { id: Label },
+    /// The time of the request was over before a Sandbox that was woken for it was ready.
+    #[error(
+        "Timed out waiting for the backend sandbox: {id}: it was suspended, is being resumed, and was not ready within {waited:?}"
+    )]
+    NotAwake { id: Label, waited: Duration },
     #[error("Timed out waiting for the backend sandbox: {id}")]
     Timeout { id: Label },
     /// The request was sent and its effect is unknown, so it is not sent again.
@@ -98,14 +119,18 @@ impl UpstreamReason {
 impl RouterError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::Header(_) => StatusCode::BAD_REQUEST,
+            Self::Header(_) | Self::Address(_) => StatusCode::BAD_REQUEST,
             Self::Unauthenticated | Self::MissingStaticToken | Self::WrongStaticToken => StatusCode::UNAUTHORIZED,
             Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::E2b(error) => error.status(),
+            Self::Page(error) => error.status(),
             Self::TokenReview | Self::AccessReview => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Dial { .. } | Self::Upstream { .. } | Self::UnexpectedUpgrade => StatusCode::BAD_GATEWAY,
-            Self::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Self::Dial { .. } | Self::Suspended { .. } | Self::Upstream { .. } | Self::UnexpectedUpgrade => {
+                StatusCode::BAD_GATEWAY
+            }
+            Self::Timeout { .. } | Self::NotAwake { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Overloaded | Self::SandboxOverloaded { .. } | Self::TooManyUpgrades => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -115,8 +140,8 @@ impl RouterError {
     /// The reason counted in the metric of upstream errors, if the sandbox's side failed.
     pub(crate) fn upstream_reason(&self) -> Option<UpstreamReason> {
         match self {
-            Self::Dial { .. } => Some(UpstreamReason::Dial),
-            Self::Timeout { .. } => Some(UpstreamReason::Timeout),
+            Self::Dial { .. } | Self::Suspended { .. } => Some(UpstreamReason::Dial),
+            Self::Timeout { .. } | Self::NotAwake { .. } => Some(UpstreamReason::Timeout),
             Self::Upstream { reason, .. } => Some(*reason),
             Self::UnexpectedUpgrade => Some(UpstreamReason::Other),
             _ => None,

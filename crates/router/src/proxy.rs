@@ -1,4 +1,4 @@
-//! Handles one request in order: authenticate → validate → authorise → resolve → proxy.
+//! Handles one request in order: address → authenticate → validate → authorise → resolve → proxy.
 
 pub(crate) mod body;
 pub(crate) mod connector;
@@ -6,10 +6,11 @@ pub(crate) mod exchange;
 mod extended_connect;
 pub(crate) mod headers;
 pub(crate) mod pool;
+pub(crate) mod signer;
 mod tunnel;
 mod upgrade;
 mod upstream;
-mod websocket;
+pub(crate) mod websocket;
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -17,14 +18,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use agent_sandbox_protocol::router_headers::{Loopback, SANDBOX_ID, SandboxRequest};
+use agent_sandbox_protocol::sandbox_address::AddressError;
+use agent_sandbox_protocol::web::AllowedHosts;
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, HeaderMap, HeaderValue};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HeaderMap, HeaderValue};
+use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
+use crate::addressing::Named;
 use crate::auth::Identity;
+use crate::browser::{self, CookieConfig, Source};
+use crate::e2b::{self, Grant};
 use crate::error::RouterError;
+use crate::mounted::is_for;
 use crate::observability::trace::TRACEPARENT;
 use crate::proxy::body::{RequestBody, ResponseBody};
 use crate::proxy::exchange::Exchange;
@@ -49,13 +57,16 @@ pub(crate) async fn handle(
     let mut response = match serve(&mut exchange, &client, request).await {
         Ok(Served::Response(response)) => respond(exchange, response),
         Ok(Served::Upgrading(pending)) => pending.start(exchange, &client),
-        Ok(Served::Refused(response)) => {
+        Ok(Served::Own(response)) => {
             exchange.set_status(response.status().as_u16());
             response.map(ResponseBody::from_bytes)
         }
         Err(error) => {
             exchange.record_error(&error);
-            let response = error.into_response();
+            let response = match exchange.e2b_id.take() {
+                Some(id) => e2b::into_response(error, &id).unwrap_or_else(RouterError::into_response),
+                None => error.into_response(),
+            };
             exchange.add_bytes_out(response.body().len() as u64);
             response.map(ResponseBody::from_bytes)
         }
@@ -71,8 +82,8 @@ pub(crate) async fn handle(
 pub(crate) enum Served {
     Response(UpstreamResponse),
     Upgrading(Box<upgrade::PendingUpgrade>),
-    /// An upgrade that is refused in its own protocol.
-    Refused(Response<Bytes>),
+    /// The router's own: an upgrade that is refused in its own protocol, or a cookie.
+    Own(Response<Bytes>),
 }
 
 async fn serve(
@@ -87,11 +98,40 @@ async fn serve(
     if exchange.overload {
         return Err(RouterError::Overloaded);
     }
-    let unauthenticated = client.auth == ConnectionAuth::Unauthenticated;
-    if unauthenticated && shared.config.loopback_hosts_only && !names_loopback(&request) {
-        return Err(RouterError::Forbidden);
+    match client.auth {
+        ConnectionAuth::Unauthenticated => shared.config.allowed_hosts.check(&request)?,
+        // A forwarded port on a user's machine: any page in its browser reaches it.
+        ConnectionAuth::User(_) => AllowedHosts::private([]).check(&request)?,
     }
-    let wanted = admit(exchange, request.headers(), &client.auth).await?;
+    if let Some(mounted) = shared.mounted.as_deref().filter(|one| is_for(*one, &shared.config.routing, &request)) {
+        return Ok(Served::Own(mounted.serve(request).await));
+    }
+    let mut named = shared.config.routing.find(&request);
+    if let (Some(e2b), Ok(Named::InHeaders)) = (&shared.e2b, &named)
+        && let Some(found) = e2b.find(&request, &shared.index)
+    {
+        named = found;
+    }
+    let in_url = !matches!(named, Ok(Named::InHeaders | Named::ByE2b(_)));
+    let cookie = shared.config.cookie.as_ref();
+    let credential = browser::credential(cookie, in_url, &request);
+    let source = credential.as_ref().map(|(_, source)| *source);
+    let grant = match (&shared.e2b, &named) {
+        (Some(e2b), Ok(named)) => e2b.decide(named, &request, &shared.index, credential.is_some()),
+        _ => Grant::Ordinary,
+    };
+    exchange.e2b_id = named.as_ref().ok().and_then(|named| e2b::client_id(named, &grant));
+    if let Grant::Refused(error) = grant {
+        return Err(error.into());
+    }
+    // A port that is open to everyone is open to pages.
+    if in_url && grant == Grant::Ordinary {
+        // Headers that name a sandbox are more than a page of another origin can send.
+        browser::check_page(cookie, &shared.config.allowed_origins, source, client.inbound.is_tls(), &request)?;
+    }
+    let token = credential.as_ref().map(|(token, _)| token.as_ref());
+    let granted = named.as_ref().ok().and_then(|named| grant.identity(named));
+    let (wanted, named) = admit(exchange, request.headers(), &client.auth, token, granted, named).await?;
     let connect = ConnectRequest::of(&request);
     if matches!(connect, ConnectRequest::Unsupported) {
         return Err(RouterError::Method);
@@ -107,9 +147,22 @@ async fn serve(
         (_, Version::HTTP_11) => headers::requested_upgrade(request.headers()),
         _ => None,
     };
+    if let (None, Some(config), Named::InUrl(route), Some((token, Source::Query))) =
+        (&upgrade, cookie, &named, &credential)
+        && let Some(response) = browser::set_cookie(config, route, token, &request)
+    {
+        return Ok(Served::Own(response));
+    }
+    drop(credential);
+    rewrite(&mut request, &named, cookie);
+    let authorization = request.headers().get(AUTHORIZATION).cloned();
+    if let Some(audit) = exchange.audit() {
+        audit.set_request(&request);
+    }
     let Some(protocol) = upgrade else {
         let upstream_protocol = if is_grpc(&request) { UpstreamProtocol::Http2 } else { UpstreamProtocol::Http1 };
-        let request = outbound(request, exchange, client, None, limits.request_body_bytes);
+        let mut request = outbound(request, exchange, client, None, limits.request_body_bytes);
+        grant.complete(request.headers_mut(), authorization);
         return upstream::send(exchange, &wanted, request, upstream_protocol).await.map(Served::Response);
     };
     let permit = match upgrade::Permit::take(shared, client, request.headers()) {
@@ -118,7 +171,8 @@ async fn serve(
     };
     let client_upgrade: OnUpgrade = hyper::upgrade::on(&mut request);
     let handshake = matches!(connect, ConnectRequest::WebSocket).then(|| Handshake::begin(&mut request));
-    let request = outbound(request, exchange, client, Some(&protocol), limits.request_body_bytes);
+    let mut request = outbound(request, exchange, client, Some(&protocol), limits.request_body_bytes);
+    grant.complete(request.headers_mut(), authorization);
     match upstream::send(exchange, &wanted, request, UpstreamProtocol::Http1).await? {
         UpstreamResponse::Leased(response, lease)
             if response.status() == StatusCode::SWITCHING_PROTOCOLS
@@ -143,29 +197,48 @@ async fn admit(
     exchange: &mut Exchange,
     headers: &HeaderMap,
     auth: &ConnectionAuth,
-) -> Result<SandboxRequest, RouterError> {
+    token: Option<&str>,
+    granted: Option<Identity>,
+    named: Result<Named, AddressError>,
+) -> Result<(SandboxRequest, Named), RouterError> {
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
-    let identity = match auth {
-        ConnectionAuth::User(caller) => Identity::User(Arc::clone(caller)),
-        ConnectionAuth::Unauthenticated => {
-            let known = shared.authorizer.authenticate(headers).await;
+    let identity = match (granted, auth) {
+        (Some(identity), _) => identity,
+        (None, ConnectionAuth::User(caller)) => Identity::User(Arc::clone(caller)),
+        (None, ConnectionAuth::Unauthenticated) => {
+            let known = shared.authorizer.authenticate(token).await;
             known.inspect_err(|_| shared.metrics.decision(None, false))?
         }
     };
+    exchange.set_caller(&identity);
     let loopback = if shared.config.verification.allow_loopback { Loopback::Allowed } else { Loopback::Refused };
-    let wanted = SandboxRequest::parse(headers, loopback)?;
+    let named = named?;
+    let wanted = named.read(headers, loopback)?;
     exchange.set_sandbox(&wanted);
     let verified = shared.config.verification.verify_targets;
     let allowed = shared.authorizer.authorize(&identity, &wanted, &shared.index, verified).await;
     shared.metrics.decision(exchange.namespace(), allowed.is_ok());
-    allowed.map(|()| wanted)
+    allowed.map(|()| (wanted, named))
 }
 
-/// Whether the name that the client used for the router is a loopback name.
-fn names_loopback(request: &Request<Incoming>) -> bool {
-    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    request.uri().authority().map(|authority| authority.as_str()).or(host).is_some_and(headers::is_loopback_host)
+/// Removes from the request what is the router's: the sandbox's address in the path, and the credential.
+fn rewrite(request: &mut Request<Incoming>, named: &Named, cookie: Option<&CookieConfig>) {
+    if let Some(config) = cookie {
+        browser::strip_cookie(request.headers_mut(), &config.name);
+    }
+    let Named::InUrl(route) = named else { return };
+    let query = match (request.uri().query(), cookie.and_then(|config| config.query_param.as_deref())) {
+        (Some(query), Some(name)) => browser::without_parameter(query, name),
+        (query, _) => query.map(str::to_owned),
+    };
+    let target = match query {
+        Some(query) => format!("{}?{query}", route.path),
+        None => route.path.clone(),
+    };
+    let mut parts = std::mem::take(request.uri_mut()).into_parts();
+    parts.path_and_query = PathAndQuery::try_from(target).ok();
+    *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
 }
 
 fn is_grpc(request: &Request<Incoming>) -> bool {
@@ -195,7 +268,7 @@ fn outbound(
     if let Some(traceparent) = exchange.trace.header() {
         parts.headers.insert(TRACEPARENT, traceparent);
     }
-    Request::from_parts(parts, RequestBody::new(body, body_limit))
+    Request::from_parts(parts, RequestBody::new(body, body_limit, exchange.audit().cloned()))
 }
 
 /// HTTP/2 may split cookies over several fields; HTTP/1.1 allows one.
@@ -236,7 +309,11 @@ fn respond(mut exchange: Box<Exchange>, upstream: UpstreamResponse) -> Response<
 /// Health endpoints of the router itself; a request that names a sandbox always goes to the sandbox.
 fn own_endpoint(worker: &Worker, request: &Request<Incoming>) -> Option<Response<ResponseBody>> {
     let path = request.uri().path();
-    if !matches!(path, "/healthz" | "/readyz") || request.headers().contains_key(SANDBOX_ID) {
+    if !matches!(path, "/healthz" | "/readyz")
+        || request.headers().contains_key(SANDBOX_ID)
+        || request.headers().contains_key(agent_sandbox_protocol::e2b::SANDBOX_ID)
+        || worker.shared.config.routing.in_host(request).is_some()
+    {
         return None;
     }
     Some(crate::server::probes::respond(&worker.shared, path).map(ResponseBody::from_bytes))

@@ -2,7 +2,6 @@
 
 pub(crate) mod dns;
 pub(crate) mod index;
-pub(crate) mod wake;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use agent_sandbox_protocol::scoped_token::Secret;
+use agent_sandbox_telemetry::audit::AuditLog;
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -14,18 +16,22 @@ use crate::auth::{
     AccessReview, Authorizer, AuthzSetupError, KubeAccessReview, KubeTokenReview, Reviews, Secrets, TokenReview,
 };
 use crate::config::RouterConfig;
+use crate::e2b::E2bAccess;
+use crate::mounted::Mounted;
 use crate::observability::access_log::AccessLog;
+use crate::observability::audit::RouterAudit;
 use crate::observability::metrics::Metrics;
 use crate::observability::otlp::{self, OtlpError, Traces};
 use crate::proxy::connector::{ByteStream, Connector, TcpConnector};
+use crate::proxy::signer::{Signer, SignerError};
 use crate::resolve::dns::{Lookup, SystemDns};
 use crate::resolve::index::{PodIndex, watch};
-use crate::resolve::wake::Wake;
 use crate::server;
 use crate::server::client_connection::ConnectionAuth;
 use crate::server::probes::{self, AdminPort};
 use crate::server::tls::Acceptor;
 use crate::server::workers::Workers;
+use crate::sleep::{ActivityGuard, Sleep, Suspended, observer};
 use crate::state::{Shared, Worker};
 
 /// The router's dependencies.
@@ -37,16 +43,23 @@ pub struct Deps {
     /// Opens connections to sandboxes.
     pub connector: Arc<dyn Connector>,
     pub dns: Arc<dyn Lookup>,
-    /// Called when a Sandbox has no live Pod.
-    pub wake: Option<Arc<dyn Wake>>,
+    /// Whether the client may get Sandboxes and patch their annotations: then requests wake suspended Sandboxes, and
+    /// the use of those with an idle time is recorded.
+    pub sleep: bool,
     /// Live Pods; shared, so that an embedder can read it, too.
     pub index: Arc<PodIndex>,
     /// Reviews tokens; `None` uses the client.
     pub token_review: Option<Arc<dyn TokenReview>>,
     /// Decides about users of the Kubernetes API; `None` uses the client.
     pub access_review: Option<Arc<dyn AccessReview>>,
+    /// The secret that tokens of E2B's clients are derived from; `None` serves no such clients.
+    pub e2b: Option<Secret>,
+    /// Another service below a path of this router's port.
+    pub mounted: Option<Arc<dyn Mounted>>,
     /// Where the access log is written; `None` is standard error.
     pub access_log: Option<Box<dyn Write + Send>>,
+    /// Gets a record of every command, file write, use of a port and refusal.
+    pub audit: Option<AuditLog>,
     /// OTLP endpoints of the signals that are exported.
     pub trace_endpoint: Option<String>,
     pub metrics_endpoint: Option<String>,
@@ -65,11 +78,14 @@ impl Deps {
             watch_pods: false,
             connector: Arc::new(TcpConnector),
             dns: Arc::new(SystemDns),
-            wake: None,
+            sleep: false,
             index: Arc::default(),
             token_review: None,
             access_review: None,
+            e2b: None,
+            mounted: None,
             access_log: None,
+            audit: None,
             trace_endpoint: None,
             metrics_endpoint: None,
         }
@@ -81,6 +97,8 @@ impl Deps {
 pub enum RouterSetupError {
     #[error("cannot set up authorisation")]
     Authz(#[from] AuthzSetupError),
+    #[error("cannot sign requests to sandboxes")]
+    Signer(#[from] SignerError),
     #[error("cannot set up OTLP export")]
     Otlp(#[from] OtlpError),
     #[error("cannot start a thread")]
@@ -108,10 +126,12 @@ impl Router {
     /// Builds a router and starts its worker threads, if there are any.
     pub fn new(config: RouterConfig, deps: Deps) -> Result<Self, RouterSetupError> {
         let client = deps.client.clone();
+        let sleep = client.clone().filter(|_| deps.sleep).map(Sleep::new);
         let token = deps.token_review.or_else(|| client.clone().map(|client| Arc::new(KubeTokenReview(client)) as _));
         let access = deps.access_review.or_else(|| client.map(|client| Arc::new(KubeAccessReview(client)) as _));
         let reviews = Reviews { token, access, access_ttl: config.access_ttl };
         let authorizer = Authorizer::new(&config.authz, reviews)?;
+        let signer = config.sandbox_token_key.as_deref().map(Signer::load).transpose()?;
         let access_log = if config.access_log {
             let sink = deps.access_log.unwrap_or_else(|| Box::new(std::io::stderr()));
             Some(Arc::new(AccessLog::start(sink).map_err(RouterSetupError::Thread)?))
@@ -124,12 +144,16 @@ impl Router {
             index: deps.index,
             connector: deps.connector,
             dns: deps.dns,
-            wake: deps.wake,
+            sleep,
             authorizer,
+            e2b: deps.e2b.map(E2bAccess::new),
+            mounted: deps.mounted,
+            signer,
             metrics: Metrics::default(),
             traces: deps.trace_endpoint.as_deref().map(Traces::new).transpose()?,
             needs_index: deps.watch_pods && deps.client.is_some(),
             access_log,
+            audit: deps.audit.map(RouterAudit::new),
             in_flight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             upgrades: parking_lot::Mutex::default(),
@@ -204,6 +228,16 @@ impl Router {
         }
     }
 
+    /// Begins a session with a Pod that does not pass through the router, such as an exec. The Pod's Sandbox does not
+    /// sleep before the guard is dropped; `None` for a Pod that never sleeps.
+    pub async fn begin_session(&self, namespace: &str, pod: &str) -> Result<Option<ActivityGuard>, Suspended> {
+        let Some(sleep) = &self.shared.sleep else { return Ok(None) };
+        match self.shared.index.by_pod(namespace, pod) {
+            Some(pod) => sleep.begin(&self.shared.index, &pod).await,
+            None => Ok(None),
+        }
+    }
+
     pub(crate) fn secrets(&self) -> Option<&Arc<Secrets>> {
         self.shared.authorizer.secrets()
     }
@@ -212,14 +246,17 @@ impl Router {
         self.shared.metrics.cert_reload(success);
     }
 
-    /// Starts watching Pods, once; the watch ends with `end`.
+    /// Starts watching Pods and idle Sandboxes, once; both end with `end`, which is when the router drains or is dropped.
     pub(crate) fn watch(&self, end: &CancellationToken) {
-        let Some(client) = &self.client else { return };
         self.watching.get_or_init(|| {
-            let index = Arc::clone(&self.shared.index);
-            let namespace = self.shared.config.watch_namespace.clone();
-            // The task ends when the router drains or is dropped.
-            tokio::spawn(watch::run(index, client.clone(), namespace, end.clone()));
+            if let Some(client) = &self.client {
+                let index = Arc::clone(&self.shared.index);
+                let namespace = self.shared.config.watch_namespace.clone();
+                tokio::spawn(watch::run(index, client.clone(), namespace, end.clone()));
+            }
+            if let Some(sleep) = &self.shared.sleep {
+                tokio::spawn(observer::run(Arc::clone(&self.shared), Arc::clone(sleep), end.clone()));
+            }
         });
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use agent_sandbox_telemetry::audit::{self, AuditConfig};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -44,6 +45,8 @@ pub enum RunError {
     FirstList,
     #[error("cannot set up OTLP export")]
     Otlp(#[from] otlp::OtlpError),
+    #[error("cannot set up the audit log")]
+    Audit(#[from] audit::OpenError),
 }
 
 /// The listeners of the process, all bound before any is served.
@@ -78,10 +81,13 @@ pub async fn run_router(config: ProcessConfig, shutdown: CancellationToken) -> R
     let needs_client =
         config.watch_pods || matches!(&config.router.authz, AuthzConfig::AnyOf(modes) if modes.token_review.is_some());
     let client = if needs_client { Some(connect_api(&config).await?) } else { None };
+    let audit = config.audit.as_ref().map(AuditConfig::open).transpose()?;
     let deps = Deps {
+        audit,
         trace_endpoint: config.trace_endpoint.clone(),
         metrics_endpoint: config.metrics_endpoint.clone(),
         watch_pods: config.watch_pods,
+        sleep: config.sleep,
         client,
         ..Deps::detached()
     };

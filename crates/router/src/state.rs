@@ -11,14 +11,18 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::Authorizer;
 use crate::config::RouterConfig;
+use crate::e2b::E2bAccess;
+use crate::mounted::Mounted;
 use crate::observability::access_log::AccessLog;
+use crate::observability::audit::RouterAudit;
 use crate::observability::metrics::{Metrics, RecentSeries};
 use crate::observability::otlp::Traces;
 use crate::proxy::connector::Connector;
 use crate::proxy::pool::Pool;
+use crate::proxy::signer::Signer;
 use crate::resolve::dns::Lookup;
 use crate::resolve::index::PodIndex;
-use crate::resolve::wake::Wake;
+use crate::sleep::Sleep;
 
 /// State of one router.
 pub(crate) struct Shared {
@@ -26,14 +30,22 @@ pub(crate) struct Shared {
     pub(crate) index: Arc<PodIndex>,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) dns: Arc<dyn Lookup>,
-    pub(crate) wake: Option<Arc<dyn Wake>>,
+    /// Wakes Sandboxes and records their use, if the router may.
+    pub(crate) sleep: Option<Arc<Sleep>>,
     pub(crate) authorizer: Authorizer,
+    /// Serves requests of E2B's clients, if configured.
+    pub(crate) e2b: Option<E2bAccess>,
+    /// Another service below a path of this router's port.
+    pub(crate) mounted: Option<Arc<dyn Mounted>>,
+    /// Signs requests to sandboxes, if configured.
+    pub(crate) signer: Option<Signer>,
     pub(crate) metrics: Metrics,
     /// Exports spans, if tracing is on.
     pub(crate) traces: Option<Traces>,
     /// The router is ready only when the index is synced.
     pub(crate) needs_index: bool,
     pub(crate) access_log: Option<Arc<AccessLog>>,
+    pub(crate) audit: Option<Arc<RouterAudit>>,
     /// Number of requests being served, for the overload limit.
     pub(crate) in_flight: AtomicUsize,
     pub(crate) connections: AtomicUsize,

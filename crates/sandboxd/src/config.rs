@@ -10,6 +10,9 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_sandbox_protocol::sandbox_token::VerifyingKeys;
+use agent_sandbox_protocol::web::AllowedOrigins;
+
 use crate::core::paths::Mode;
 use crate::dialects::runtime::ExecMode;
 
@@ -23,6 +26,13 @@ pub const DEFAULT_OUTPUT_LIMIT: usize = 8 << 20;
 /// Default for the number of commands that run at once. Further requests are answered 503 instead of queueing.
 pub const DEFAULT_MAX_PROCESSES: usize = 256;
 
+/// The keys of a router, and the Pod that its tokens must be for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouterKeys {
+    pub keys: VerifyingKeys,
+    pub pod_uid: String,
+}
+
 /// The validated configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -31,6 +41,10 @@ pub struct Config {
     /// it.
     pub listen_if_free: Vec<SocketAddr>,
     pub unix: Vec<PathBuf>,
+    /// Addresses for E2B's clients: processes and files, and the code interpreter. Empty means that they are not
+    /// served.
+    pub envd: Vec<SocketAddr>,
+    pub interpreter: Vec<SocketAddr>,
     /// Number of listening sockets that are already open, starting at descriptor 3.
     pub inherited_sockets: u16,
     pub mode: Mode,
@@ -53,6 +67,14 @@ pub struct Config {
     /// gRPC reports exit code -1 for a process that was killed by a signal, as the original daemon does.
     pub signal_exit_minus_one: bool,
     pub token: Option<TokenSource>,
+    /// Requests must come through a router.
+    pub router: Option<RouterKeys>,
+    /// Names by which clients may call the daemon, beside those that no public domain can have.
+    pub allowed_hosts: Vec<String>,
+    /// Web pages of other origins that may send requests.
+    pub allowed_origins: AllowedOrigins,
+    /// File that keeps the history of commands over restarts; `None` keeps it only in memory.
+    pub history_file: Option<PathBuf>,
     pub log_level: tracing::Level,
     pub command: Vec<OsString>,
     pub keep_running: bool,

@@ -8,6 +8,9 @@
 pub mod config;
 pub mod core;
 pub mod dialects;
+/// Entry points for `make fuzz`, and for the test that repeats its corpora.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod http_io;
 mod memory;
 pub mod server;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use agent_sandbox_protocol::web::HostError;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -23,7 +24,7 @@ use crate::core::processes::launch::LaunchError;
 use crate::core::processes::reaper::{Child, block_signals};
 use crate::core::processes::{Launch, Reaper, Stdin};
 use crate::memory::release_when_idle;
-use crate::server::{App, Listeners, Token, serve};
+use crate::server::{App, Listeners, Port, Token, serve};
 
 const BLOCKING_THREADS: usize = 16;
 /// Threads are kept forever: at the process limit no new thread can be started, and file operations still need one.
@@ -39,6 +40,8 @@ pub enum RunError {
     Directory { path: PathBuf, source: FileError },
     #[error("cannot read the token: {0}")]
     Token(std::io::Error),
+    #[error("--allowed-host: {0}")]
+    Host(#[from] HostError),
     #[error("cannot start: {0}")]
     Io(#[from] std::io::Error),
     #[error("cannot start the command: {0}")]
@@ -99,9 +102,14 @@ async fn daemon(config: Config) -> Result<u8, RunError> {
     let base = base_directory(&config);
     let app = Arc::new(assemble::app(&config, &base, &reaper, token)?);
     let open = inherited::listeners(config.inherited_sockets);
-    let listeners = Listeners::bind(&config.listen, &config.listen_if_free, &config.unix, open).await?;
-    for address in listeners.addresses() {
-        tracing::info!(%address, "Listening");
+    let mut listeners = Listeners::bind(&config.listen, &config.listen_if_free, &config.unix, open).await?;
+    listeners.add(Port::Envd, &config.envd).await?;
+    listeners.add(Port::Interpreter, &config.interpreter).await?;
+    for (port, address) in listeners.addresses() {
+        match port {
+            Port::Main => tracing::info!(%address, "Listening"),
+            port => tracing::info!(%address, ?port, "Listening"),
+        }
     }
     tokio::spawn(release_when_idle(Arc::clone(&app.activity)));
     let stop = CancellationToken::new();
@@ -118,6 +126,7 @@ async fn daemon(config: Config) -> Result<u8, RunError> {
     end_commands(&reaper, config.kill_grace).await;
     stop.cancel();
     let _ = tokio::time::timeout(config.shutdown_timeout, server).await;
+    app.runtime.sandbox.history.save();
     for path in &config.unix {
         let _ = std::fs::remove_file(path);
     }

@@ -19,6 +19,9 @@
 
 pub mod backend;
 pub mod body;
+/// Entry points for `make fuzz`, and for the test that repeats its corpora.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod portforward;
 pub mod process;
 pub mod remotecommand;

@@ -1,5 +1,6 @@
 //! Copies bytes between a client and a process of the node until the process exits or the client disconnects.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -12,8 +13,9 @@ use crate::remotecommand::{ClientStreams, Outcome, Output, OutputStream};
 
 const CHUNK: usize = 32 * 1024;
 /// Idle timeout for output after the process has exited. Its children may still hold the output open; the output counts
-/// as complete once nothing has arrived for this long.
-const OUTPUT_IDLE_AFTER_EXIT: Duration = Duration::from_secs(2);
+/// as complete once nothing has arrived for this long. What the process itself wrote is already in the pipe, so a short
+/// time is enough. (Kubelets over containerd wait for such children without a limit; docker does not wait.)
+const OUTPUT_IDLE_AFTER_EXIT: Duration = Duration::from_millis(100);
 
 /// Starts a process for `client`, runs it until it exits and reports the outcome to the client.
 pub async fn run(start: impl Future<Output = Result<ProcessSession, NodeError>>, client: ClientStreams) {
@@ -39,11 +41,11 @@ async fn copy_streams(
     output: &dyn Output,
 ) -> Outcome {
     let ProcessSession { stdin: process_stdin, stdout, stderr, resize: process_resize, exit } = session;
-    let (active, activity) = mpsc::channel(1);
+    let activity = Activity::default();
     let outputs = async {
         tokio::join!(
-            pump_output(stdout, OutputStream::Stdout, output, active.clone()),
-            pump_output(stderr, OutputStream::Stderr, output, active.clone()),
+            pump_output(stdout, OutputStream::Stdout, output, &activity),
+            pump_output(stderr, OutputStream::Stderr, output, &activity),
         );
     };
     let inputs = async {
@@ -55,7 +57,7 @@ async fn copy_streams(
         outcome = async {
             tokio::select! {
                 outcome = &mut exit => {
-                    drain(&mut outputs, activity).await;
+                    drain(&mut outputs, &activity).await;
                     outcome
                 }
                 () = &mut outputs => exit.await,
@@ -65,30 +67,41 @@ async fn copy_streams(
     }
 }
 
-/// Waits for the rest of the output: until its end, or until it has been idle for [`OUTPUT_IDLE_AFTER_EXIT`].
-async fn drain(outputs: &mut (impl Future<Output = ()> + Unpin), mut activity: mpsc::Receiver<()>) {
+/// What the output pumps are doing.
+#[derive(Default)]
+struct Activity {
+    /// Number of chunks read so far.
+    chunks: AtomicUsize,
+    /// Number of pumps that wait for the client to take a chunk.
+    writing: AtomicUsize,
+}
+
+/// Waits for the rest of the output: until its end, or until it has been idle for [`OUTPUT_IDLE_AFTER_EXIT`]. While the
+/// client does not take what was read, the output is not idle.
+async fn drain(outputs: &mut (impl Future<Output = ()> + Unpin), activity: &Activity) {
     loop {
-        tokio::select! {
-            () = &mut *outputs => return,
-            output = timeout(OUTPUT_IDLE_AFTER_EXIT, activity.recv()) => {
-                if output.is_err() {
-                    return;
-                }
-            }
+        let before = activity.chunks.load(Ordering::Relaxed);
+        if timeout(OUTPUT_IDLE_AFTER_EXIT, &mut *outputs).await.is_ok() {
+            return;
+        }
+        if activity.chunks.load(Ordering::Relaxed) == before && activity.writing.load(Ordering::Relaxed) == 0 {
+            return;
         }
     }
 }
 
-async fn pump_output(source: Option<BoxReader>, stream: OutputStream, output: &dyn Output, active: mpsc::Sender<()>) {
+async fn pump_output(source: Option<BoxReader>, stream: OutputStream, output: &dyn Output, activity: &Activity) {
     let Some(mut source) = source else { return };
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(CHUNK);
         // Reading a terminal after its last process has exited fails with an error; that is its end-of-file.
         let Ok(1..) = source.read_buf(&mut buffer).await else { return };
-        // If the channel is full, the drain already has a pending notification.
-        let _ = active.try_send(());
-        if output.write(stream, buffer.split().freeze()).await.is_err() {
+        activity.chunks.fetch_add(1, Ordering::Relaxed);
+        activity.writing.fetch_add(1, Ordering::Relaxed);
+        let written = output.write(stream, buffer.split().freeze()).await;
+        activity.writing.fetch_sub(1, Ordering::Relaxed);
+        if written.is_err() {
             return;
         }
     }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
@@ -39,6 +40,9 @@ const FORWARD_WEBSOCKET: [&str; 3] = [FORWARD_TUNNEL, "v4.channel.k8s.io", "v4.b
 /// Maximum number of concurrent upgraded connections; each holds a few buffers and a process or some connections.
 const MAX_SESSIONS: usize = 512;
 
+/// Interval at which the user of an open session is checked again.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The streaming subresources of Pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamKind {
@@ -70,7 +74,12 @@ pub struct StreamRequest<'a> {
     pub pod: &'a Value,
     /// The node, on behalf of the authenticated user.
     pub backend: Arc<dyn NodeBackend>,
+    /// Asked once a second while a session is open; the session ends when it is not allowed any more.
+    pub still_allowed: Option<StillAllowed>,
 }
+
+/// Whether the user of an open session may still have it.
+pub type StillAllowed = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Serves streaming requests and owns the tasks of upgraded connections.
 #[derive(Clone)]
@@ -134,10 +143,10 @@ impl StreamServer {
         };
         let protocol = negotiate(&offer, supported)?;
         let (backend, pod) = (request.backend, pod_ref(request.pod));
-        let permit = self.permit()?;
+        let (permit, allowed) = (self.permit()?, request.still_allowed);
         let response = offer.accept(protocol);
         let name = if protocol.is_empty() { "channel.k8s.io" } else { protocol };
-        self.spawn(upgrade, permit, move |connection, shutdown| async move {
+        self.spawn(upgrade, permit, allowed, move |connection, shutdown| async move {
             let streams = process_request.streams();
             let Some(client) = open_client_streams(offer, connection, name, streams).await else { return };
             let start = process_request.start(backend.as_ref(), &pod);
@@ -159,10 +168,10 @@ impl StreamServer {
         let channels = matches!(offer, Offer::WebSocket { .. }) && protocol != FORWARD_TUNNEL;
         let ports = if channels { request::forwarded_ports(&Query::parse(request.query))? } else { Vec::new() };
         let dialer = PodDialer { backend: request.backend, pod: pod_ref(request.pod) };
-        let permit = self.permit()?;
+        let (permit, allowed) = (self.permit()?, request.still_allowed);
         let response = offer.accept(protocol);
         let protocol = protocol.to_owned();
-        self.spawn(upgrade, permit, move |connection, shutdown| async move {
+        self.spawn(upgrade, permit, allowed, move |connection, shutdown| async move {
             match offer {
                 Offer::Spdy { .. } => portforward::spdy::serve(raw_session(connection), dialer, shutdown).await,
                 Offer::WebSocket { .. } if channels => {
@@ -187,7 +196,7 @@ impl StreamServer {
     }
 
     /// Spawns `serve` on the connection once the `101` response has been sent.
-    fn spawn<F, Fut>(&self, upgrade: OnUpgrade, permit: OwnedSemaphorePermit, serve: F)
+    fn spawn<F, Fut>(&self, upgrade: OnUpgrade, permit: OwnedSemaphorePermit, allowed: Option<StillAllowed>, serve: F)
     where
         F: FnOnce(Connection, CancellationToken) -> Fut + Send + 'static,
         Fut: Future<Output = ()> + Send,
@@ -196,10 +205,24 @@ impl StreamServer {
         self.tasks.spawn(async move {
             let _permit = permit;
             match upgrade.await {
-                Ok(connection) => serve(TokioIo::new(connection), shutdown).await,
+                Ok(connection) => tokio::select! {
+                    () = serve(TokioIo::new(connection), shutdown) => {}
+                    () = until_disallowed(allowed) => tracing::debug!("Ended a session whose user lost access"),
+                },
                 Err(error) => tracing::debug!(%error, "Client disconnected during the upgrade"),
             }
         });
+    }
+}
+
+/// Returns when a session is no longer allowed.
+async fn until_disallowed(allowed: Option<StillAllowed>) {
+    let Some(allowed) = allowed else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(RECHECK_INTERVAL).await;
+        if !allowed() {
+            return;
+        }
     }
 }
 

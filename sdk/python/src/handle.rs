@@ -147,6 +147,16 @@ impl Handle {
         Ok(pending(async move { inner.processes().await }, |py, list| serialised(py, &list)))
     }
 
+    fn history(&self, limit: Option<u32>) -> PyResult<Pending> {
+        let inner = self.inner()?;
+        Ok(pending(async move { inner.history(limit).await }, |py, list| serialised(py, &list)))
+    }
+
+    fn history_entry(&self, id: i32) -> PyResult<Pending> {
+        let inner = self.inner()?;
+        Ok(pending(async move { inner.history_entry(id).await }, |py, entry| serialised(py, &entry)))
+    }
+
     fn info(&self) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending(async move { inner.info().await }, |py, info| serialised(py, &info)))

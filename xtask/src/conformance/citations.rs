@@ -18,14 +18,14 @@ pub(crate) struct Citation {
 
 pub(crate) fn is_id(word: &str) -> bool {
     let mut parts = word.splitn(2, '-');
-    matches!(parts.next(), Some("S" | "X" | "D"))
+    matches!(parts.next(), Some("S" | "X" | "D" | "E"))
         && parts.next().is_some_and(|number| number.len() == 3 && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Every cited id with the tests that cite it.
 pub(crate) fn find(root: &Path) -> Result<BTreeMap<String, BTreeSet<Citation>>> {
     let mut found: BTreeMap<String, BTreeSet<Citation>> = BTreeMap::new();
-    let id = Regex::new(r"\b([SXD])-(\d{3})(?: to ([SXD])-(\d{3}))?\b")?;
+    let id = Regex::new(r"\b([SXDE])-(\d{3})(?: to ([SXDE])-(\d{3}))?\b")?;
     let mut folders = vec![root.join("crates"), root.join("tests"), root.join("sdk")];
     while let Some(folder) = folders.pop() {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_range_cites_all_between() {
-        let id = Regex::new(r"\b([SXD])-(\d{3})(?: to ([SXD])-(\d{3}))?\b").unwrap();
+        let id = Regex::new(r"\b([SXDE])-(\d{3})(?: to ([SXDE])-(\d{3}))?\b").unwrap();
         let text = source("S#010 to S#012, X#001");
         let cited: Vec<String> = id.captures_iter(&text).flat_map(|cited| ids_of(&cited)).collect();
         assert_eq!(cited, ["S#010", "S#011", "S#012", "X#001"].map(source));

@@ -116,6 +116,56 @@ impl PodScheduling {
     }
 }
 
+/// The VolumesPending condition, present only while it applies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumesPending {
+    /// The template names these PersistentVolumeClaims, and the running Pod, whose volumes cannot change, has none of
+    /// them.
+    AtResume(Vec<String>),
+}
+
+impl VolumesPending {
+    /// The condition to write.
+    pub fn desired_condition(self) -> DesiredCondition {
+        match self {
+            Self::AtResume(claims) => DesiredCondition::new(
+                ConditionType::VolumesPending,
+                ConditionStatus::True,
+                Reason::AttachedAtResume,
+                format!("A running Pod keeps its volumes. Attached when the Sandbox is resumed: {}", claims.join(", ")),
+            ),
+        }
+    }
+}
+
+/// The IdleSuspend condition, present only on a Sandbox with an idle time, or with one that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IdleSuspend {
+    /// Not suspended, or suspended by a user; the idle time.
+    NotIdle { after: String },
+    /// Suspended because it was idle; whether a request wakes it.
+    Idle { after: String, wakes: bool },
+    /// An annotation is invalid, so the Sandbox is never suspended for being idle.
+    Invalid(String),
+}
+
+impl IdleSuspend {
+    /// The condition to write.
+    pub fn desired_condition(self) -> DesiredCondition {
+        let (status, reason, message) = match self {
+            Self::NotIdle { after } => {
+                (ConditionStatus::False, Reason::NotIdle, format!("Suspended after {after} without activity"))
+            }
+            Self::Idle { after, wakes } => {
+                let next = if wakes { "A request wakes it" } else { "Requests do not wake it" };
+                (ConditionStatus::True, Reason::Idle, format!("Suspended after {after} without activity. {next}"))
+            }
+            Self::Invalid(error) => (ConditionStatus::False, Reason::InvalidIdlePolicy, error),
+        };
+        DesiredCondition::new(ConditionType::IdleSuspend, status, reason, message)
+    }
+}
+
 /// The Ready condition of a Sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxReady {

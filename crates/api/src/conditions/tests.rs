@@ -36,6 +36,15 @@ fn texts_of_a_sandbox_are_byte_exact() {
             SandboxSuspended::PodTerminating.desired_condition(),
             ("Suspended", "False", "PodTerminating", "Pod is terminating. Sandbox is suspending"),
         ),
+        (
+            VolumesPending::AtResume(vec!["a".into(), "b".into()]).desired_condition(),
+            (
+                "VolumesPending",
+                "True",
+                "AttachedAtResume",
+                "A running Pod keeps its volumes. Attached when the Sandbox is resumed: a, b",
+            ),
+        ),
         (PodOutcome::Succeeded.finished(), ("Finished", "True", "PodSucceeded", "Pod completed successfully")),
         (PodOutcome::Failed.finished(), ("Finished", "True", "PodFailed", "Pod failed")),
         (

@@ -31,11 +31,14 @@ pub(super) fn definition(kubernetes: &Schemas) -> Value {
         "type": "string",
         "default": "default",
     });
+    let mut v1beta1_status = status();
+    v1beta1_status["properties"]["sandbox"]["properties"]["serviceFQDN"] =
+        schema::described(schema::text(), "The DNS name of its Service; absent when it has none.");
     super::definition(
         &names,
         Version {
             spec: v1beta1,
-            status: Some(status()),
+            status: Some(v1beta1_status),
             columns: vec![
                 schema::ready_column(),
                 schema::column("Sandbox", "string", ".status.sandbox.name"),

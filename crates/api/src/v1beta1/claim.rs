@@ -76,6 +76,9 @@ pub struct BoundSandbox {
     pub name: Option<String>,
     #[serde(default, rename = "podIPs", skip_serializing_if = "Option::is_none")]
     pub pod_ips: Option<Vec<String>>,
+    /// The DNS name of the Sandbox's Service; absent when it has none.
+    #[serde(default, rename = "serviceFQDN", skip_serializing_if = "Option::is_none")]
+    pub service_fqdn: Option<String>,
 }
 
 impl SandboxClaim {

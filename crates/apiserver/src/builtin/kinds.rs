@@ -35,6 +35,14 @@ pub(super) fn admit_event(object: &mut Value, modern: bool) {
 }
 
 /// Checks the fields that `events.k8s.io` requires.
+/// An Event is about an object of its own namespace; Events about cluster objects are in `default`.
+pub(super) fn validate_core_event(object: &Value, errors: &mut Vec<FieldError>) {
+    let (own, about) = (text(&object["metadata"], "namespace"), &object["involvedObject"]["namespace"]);
+    if let Some(namespace) = about.as_str().filter(|namespace| !namespace.is_empty() && *namespace != own) {
+        errors.push(FieldError::invalid_str("involvedObject.namespace", namespace, "does not match event.namespace"));
+    }
+}
+
 pub(super) fn validate_event(object: &Value, errors: &mut Vec<FieldError>) {
     for field in ["eventTime", "reportingController", "reportingInstance", "action", "reason"] {
         if text(object, field).is_empty() {

@@ -124,3 +124,40 @@ fn finalizers(value: &Value, path: &Path<'_>, errors: &mut Vec<FieldError>) {
         ));
     }
 }
+
+/// The error for metadata that Kubernetes could not even decode, in the words of its decoder.
+pub fn wrong_type(object: &Value) -> Option<String> {
+    let meta = object.get("metadata").filter(|meta| !meta.is_null())?;
+    let Some(members) = meta.as_object() else {
+        return Some(unmarshal(meta, "metadata", "v1.ObjectMeta").replace("ObjectMeta.", ""));
+    };
+    for name in ["name", "generateName", "namespace", "uid", "resourceVersion"] {
+        if let Some(value) = members.get(name).filter(|value| !value.is_string() && !value.is_null()) {
+            return Some(unmarshal(value, &format!("metadata.{name}"), "string"));
+        }
+    }
+    for name in ["labels", "annotations"] {
+        let path = format!("metadata.{name}");
+        match members.get(name) {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(map)) => {
+                if let Some(value) = map.values().find(|value| !value.is_string() && !value.is_null()) {
+                    return Some(unmarshal(value, &path, "string"));
+                }
+            }
+            Some(other) => return Some(unmarshal(other, &path, "map[string]string")),
+        }
+    }
+    None
+}
+
+fn unmarshal(value: &Value, path: &str, wanted: &str) -> String {
+    let found = match value {
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) | Value::Null => "object",
+    };
+    format!("json: cannot unmarshal {found} into Go struct field ObjectMeta.{path} of type {wanted}")
+}

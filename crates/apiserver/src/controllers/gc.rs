@@ -228,7 +228,7 @@ pub(crate) async fn update_object(
     resource: &Arc<Resource>,
     key: &ObjectKey,
     uid: &str,
-    change: impl Fn(&mut Value),
+    mut change: impl FnMut(&mut Value),
     check: impl Fn(&LatestView<'_>) -> Result<(), CommitError>,
 ) -> Result<(), ApiError> {
     loop {

@@ -86,9 +86,15 @@ async fn post(hook: &WebhookClient, body: String) -> Result<Vec<u8>, String> {
     }
 }
 
-/// A TLS configuration that trusts only the CRD's `caBundle`.
+/// A TLS configuration that trusts only the CRD's `caBundle`; without one it trusts the host's roots, as in Kubernetes.
 fn tls_config(hook: &WebhookClient) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
+    if hook.ca_bundle.is_empty() {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if roots.is_empty() {
+            return Err("it is empty, and this host has no root certificates".to_owned());
+        }
+    }
     for certificate in CertificateDer::pem_slice_iter(&hook.ca_bundle) {
         let certificate = certificate.map_err(|e| e.to_string())?;
         roots.add(certificate).map_err(|e| e.to_string())?;
@@ -104,6 +110,13 @@ fn tls_config(hook: &WebhookClient) -> Result<ClientConfig, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_bundle_means_the_roots_of_the_host() {
+        let hook = WebhookClient { url: "https://h".into(), ca_bundle: Vec::new(), review_versions: Vec::new() };
+        let host = rustls_native_certs::load_native_certs().certs;
+        assert_eq!(tls_config(&hook).is_ok(), !host.is_empty());
+    }
 
     #[test]
     fn responses_are_checked_s_023() {

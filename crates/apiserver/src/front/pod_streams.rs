@@ -1,19 +1,21 @@
 //! The streaming subresources of Pods: looks up the Pod and passes the request to the stream server.
 
+use std::sync::Arc;
+
 use agent_sandbox_streams::backend::NodeError;
 use agent_sandbox_streams::request::RequestError;
-use agent_sandbox_streams::server::{StreamError, StreamKind, StreamRequest};
+use agent_sandbox_streams::server::{StillAllowed, StreamError, StreamKind, StreamRequest};
 use http::request::Parts;
 use http::{Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use serde_json::Value;
 
 use super::auth::UserInfo;
-use super::{Front, stored_object};
+use super::{Front, attributes, stored_object};
 use crate::render::Body;
 use crate::request::{ResourceRequest, Verb};
+use crate::server::Core;
 use crate::status::{ApiError, FieldError};
-use crate::store::Store;
 
 impl Front {
     /// The kind of stream that a request is for; `None` if it is for no streaming subresource.
@@ -32,7 +34,7 @@ impl Front {
 
     pub(crate) async fn stream(
         &self,
-        store: &Store,
+        core: &Arc<Core>,
         user: &UserInfo,
         kind: StreamKind,
         request: &ResourceRequest,
@@ -41,7 +43,7 @@ impl Front {
         if !matches!(request.verb, Verb::Get | Verb::Create) {
             return Err(ApiError::method_not_allowed());
         }
-        let pod = stored_object(store, "pods", &request.namespace, &request.name)?;
+        let pod = stored_object(&core.store, "pods", &request.namespace, &request.name)?;
         let upgrade = parts.extensions.remove::<OnUpgrade>();
         let stream = StreamRequest {
             method: &parts.method,
@@ -50,9 +52,23 @@ impl Front {
             upgrade,
             pod: &pod,
             backend: (self.backend.load())(user),
+            still_allowed: Some(still_allowed(core, user, kind, request)),
         };
         self.streams.handle(kind, stream).await.map_err(|error| api_error(kind, &request.name, error))
     }
+}
+
+/// Whether a session that is open may go on: the user's token is valid and, for a port-forward, the permission still
+/// granted. Commands that were allowed to start may finish when only a role changes, as in Kubernetes.
+fn still_allowed(core: &Arc<Core>, user: &UserInfo, kind: StreamKind, request: &ResourceRequest) -> StillAllowed {
+    let (core, user) = (Arc::downgrade(core), user.clone());
+    let wanted = (kind == StreamKind::PortForward).then(|| attributes(request, Verb::Create.as_str()));
+    Arc::new(move || {
+        core.upgrade().is_some_and(|core| match &wanted {
+            Some(wanted) => core.front.allows(&user, wanted),
+            None => core.front.is_still_valid(&user),
+        })
+    })
 }
 
 fn api_error(kind: StreamKind, pod: &str, error: StreamError) -> ApiError {

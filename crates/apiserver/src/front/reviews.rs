@@ -10,7 +10,7 @@ use super::{Front, stored_object};
 use crate::request::{ResourceRequest, Verb};
 use crate::status::ApiError;
 use crate::store::Store;
-use crate::verbs::{Payload, Reply, decode_body};
+use crate::verbs::{Payload, Reply, check_namespace, decode_body};
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
@@ -55,6 +55,9 @@ impl Front {
             review["metadata"] = serde_json::json!({});
         }
         let now = Timestamp::now();
+        if request.subresource == "token" {
+            check_namespace(&review, &request.namespace)?;
+        }
         let mut typed = |group: &str, kind: &str| {
             review["apiVersion"] = format!("{group}/v1").into();
             review["kind"] = kind.into();
@@ -65,7 +68,9 @@ impl Front {
                 let account = stored_object(store, "serviceaccounts", &request.namespace, &request.name)?;
                 let body = typed(AUTHENTICATION, "TokenRequest");
                 let wanted = TokenRequest { namespace: &request.namespace, account: &account, body };
-                reviews::token_request(wanted, &self.authenticator, &*self.objects, now)
+                let (reply, claims) = reviews::token_request(wanted, &self.authenticator, &*self.objects, now)?;
+                self.tokens.record(&claims, now).map_err(ApiError::internal)?;
+                Ok(reply)
             }
             "tokenreviews" => Ok(reviews::token_review(typed(AUTHENTICATION, "TokenReview"), &self.authenticator, now)),
             "selfsubjectreviews" => Ok(reviews::self_review(typed(AUTHENTICATION, "SelfSubjectReview"), user)),

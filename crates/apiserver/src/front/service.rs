@@ -1,6 +1,7 @@
 //! The HTTP service behind the TLS listener: authenticates each request before it is handled.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::StreamExt;
@@ -12,8 +13,10 @@ use hyper::body::Incoming;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
+use super::audit::AuditedRequest;
 use super::auth::UserInfo;
 use super::auth::authenticate::impersonate;
+use super::listener::connections::Connection;
 use crate::render::{self, Body};
 use crate::server::ApiServer;
 use crate::status::ApiError;
@@ -30,17 +33,28 @@ impl AuthenticatingService {
     }
 
     async fn respond(self, request: Request<Incoming>) -> Response<Body> {
+        let log = self.server.front().audit.clone();
+        let audited = log.as_ref().map(|log| AuditedRequest::begin(log, request.method(), request.uri()));
         let path = request.uri().path().trim_end_matches('/');
         // Health checks need no token.
         let user = if matches!(path, "/healthz" | "/livez" | "/readyz") {
             Ok(UserInfo::anonymous())
         } else {
-            self.authenticate(request.headers())
+            self.authenticate(request.headers()).inspect(|user| {
+                let connection = request.extensions().get::<Arc<Connection>>();
+                if let Some(connection) = connection.filter(|_| !user.is_anonymous()) {
+                    connection.set_authenticated();
+                }
+            })
         };
-        match user {
-            Ok(user) => self.until_stopped(self.server.handle(&user, request).await),
-            Err(error) => render::error_response(&error),
+        let response = match &user {
+            Ok(user) => self.until_stopped(self.server.handle(user, request).await),
+            Err(error) => render::error_response(error),
+        };
+        if let Some(audited) = audited {
+            audited.end(user.as_ref().ok(), &response);
         }
+        response
     }
 
     fn authenticate(&self, headers: &http::HeaderMap) -> Result<UserInfo, ApiError> {

@@ -6,6 +6,7 @@ use super::descriptor::{Origin, Resource, SelectableField, Subresources, Version
 
 const ALL_VERBS: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 const CREATE_ONLY: &[&str] = &["create"];
+const READ_ONLY: &[&str] = &["get", "list"];
 
 /// One line of the table below.
 struct Row {
@@ -61,6 +62,10 @@ impl Row {
     }
     const fn fields(mut self, names: &'static [&'static str]) -> Self {
         self.fields = names;
+        self
+    }
+    const fn metrics(mut self) -> Self {
+        self.verbs = READ_ONLY;
         self
     }
     const fn review(mut self) -> Self {
@@ -141,6 +146,8 @@ const TABLE: &[Row] = &[
     row("coordination.k8s.io", "v1", "leases", "Lease"),
     row("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
     row("events.k8s.io", "v1", "events", "Event").short(&["ev"]),
+    row("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics").cluster().metrics(),
+    row("metrics.k8s.io", "v1beta1", "pods", "PodMetrics").metrics(),
     row("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy").short(&["netpol"]),
     row("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass").cluster(),
     row("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget").short(&["pdb"]).status(),

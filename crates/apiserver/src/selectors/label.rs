@@ -35,11 +35,11 @@ impl LabelSelector {
                 break;
             }
             if !parser.eat(",") {
-                return Err(format!("found {:?}, expected: ',' or end of the selector {text:?}", parser.rest()));
+                return Err(format!("found '{}', expected: ',' or 'end of string'", parser.next_token()));
             }
             parser.space();
             if parser.done() {
-                return Err(format!("found '', expected: identifier after ',' in {text:?}"));
+                return Err("found '', expected: identifier after ','".to_owned());
             }
         }
         Ok(Self { requirements })
@@ -95,6 +95,14 @@ impl<'a> Parser<'a> {
         found
     }
 
+    /// The word or sign that comes next.
+    fn next_token(&self) -> &'a str {
+        let rest = self.rest();
+        let end = rest.find(|c: char| c.is_whitespace() || "=!(),<>".contains(c)).unwrap_or(rest.len());
+        let sign = rest.chars().next().map_or(0, char::len_utf8);
+        &rest[..if end == 0 { sign } else { end }]
+    }
+
     /// Everything up to a space or an operator sign.
     fn word(&mut self) -> &'a str {
         let rest = self.rest();
@@ -139,12 +147,17 @@ impl<'a> Parser<'a> {
         match self.word() {
             "in" => self.values().map(Test::In),
             "notin" => self.values().map(Test::NotIn),
-            other => Err(format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt")),
+            other => {
+                Err(format!("unable to parse requirement: found '{other}', expected: in, notin, =, ==, !=, gt, lt"))
+            }
         }
     }
 
     fn value(&mut self) -> Result<String, String> {
         self.space();
+        if self.rest().starts_with(['=', '!', '<', '>', '(']) {
+            return Err(format!("unable to parse requirement: found '{}', expected: identifier", self.next_token()));
+        }
         let value = self.word();
         check_value(value)?;
         Ok(value.to_owned())
@@ -161,7 +174,7 @@ impl<'a> Parser<'a> {
     fn values(&mut self) -> Result<Vec<String>, String> {
         self.space();
         if !self.eat("(") {
-            return Err(format!("found {:?}, expected: '('", self.rest()));
+            return Err(format!("unable to parse requirement: found '{}' expected: '('", self.next_token()));
         }
         let mut out = Vec::new();
         loop {
@@ -171,7 +184,8 @@ impl<'a> Parser<'a> {
                 return Ok(out);
             }
             if !self.eat(",") {
-                return Err(format!("found {:?}, expected: ',' or ')'", self.rest()));
+                let why = "expected: ',', ')' or identifier";
+                return Err(format!("unable to parse requirement: found '{}', {why}", self.next_token()));
             }
         }
     }
@@ -180,7 +194,7 @@ impl<'a> Parser<'a> {
 fn check_key(key: &str) -> Result<(), String> {
     match names::qualified_name(key).into_iter().next() {
         None => Ok(()),
-        Some(why) => Err(format!("unable to parse requirement: key: Invalid value: {key:?}: {why}")),
+        Some(why) => Err(format!("unable to parse requirement: <nil>: Invalid value: {key:?}: {why}")),
     }
 }
 

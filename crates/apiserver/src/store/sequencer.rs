@@ -103,6 +103,20 @@ impl LatestView<'_> {
         self.queue.overlay.iter().any(|((storage, _), q)| q.object.as_ref().is_some_and(|o| matches(storage, o)))
     }
 
+    /// Calls `take` for the latest state of every object of a collection in one namespace.
+    pub fn for_each(&self, storage: &Arc<str>, namespace: &str, mut take: impl FnMut(&Arc<Stored>)) {
+        let here = |(of, key): &&(Arc<str>, ObjectKey)| of == storage && &*key.namespace == namespace;
+        let queued: HashMap<&ObjectKey, &Queued> =
+            self.queue.overlay.iter().filter(|(id, _)| here(id)).map(|((_, key), state)| (key, state)).collect();
+        self.store.collection(storage).scan(namespace, None, |object| {
+            if !queued.contains_key(&object.key) {
+                take(object);
+            }
+            true
+        });
+        queued.values().filter_map(|state| state.object.as_ref()).for_each(take);
+    }
+
     /// True if the newest state of this object is still queued.
     pub fn is_queued(&self, storage: &Arc<str>, key: &ObjectKey) -> bool {
         self.queue.overlay.contains_key(&(storage.clone(), key.clone()))
@@ -147,6 +161,11 @@ impl Sequencer {
 
     pub(super) fn latest(&self, store: &Store, storage: &Arc<str>, key: &ObjectKey) -> Option<Arc<Stored>> {
         self.queue.lock().latest(store, storage, key)
+    }
+
+    pub(super) fn inspect<T>(&self, store: &Store, read: impl FnOnce(&LatestView<'_>) -> T) -> T {
+        let queue = self.queue.lock();
+        read(&LatestView { queue: &queue, store })
     }
 
     pub(super) fn submit(

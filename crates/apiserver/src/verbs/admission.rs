@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Context, subresources::set_scheduled};
+use super::{Context, namespace_rules, subresources::set_scheduled};
 use crate::{
     builtin,
     patch::{
@@ -23,6 +23,12 @@ pub trait MutatingAdmission: Send + Sync {
     /// Changes a new object of this resource, in the API version of the request. A Pod that gets a node here counts as
     /// scheduled. An object with a `generateName` has no final name yet.
     fn mutate(&self, group: &str, plural: &str, object: &mut Value);
+
+    /// True for objects that the engine keeps for itself: no LimitRange, ResourceQuota or Pod Security label of their
+    /// namespace applies to them. A tenant must not gain anything by creating an object that looks like one.
+    fn is_exempt(&self, _group: &str, _plural: &str, _object: &Value) -> bool {
+        false
+    }
 }
 
 /// Prepares a new object (in the request's version) to be stored.
@@ -51,6 +57,7 @@ pub(crate) fn create(
         builtin::apply_defaults(&resource, &mut object);
         texts = record_creation(context, &mut object, options);
         builtin::admit(&resource, &mut object);
+        namespace_rules::apply_defaults(context, &mut object)?;
         builtin::prepare_for_create(&resource, &mut object);
         if builtin::has_generation(&resource) {
             set_generation(&mut object, 1);
@@ -65,6 +72,7 @@ pub(crate) fn create(
     fail_if_invalid(&resource, &name, &errors)?;
     check_service_account(context, &object)?;
     context.core.front.check_escalation(context.user, &resource, None, &object)?;
+    namespace_rules::check(context, None, &object)?;
     Ok((object, texts))
 }
 
@@ -139,6 +147,7 @@ pub(crate) fn update(
     }
     fail_if_invalid(&resource, &name, &errors)?;
     context.core.front.check_escalation(context.user, &resource, Some(old), &new)?;
+    namespace_rules::check(context, Some(old), &new)?;
     let differs = !context.applied
         && managed::record_update(
             old,
@@ -254,6 +263,10 @@ fn check_shape(context: &mut Context<'_>, object: &mut Value, options: &WriteOpt
     }
     if let Some(meta) = object.get_mut("metadata") {
         strip_nulls(meta);
+        strip_empty(meta, &["annotations", "finalizers", "labels", "ownerReferences"]);
+    }
+    if matches!(&*endpoint.resource.storage, "/configmaps" | "/secrets") {
+        strip_empty(object, &["binaryData", "data", "stringData"]);
     }
     // An alias of another resource's collection is checked in its stored form only.
     if endpoint.resource.is_alias() {
@@ -278,6 +291,11 @@ fn check_shape(context: &mut Context<'_>, object: &mut Value, options: &WriteOpt
         }
         FieldValidation::Warn => context.warnings.extend(problems),
         _ => {}
+    }
+    if let Some(why) = builtin::metadata::wrong_type(object) {
+        return Err(ApiError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
+        )));
     }
     if custom {
         return Ok(());
@@ -319,6 +337,16 @@ fn strip_nulls(value: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(strip_nulls),
         _ => {}
     }
+}
+
+/// Removes members that are empty, which Kubernetes does not tell from absent ones.
+fn strip_empty(value: &mut Value, names: &[&str]) {
+    let Some(members) = value.as_object_mut() else { return };
+    members.retain(|name, value| {
+        let empty =
+            value.as_object().is_some_and(serde_json::Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
+        !(empty && names.contains(&name.as_str()))
+    });
 }
 
 fn set_generation(object: &mut Value, generation: i64) {

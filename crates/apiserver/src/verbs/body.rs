@@ -48,3 +48,15 @@ pub(super) fn from_yaml(body: &[u8]) -> Result<Value, ApiError> {
     let text = std::str::from_utf8(body).map_err(|_| ApiError::bad_request("the YAML body is not UTF-8"))?;
     serde_saphyr::from_str(text).map_err(|e| ApiError::bad_request(format!("error decoding YAML: {e}")))
 }
+
+/// Fuzz target: the bytes are a body.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let json = decode("application/json", data);
+    let with_duplicates = decode_with_duplicates("application/json", data);
+    assert_eq!(json.is_ok(), with_duplicates.is_ok(), "the two readings of JSON differ");
+    if let (Ok(json), Ok((other, duplicates))) = (json, with_duplicates) {
+        assert!(json == other || !duplicates.is_empty());
+    }
+    let _ = decode("application/yaml", data);
+}

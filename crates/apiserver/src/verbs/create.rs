@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{
     Context, Payload, Reply, admission, body,
     metadata::{generate_name, meta_mut, meta_text, now},
+    namespace_rules::QuotaCheck,
     service_addresses,
 };
 use crate::{
@@ -91,6 +92,7 @@ async fn store_new(
 ) -> Result<Reply, ApiError> {
     let resource = context.endpoint.resource.clone();
     let core = context.core.clone();
+    let quota = QuotaCheck::of_new(&resource, &object);
     let draft = core.conversions.draft(&resource, object, texts).await?;
     check_size(&draft)?;
     let key = draft.key.clone();
@@ -100,6 +102,7 @@ async fn store_new(
         if core.store.get(&resource.storage, &key).is_some() {
             return Err(exists());
         }
+        core.store.inspect(|latest| quota.run(&core, latest, &key))?;
         let preview = std::sync::Arc::new(draft.preview(0));
         let view = core.conversions.view(&context.endpoint, &preview).await?;
         return Ok(Reply::created(Payload::Object(without_version(view))));
@@ -124,12 +127,12 @@ async fn store_new(
                     .map_err(|e| CommitError::Refused(Box::new(e)))?;
             }
             let Some(namespace) = &namespaced else { return Ok(()) };
-            let error = match latest.get(&namespaces, namespace) {
-                None => ApiError::not_found("", "namespaces", &namespace.name),
-                Some(found) if found.facts.deleting => terminating(&resource.group, &resource.plural, &key),
-                Some(_) => return Ok(()),
+            let checked = match latest.get(&namespaces, namespace) {
+                None => Err(ApiError::not_found("", "namespaces", &namespace.name)),
+                Some(found) if found.facts.deleting => Err(terminating(&resource.group, &resource.plural, &key)),
+                Some(_) => quota.run(&core, latest, &key),
             };
-            Err(CommitError::Refused(Box::new(error)))
+            checked.map_err(|error| CommitError::Refused(Box::new(error)))
         })
         .await;
     match outcome {
@@ -240,7 +243,9 @@ pub(super) fn set_namespace(context: &Context<'_>, object: &mut Value) -> Result
 fn set_identity(object: &mut Value) -> Result<Option<String>, ApiError> {
     let version = meta_text(object, "resourceVersion");
     if !version.is_empty() && version != "0" {
-        return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+        // Kubernetes' storage refuses it, which counts as an internal error without a reason.
+        let why = "resourceVersion should not be set on objects to be created";
+        return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", why));
     }
     let meta = meta_mut(object)?;
     for key in ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {

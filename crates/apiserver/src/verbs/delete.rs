@@ -11,6 +11,7 @@ use super::{
     metadata::{finalizers, is_deleting, meta_mut, stamp},
 };
 use crate::{
+    convert::View,
     registry::Resource,
     request::{DeleteOptions, ListOptions, Propagation},
     selectors::Filter,
@@ -28,6 +29,10 @@ pub(super) async fn delete(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
     let outcome = delete_object(context.core, &resource, &context.key(), &options).await?;
     let code = http::StatusCode::OK;
     let payload = match outcome {
+        DeleteOutcome::Removed(object) if &*resource.storage == "/pods" => {
+            let view = context.core.conversions.view(&context.endpoint, &object).await?;
+            Payload::Object(View::Value(Arc::new(with_deletion(view.to_value()))))
+        }
         DeleteOutcome::Removed(object) if returns_object(&resource) => {
             Payload::Object(context.core.conversions.view(&context.endpoint, &object).await?)
         }
@@ -38,6 +43,17 @@ pub(super) async fn delete(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
         }
     };
     Ok(Reply { code, warnings: Vec::new(), payload })
+}
+
+/// A Pod that was removed at once, as the response shows it: with the time of its deletion and no grace period.
+fn with_deletion(mut pod: Value) -> Value {
+    if !is_deleting(&pod) {
+        let generation = pod["metadata"]["generation"].as_i64().unwrap_or(0);
+        pod["metadata"]["generation"] = (generation + 1).into();
+        pod["metadata"]["deletionTimestamp"] = stamp(Timestamp::now()).into();
+    }
+    pod["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+    pod
 }
 
 /// The response to a delete is the object for these resources, and a `Status` for all others.

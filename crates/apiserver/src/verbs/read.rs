@@ -41,30 +41,60 @@ async fn wait_for_version(context: &Context<'_>, version: u64) -> Result<(), Api
     }
 }
 
-/// A continue token: the last key of a page, and the resourceVersion of all pages of the list.
+/// A continue token in Kubernetes' form: the key after which the next page starts, and the resourceVersion of all
+/// pages.
 #[derive(Serialize, Deserialize)]
 struct Continue {
-    #[serde(rename = "v")]
+    #[serde(rename = "v", default)]
     api: String,
-    rv: u64,
-    ns: String,
+    /// Negative: the latest version, which a client accepts whose list has expired.
+    #[serde(default)]
+    rv: i64,
+    /// `namespace/name` or, in a list of one namespace, `name`; a zero byte ends it.
+    #[serde(default)]
     start: String,
 }
 
-fn parse_continue(token: &str) -> Result<Continue, ApiError> {
-    let bad = || ApiError::bad_request("continue key is not valid");
-    let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?;
-    let parsed: Continue = serde_json::from_slice(&bytes).map_err(|_| bad())?;
-    if parsed.api == "meta.k8s.io/v1" { Ok(parsed) } else { Err(bad()) }
+const CONTINUE_API: &str = "meta.k8s.io/v1";
+
+impl Continue {
+    fn parse(token: &str) -> Result<Self, ApiError> {
+        let bad =
+            |why: &str| ApiError::bad_request(format!("invalid continue token: continue key is not valid: {why}"));
+        let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).map_err(|e| bad(&e.to_string()))?;
+        let parsed: Self = serde_json::from_slice(&bytes).map_err(|error| bad(&error.to_string()))?;
+        if parsed.api != CONTINUE_API {
+            return Err(bad(&format!("server does not recognize this encoded version {}", parsed.api)));
+        }
+        if parsed.rv == 0 {
+            return Err(bad(&format!("incorrect encoded start resourceVersion (version {CONTINUE_API})")));
+        }
+        if parsed.start.is_empty() {
+            return Err(bad(&format!("encoded start key empty (version {CONTINUE_API})")));
+        }
+        let path = parsed.start.strip_prefix('/').unwrap_or(&parsed.start);
+        if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return Err(bad(&parsed.start));
+        }
+        Ok(parsed)
+    }
+
+    /// The last object of the previous page.
+    fn after(&self, namespace: &str) -> ObjectKey {
+        let path = self.start.trim_matches(['/', '\0']);
+        match path.split_once('/') {
+            Some((own, name)) if namespace.is_empty() => ObjectKey::new(own, name),
+            _ => ObjectKey::new(namespace, path),
+        }
+    }
 }
 
-fn continue_token(version: u64, last: &ObjectKey) -> String {
-    let token = Continue {
-        api: "meta.k8s.io/v1".into(),
-        rv: version,
-        ns: last.namespace.to_string(),
-        start: last.name.to_string(),
+fn continue_token(version: u64, namespace: &str, last: &ObjectKey) -> String {
+    let start = match namespace.is_empty() && !last.namespace.is_empty() {
+        true => format!("{}/{}\0", last.namespace, last.name),
+        false => format!("{}\0", last.name),
     };
+    let token = Continue { api: CONTINUE_API.into(), rv: version.cast_signed(), start };
     base64::engine::general_purpose::URL_SAFE_NO_PAD
         .encode(serde_json::to_vec(&token).expect("a token of strings and a number serialises"))
 }
@@ -80,7 +110,7 @@ pub(super) async fn list(context: &mut Context<'_>) -> Result<Reply, ApiError> {
         Filter::parse(&resource, &context.request.namespace, &options.label_selector, &options.field_selector)?;
     let (page, version) = select(context, &options, &filter).await?;
     let next = match (&page.more, page.items.last()) {
-        (true, Some(last)) => continue_token(version, &last.key),
+        (true, Some(last)) => continue_token(version, &context.request.namespace, &last.key),
         _ => String::new(),
     };
     let mut items = Vec::with_capacity(page.items.len());
@@ -125,8 +155,12 @@ async fn select(context: &Context<'_>, options: &ListOptions, filter: &Filter) -
         if options.version()?.is_some() {
             return Err(ApiError::bad_request("specifying resource version is not allowed when using continue"));
         }
-        let token = parse_continue(&options.continue_token)?;
-        (Some(ObjectKey::new(&token.ns, &token.start)), Some(token.rv))
+        let token = Continue::parse(&options.continue_token)?;
+        let version = u64::try_from(token.rv).ok();
+        if let Some(version) = version {
+            wait_for_version(context, version).await?;
+        }
+        (Some(token.after(&context.request.namespace)), version)
     } else {
         let version = options.version()?;
         if let Some(version) = version {
@@ -221,4 +255,18 @@ fn invalid_list_options(message: &str) -> ApiError {
         "Invalid",
         format!("ListOptions.meta.k8s.io \"\" is invalid: {message}"),
     )
+}
+
+/// Fuzz target: the bytes are a continue token, then the content of one.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_continue(data: &[u8]) {
+    let encoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(data);
+    for token in [String::from_utf8_lossy(data).into_owned(), encoded] {
+        let Ok(parsed) = Continue::parse(&token) else { continue };
+        for namespace in ["", "ns"] {
+            let key = parsed.after(namespace);
+            assert!(namespace.is_empty() || &*key.namespace == namespace, "a token leads into another namespace");
+            let _ = Continue::parse(&continue_token(1, namespace, &key));
+        }
+    }
 }

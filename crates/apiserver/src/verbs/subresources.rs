@@ -145,6 +145,7 @@ impl ScaleEdit {
 pub(super) async fn bind(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
     let options = WriteOptions::parse(&context.parts.uri, context.user_agent(), context.request.verb)?;
     let binding = body::decode(context.content_type(), raw)?;
+    check_namespace(&binding, &context.request.namespace)?;
     let node = binding["target"]["name"].as_str().unwrap_or_default().to_owned();
     if node.is_empty() {
         let error = FieldError::required("target.name", "");
@@ -200,9 +201,25 @@ pub(crate) fn set_scheduled(pod: &mut Value) {
     }
 }
 
+/// Fails if the body of a subresource names another namespace than the path.
+pub(crate) fn check_namespace(body: &Value, namespace: &str) -> Result<(), ApiError> {
+    match meta_text(body, "namespace") {
+        "" => Ok(()),
+        given if given == namespace => Ok(()),
+        _ => Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        )),
+    }
+}
+
 /// Evicts a Pod: a delete with a permission of its own.
 pub(super) async fn evict(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply, ApiError> {
     let eviction = body::decode(context.content_type(), raw)?;
+    check_namespace(&eviction, &context.request.namespace)?;
+    let name = meta_text(&eviction, "name");
+    if !name.is_empty() && name != context.request.name {
+        return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
+    }
     let options = match eviction.get("deleteOptions") {
         Some(given) => DeleteOptions::parse(&context.parts.uri, given.to_string().as_bytes())?,
         None => DeleteOptions::parse(&context.parts.uri, b"")?,

@@ -8,6 +8,7 @@ use super::{
     Context, Payload, Reply, admission, body,
     create::{check_size, check_type, create_object, set_namespace},
     metadata::{check_new_finalizers, finalizers, is_deleting, meta_mut, meta_text},
+    namespace_rules::QuotaCheck,
 };
 use crate::{
     builtin,
@@ -15,7 +16,7 @@ use crate::{
     registry::Resource,
     request::{Verb, WriteOptions},
     status::{ApiError, FieldError},
-    store::{Change, CommitError, Expect, ObjectKey, Stored, Write},
+    store::{Change, CommitError, Expect, LatestView, ObjectKey, Stored, Write},
 };
 
 /// Attempts of a read-modify-write before it fails because the object keeps changing.
@@ -232,9 +233,11 @@ async fn store_changed(
         && finalizers(&new).is_empty()
         && new["spec"]["finalizers"].as_array().is_none_or(|f| f.is_empty() || &*resource.storage != "/namespaces")
         && new["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0;
+    let quota = QuotaCheck::of_changed(context, current, &new);
     let draft = core.conversions.draft(&resource, new, texts).await?;
     check_size(&draft)?;
     if options.dry_run {
+        core.store.inspect(|latest| quota.run(&core, latest, &current.key))?;
         let preview = Arc::new(draft.preview(current.version));
         return Ok(Reply::ok(Payload::Object(core.conversions.view(&context.endpoint, &preview).await?)));
     }
@@ -250,7 +253,10 @@ async fn store_changed(
         change,
         durable: !resource.ephemeral(),
     };
-    match core.store.commit(write).await {
+    let check = |latest: &LatestView<'_>| {
+        quota.run(&core, latest, &current.key).map_err(|error| CommitError::Refused(Box::new(error)))
+    };
+    match core.store.commit_checked(write, check).await {
         Ok(stored) => {
             if remove {
                 core.on_removed(&resource, &stored);

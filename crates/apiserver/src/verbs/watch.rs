@@ -59,6 +59,8 @@ pub struct WatchEvents {
     bookmarks: bool,
     next_bookmark: Instant,
     deadline: Instant,
+    /// Ends the watch before its first event.
+    failure: Option<Box<ApiError>>,
     ended: bool,
 }
 
@@ -94,10 +96,14 @@ impl WatchEvents {
             Start::Now => now,
         };
         let mut ready = VecDeque::new();
-        if matches!(source, Source::Object(_)) && matches!(start, Start::After(_)) {
-            ready = collection.since(cursor, usize::MAX).map_err(|e| expired(cursor, e.oldest))?.into();
-        } else if let Start::After(version) = start {
-            collection.since(version, 0).map_err(|e| expired(version, e.oldest))?;
+        let mut failure = None;
+        if let Start::After(version) = start {
+            let wanted = if matches!(source, Source::Object(_)) { usize::MAX } else { 0 };
+            match collection.since(version, wanted) {
+                Ok(events) => ready = events.into(),
+                // As in Kubernetes, the watch starts, and its only event says that the version is too old.
+                Err(error) => failure = Some(Box::new(expired(version, error.oldest))),
+            }
         }
         let timeout = options
             .timeout_seconds
@@ -116,6 +122,7 @@ impl WatchEvents {
             bookmarks: options.bookmarks,
             next_bookmark: Instant::now() + BOOKMARK_INTERVAL,
             deadline: Instant::now() + Duration::from_secs(timeout),
+            failure,
             ended: false,
         })
     }
@@ -139,6 +146,9 @@ impl WatchEvents {
     }
 
     async fn fill(&mut self, out: &mut Vec<WatchEvent>) -> Result<(), ApiError> {
+        if let Some(error) = self.failure.take() {
+            return Err(*error);
+        }
         while let Some(object) = self.initial.pop_front() {
             let object = self.core.conversions.view(&self.endpoint, &object).await?;
             out.push(WatchEvent { kind: "ADDED", object });

@@ -1,5 +1,7 @@
 //! Arguments of the MCP server.
 
+use super::values::object_name;
+use agent_sandbox_engine::ready_made;
 use clap::Args;
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -17,6 +19,9 @@ pub(crate) struct McpArgs {
     /// Serve HTTP clients without a token; only behind a gateway that authenticates
     #[arg(long, requires = "listen", conflicts_with = "token_file")]
     pub(crate) no_token: bool,
+    /// Warm pool or template from which calls that name none get their sandbox
+    #[arg(long, value_name = "NAME", default_value = ready_made::NAME, value_parser = object_name)]
+    pub(crate) pool: String,
     /// Id of the session, so that a restarted client finds its sandboxes again; a new one by default
     #[arg(long, value_name = "ID", conflicts_with = "listen")]
     pub(crate) session: Option<String>,

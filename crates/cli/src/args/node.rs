@@ -1,7 +1,7 @@
 //! Arguments for how this machine runs sandboxes, shared by `up` and `node`, and the arguments of `node` itself.
 
-use super::values::{cidr, folder, id_range, pair, quantity};
-use agent_sandbox_engine::NodeConfig;
+use super::values::{cidr, count_limit, folder, id_range, pair, quantity_limit};
+use agent_sandbox_engine::{DefaultLimit, NodeConfig};
 use clap::Args;
 use std::{
     net::{IpAddr, SocketAddr},
@@ -20,15 +20,21 @@ pub(crate) struct NodeConfigArgs {
     /// Folder that the image `host` contains besides /usr, read-only; may be repeated
     #[arg(long, value_name = "DIR", value_parser = folder)]
     show_host_path: Vec<PathBuf>,
-    /// Maximum number of processes of one Pod
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..))]
-    pod_pids_limit: u64,
-    /// Memory limit of Pods that set none
-    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
-    pod_memory: Option<String>,
-    /// CPU limit of Pods that set none
-    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
-    pod_cpus: Option<String>,
+    /// Maximum number of processes of one Pod, or `none`
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = count_limit)]
+    pod_pids_limit: DefaultLimit,
+    /// Memory limit of Pods that set none, or `none`; by default half of the machine's memory
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity_limit)]
+    pod_memory: Option<DefaultLimit>,
+    /// CPU limit of Pods that set none, or `none`; by default all CPUs but one, at least three quarters of them
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity_limit)]
+    pod_cpus: Option<DefaultLimit>,
+    /// Disk space of Pods on storage that has no limit of its own, or `none`
+    #[arg(long, value_name = "QUANTITY", default_value = "10Gi", value_parser = quantity_limit)]
+    pod_storage: DefaultLimit,
+    /// Files and folders of Pods on storage that has no limit of its own, or `none`; at most a quarter of the disk's
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = count_limit)]
+    pod_inodes: DefaultLimit,
     /// Refuse Pods whose limits this machine cannot enforce, instead of warning
     #[arg(long)]
     strict_limits: bool,
@@ -49,14 +55,17 @@ impl NodeConfigArgs {
             pod_network: self.pod_cidr,
             host_paths: self.allow_host_path,
             shown_paths: self.show_host_path,
-            pids: Some(self.pod_pids_limit),
-            memory: self.pod_memory,
-            cpus: self.pod_cpus,
+            pids: self.pod_pids_limit,
+            memory: self.pod_memory.unwrap_or_default(),
+            cpus: self.pod_cpus.unwrap_or_default(),
+            storage: self.pod_storage,
+            inodes: self.pod_inodes,
             strict_limits: self.strict_limits,
             runtimes: self.runtime.into_iter().collect(),
             mirrors: self.registry_mirror,
             ids: self.uid_range,
             images: None,
+            copies: None,
             ephemeral: false,
         }
     }
@@ -73,7 +82,7 @@ pub(crate) struct NodeArgs {
     /// Address to serve logs, exec, attach and port-forward on, over TLS
     #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:10250")]
     pub(crate) listen: SocketAddr,
-    /// CA of client certificates that may use the node; other callers need a token and access to nodes/proxy
+    /// CA of client certificates; callers need one, or a token, and access to nodes/proxy
     #[arg(long, value_name = "FILE")]
     pub(crate) client_ca_file: Option<PathBuf>,
     /// Certificate of the node; self-signed by default

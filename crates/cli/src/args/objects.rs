@@ -1,11 +1,16 @@
 //! Arguments of commands about sandboxes, claims, pools and templates.
 
 use super::{
-    OutputArgs,
-    values::{duration, object_name, ports, quantity, variable},
+    HereArgs, Network, OutputArgs,
+    values::{duration, idle_time, memory, object_name, ports, quantity, variable},
 };
+use agent_sandbox_api::{keys::annotations, sleep};
 use clap::{Args, Subcommand};
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+/// Flags of `create` that make no sense with `--template`.
+const TEMPLATE_DECIDES: [&str; 11] =
+    ["image", "volume", "here", "write", "with", "network", "workdir", "isolation", "memory", "cpus", "command"];
 
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
@@ -15,14 +20,31 @@ pub(crate) struct CreateArgs {
     /// Image to run; `host` shows the node's own programs, read-only
     #[arg(long, default_value = "host")]
     pub(crate) image: String,
+    /// Create it from a template, as a claim of this name; the template decides everything else
+    #[arg(long, value_name = "NAME", value_parser = object_name, conflicts_with_all = TEMPLATE_DECIDES)]
+    pub(crate) template: Option<String>,
     /// Environment variable NAME=VALUE
     #[arg(long, short, value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
+    /// Mount a folder of the node, which must allow it (`up --allow-host-path`)
+    #[arg(long, short, value_name = "SOURCE:TARGET[:ro]")]
+    pub(crate) volume: Vec<String>,
+    #[command(flatten)]
+    pub(crate) folders: HereArgs,
+    /// Network access, instead of the cluster's default (on the local engine: none)
+    #[arg(long, value_enum)]
+    pub(crate) network: Option<Network>,
+    /// Forward a port of this machine's loopback address to it, in the background, until it is deleted
+    #[arg(long, short, value_name = "[LOCAL:]REMOTE", value_parser = ports)]
+    pub(crate) publish: Vec<(u16, u16)>,
+    /// Folder to start in
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
     /// Isolation: an OCI runtime by its class name (`gvisor`, `crun`, …)
     #[arg(long, value_name = "CLASS")]
     pub(crate) isolation: Option<String>,
     /// Memory limit, for example 512Mi
-    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
+    #[arg(long, value_name = "QUANTITY", value_parser = memory)]
     pub(crate) memory: Option<String>,
     /// CPU limit, for example 0.5 or 2
     #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
@@ -30,6 +52,8 @@ pub(crate) struct CreateArgs {
     /// Delete the sandbox after this time
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) expires_in: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) sleep: SleepArgs,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
     /// Keep a sandbox that cannot start; by default it is deleted again
@@ -42,6 +66,54 @@ pub(crate) struct CreateArgs {
     pub(crate) command: Vec<String>,
 }
 
+/// When a sandbox sleeps and wakes.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct SleepArgs {
+    /// Suspend it after this time without use, for example 15m; a request or command wakes it
+    #[arg(long, value_name = "DURATION", value_parser = idle_time)]
+    pub(crate) idle: Option<Duration>,
+    /// With --idle: suspend it also while commands run in the background
+    #[arg(long, requires = "idle")]
+    pub(crate) idle_ignores_processes: bool,
+    /// Which suspended sandboxes a request wakes: those that were idle, also those that you suspended, or none
+    #[arg(long, value_enum)]
+    pub(crate) wake: Option<WakeArg>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum WakeArg {
+    IfIdle,
+    Always,
+    Never,
+}
+
+impl SleepArgs {
+    /// The annotations that say this.
+    pub(crate) fn annotations(&self) -> BTreeMap<String, String> {
+        let wake = self.wake.map(|wake| match wake {
+            WakeArg::IfIdle => "IfIdle",
+            WakeArg::Always => "Always",
+            WakeArg::Never => "Never",
+        });
+        let pairs = [
+            (annotations::IDLE_TIMEOUT, self.idle.map(sleep::format_duration)),
+            (annotations::IDLE_PROCESSES, self.idle_ignores_processes.then(|| "Ignore".to_owned())),
+            (annotations::WAKE, wake.map(str::to_owned)),
+        ];
+        pairs.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KeepAliveArgs {
+    /// Names of sandboxes, or of claims
+    #[arg(required = true, value_parser = object_name)]
+    pub(crate) names: Vec<String>,
+    /// Keep them awake for this time, whether they are used or not
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) time: Option<Duration>,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct WaitArgs {
     /// Time to wait until it is ready; 0 returns at once
@@ -51,9 +123,9 @@ pub(crate) struct WaitArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct ClaimArgs {
-    /// Warm pool to claim from
-    #[arg(value_parser = object_name)]
-    pub(crate) pool: String,
+    /// Warm pool or template to claim from
+    #[arg(value_name = "POOL|TEMPLATE", value_parser = object_name)]
+    pub(crate) source: String,
     /// Name of the claim; generated by default
     #[arg(long, value_parser = object_name)]
     pub(crate) name: Option<String>,
@@ -64,7 +136,30 @@ pub(crate) struct ClaimArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) expires_in: Option<Duration>,
     #[command(flatten)]
+    pub(crate) sleep: SleepArgs,
+    #[command(flatten)]
     pub(crate) wait: WaitArgs,
+    /// Keep a claim whose sandbox cannot start; by default it is deleted again
+    #[arg(long)]
+    pub(crate) keep: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SandboxListArgs {
+    /// All namespaces
+    #[arg(long, short = 'A')]
+    pub(crate) all_namespaces: bool,
+    /// Show the waiting sandboxes of warm pools too
+    #[arg(long, short)]
+    pub(crate) all: bool,
+    /// Show only objects with these labels, for example app=web
+    #[arg(long, short = 'l', value_name = "SELECTOR")]
+    pub(crate) selector: Option<String>,
+    /// Show the list again after each change, until Ctrl-C
+    #[arg(long, short)]
+    pub(crate) watch: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
@@ -104,8 +199,20 @@ pub(crate) struct ExecArgs {
     /// Allocate a terminal for the command
     #[arg(long, short)]
     pub(crate) tty: bool,
+    /// Environment variable NAME=VALUE
+    #[arg(long, short, value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Folder to start in
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// User to run as, by name or id; changing it needs root in the sandbox
+    #[arg(long, short, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// Stop after this time, for example 30s or 5m; the exit code is then 124
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
     /// The command and its arguments
-    #[arg(required = true, last = true, value_name = "COMMAND")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }
 
@@ -121,10 +228,9 @@ pub(crate) struct ShellArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct CpArgs {
-    /// Source: a local path, or SANDBOX:PATH
-    pub(crate) source: String,
-    /// Destination: a local path, or SANDBOX:PATH
-    pub(crate) destination: String,
+    /// Sources, then the destination: local paths, or SANDBOX:PATH; `-` is standard input or output
+    #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "DESTINATION"])]
+    pub(crate) paths: Vec<String>,
 }
 
 #[derive(Args, Debug)]
@@ -147,6 +253,31 @@ pub(crate) struct LogsArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct HistoryArgs {
+    /// Name of the sandbox, or of a claim
+    #[arg(value_parser = object_name)]
+    pub(crate) name: String,
+    /// Print the output of the command with this number in the list
+    #[arg(value_name = "ID")]
+    pub(crate) id: Option<i32>,
+    /// List only the last N commands
+    #[arg(long, value_name = "N", conflicts_with = "id")]
+    pub(crate) tail: Option<u32>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SuspendArgs {
+    /// Names of sandboxes, or of claims
+    #[arg(required = true, value_parser = object_name)]
+    pub(crate) names: Vec<String>,
+    /// Time to wait until it has stopped; 0 returns at once
+    #[arg(long, value_name = "DURATION", default_value = "180s", value_parser = duration)]
+    pub(crate) wait: Duration,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct NamesArgs {
     /// Names of sandboxes, or of claims
     #[arg(required = true, value_parser = object_name)]
@@ -163,8 +294,12 @@ pub(crate) struct DeleteArgs {
     /// Delete every claim, and every sandbox of the namespace that no pool owns
     #[arg(long, conflicts_with = "names")]
     pub(crate) all: bool,
-    #[command(flatten)]
-    pub(crate) wait: WaitArgs,
+    /// Do not fail for names that do not exist
+    #[arg(long, short)]
+    pub(crate) force: bool,
+    /// Time to wait until it is gone; 0 returns at once
+    #[arg(long, value_name = "DURATION", default_value = "180s", value_parser = duration)]
+    pub(crate) wait: Duration,
 }
 
 #[derive(Args, Debug)]
@@ -248,6 +383,9 @@ pub(crate) enum TemplateCommand {
 
 #[derive(Args, Debug)]
 pub(crate) struct PortForwardArgs {
+    /// Set by `create --publish`: end with the sandbox or the local engine
+    #[arg(long, hide = true)]
+    pub(crate) until_gone: bool,
     /// Name of the sandbox, or of a claim
     #[arg(value_parser = object_name)]
     pub(crate) name: String,

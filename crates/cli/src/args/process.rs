@@ -1,10 +1,10 @@
 //! Arguments of `token`, `version`, `completion` and `reference`.
 
-use super::OutputArgs;
+use super::{OutputArgs, values::duration};
 use agent_sandbox_router::TokenMintArgs;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 #[derive(Args, Debug)]
 pub(crate) struct VersionArgs {
@@ -17,6 +17,18 @@ pub(crate) struct CompletionArgs {
     /// The shell to complete for
     #[arg(value_enum)]
     pub(crate) shell: Shell,
+}
+
+/// Objects whose names completion scripts ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NameKind {
+    /// Sandboxes and claims
+    Sandboxes,
+    Pools,
+    Templates,
+    /// Pools and templates
+    Sources,
+    Images,
 }
 
 #[derive(Args, Debug)]
@@ -39,4 +51,42 @@ pub(crate) struct TokenArgs {
 pub(crate) enum TokenCommand {
     /// Create a token for one sandbox
     Mint(TokenMintArgs),
+    /// Create a key for E2B's clients, which names a ServiceAccount
+    E2b(TokenE2bArgs),
+    /// List the valid tokens of ServiceAccounts of the local engine, and keys for E2B's clients
+    List(TokenListArgs),
+    /// End tokens of ServiceAccounts of the local engine, or keys for E2B's clients, at once
+    Revoke(TokenRevokeArgs),
+    /// Replace the administrator's token of the local engine, or a key for E2B's clients, and end the old one at once
+    Rotate(TokenRotateArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenE2bArgs {
+    /// The ServiceAccount that requests with the key act as [default: one named e2b, created if it is missing]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) account: Option<String>,
+    /// Time after which the key ends [default: never]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) expires_in: Option<Duration>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenRotateArgs {
+    /// Id of a key for E2B's clients, or the key itself [default: the administrator's token]
+    #[arg(value_name = "KEY")]
+    pub(crate) key: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenListArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenRevokeArgs {
+    /// Ids of the tokens or keys, or the tokens or keys themselves
+    #[arg(required = true, value_name = "TOKEN")]
+    pub(crate) tokens: Vec<String>,
 }

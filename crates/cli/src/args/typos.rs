@@ -13,7 +13,10 @@ const LETTERS_PER_TYPO: usize = 5;
 
 /// Parses the command line. Ends the process with a message when it is wrong.
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Cli {
-    Cli::try_parse_from(words).unwrap_or_else(|error| with_suggestion(error).exit())
+    let mut cli = Cli::try_parse_from(words).unwrap_or_else(|error| with_suggestion(error).exit());
+    let variable = || std::env::var_os("AGENT_SANDBOX_DATA_DIR").filter(|value| !value.is_empty());
+    cli.global.data_dir = cli.global.data_dir.or_else(|| variable().map(Into::into));
+    cli
 }
 
 /// The known names that are nearest to `name`, within the tolerance; several when they are equally near.

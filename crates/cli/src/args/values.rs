@@ -1,5 +1,7 @@
 //! Parsers for values of arguments: a mistake is reported before any command starts.
 
+use agent_sandbox_api::sleep;
+use agent_sandbox_engine::DefaultLimit;
 use std::{
     net::IpAddr,
     path::{Path, PathBuf},
@@ -22,6 +24,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds).map_err(|_| "that is too long".to_owned())
 }
 
+/// An idle time that a sandbox may have.
+pub(crate) fn idle_time(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    match (sleep::MIN_IDLE..=sleep::MAX_IDLE).contains(&time) {
+        true => Ok(time),
+        false => Err("write a time between 1s and 365d, for example 15m".to_owned()),
+    }
+}
+
 /// Checks that a text is a Kubernetes quantity such as `512Mi` or `0.5`.
 pub(crate) fn quantity(text: &str) -> Result<String, String> {
     let split = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
@@ -32,6 +43,33 @@ pub(crate) fn quantity(text: &str) -> Result<String, String> {
     }
     Err("write for example 512Mi, 1Gi or 0.5".to_owned())
 }
+
+/// A quantity, or `none` for no limit.
+pub(crate) fn quantity_limit(text: &str) -> Result<DefaultLimit, String> {
+    if text == NO_LIMIT {
+        return Ok(DefaultLimit::Unlimited);
+    }
+    quantity(text).map(DefaultLimit::Quantity).map_err(|error| format!("{error}, or {NO_LIMIT}"))
+}
+
+/// A memory limit that is large enough for a sandbox to start, or `none` for no limit.
+pub(crate) fn memory_limit(text: &str) -> Result<DefaultLimit, String> {
+    match quantity_limit(text)? {
+        DefaultLimit::Quantity(text) => memory(&text).map(DefaultLimit::Quantity),
+        unlimited => Ok(unlimited),
+    }
+}
+
+/// A number above zero, or `none` for no limit.
+pub(crate) fn count_limit(text: &str) -> Result<DefaultLimit, String> {
+    match text.parse::<u64>() {
+        _ if text == NO_LIMIT => Ok(DefaultLimit::Unlimited),
+        Ok(number) if number > 0 => Ok(DefaultLimit::Quantity(text.to_owned())),
+        _ => Err(format!("write a number above 0, or {NO_LIMIT}")),
+    }
+}
+
+const NO_LIMIT: &str = "none";
 
 /// A DNS-1123 subdomain, as Kubernetes wants names.
 pub(crate) fn object_name(text: &str) -> Result<String, String> {
@@ -103,9 +141,49 @@ pub(crate) fn ports(text: &str) -> Result<(u16, u16), String> {
     }
 }
 
+/// The smallest memory limit that a sandbox can start with: its daemon and a shell.
+const MIN_MEMORY: u64 = 8 << 20;
+
+/// Parses a memory limit: a quantity that is large enough for a sandbox to start.
+pub(crate) fn memory(text: &str) -> Result<String, String> {
+    let quantity = quantity(text)?;
+    match bytes(&quantity) {
+        Some(bytes) if bytes < MIN_MEMORY => Err("less than a sandbox needs to start; give at least 8Mi".to_owned()),
+        _ => Ok(quantity),
+    }
+}
+
+/// The number of bytes in a quantity, rounded up.
+fn bytes(quantity: &str) -> Option<u64> {
+    let split = quantity.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(quantity.len());
+    let (number, unit) = quantity.split_at(split);
+    let factor = match unit {
+        "" => 1.0,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "P" => 1e15,
+        "E" => 1e18,
+        "Ki" => 1024.0,
+        "Mi" => f64::from(1 << 20),
+        "Gi" => f64::from(1 << 30),
+        _ => return None,
+    };
+    // A float is exact enough to compare with the minimum, and saturates in the conversion.
+    Some((number.parse::<f64>().ok()? * factor).ceil() as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn idle_times_are_bounded() {
+        assert_eq!(idle_time("15m"), Ok(Duration::from_secs(900)));
+        assert!(idle_time("500ms").unwrap_err().contains("between 1s") && idle_time("1000d").is_err());
+    }
 
     #[test]
     fn durations_have_units() {
@@ -122,6 +200,23 @@ mod tests {
         assert_eq!(quantity("0.5"), Ok("0.5".to_owned()));
         assert!(quantity("512MB").unwrap_err().contains("512Mi"));
         assert!(quantity("-1").is_err() && quantity("").is_err());
+        assert_eq!(quantity_limit("none"), Ok(DefaultLimit::Unlimited));
+        assert_eq!(quantity_limit("1Gi"), Ok(DefaultLimit::Quantity("1Gi".to_owned())));
+        assert!(quantity_limit("off").unwrap_err().ends_with("or none"));
+        assert_eq!(count_limit("none"), Ok(DefaultLimit::Unlimited));
+        assert_eq!(count_limit("33"), Ok(DefaultLimit::Quantity("33".to_owned())));
+        assert!(count_limit("0").is_err() && count_limit("1k").is_err());
+    }
+
+    #[test]
+    fn a_memory_limit_is_large_enough_to_start() {
+        for enough in ["8Mi", "0.5Gi", "64M", "8388608", "2Ti"] {
+            assert_eq!(memory(enough), Ok(enough.to_owned()));
+        }
+        for little in ["1Ki", "1", "7.9Mi", "8388607", "100m"] {
+            assert!(memory(little).unwrap_err().contains("at least 8Mi"), "{little}");
+        }
+        assert!(memory("lots").is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::{objects::find_sandbox, progress::Progress};
 use crate::{
     args::{CpArgs, GlobalArgs},
     cluster::ClusterClient,
+    output,
 };
 use agent_sandbox_client::{self as sdk, Files, RemoteKind};
 use anyhow::{Context as _, Result, bail};
@@ -20,58 +21,117 @@ const CHUNK: usize = 256 * 1024;
 /// Source or destination of a copy.
 #[derive(Debug, PartialEq, Eq)]
 enum Location {
+    /// `-`: standard input as a source, standard output as a destination.
+    Stream,
     Local(PathBuf),
-    Remote { sandbox: String, path: String },
+    Remote {
+        sandbox: String,
+        path: String,
+    },
 }
 
 /// Parses `NAME:PATH` as a path in a sandbox. Text with a slash before the colon, or without a colon, is a local path.
+/// `~` is the home folder: of the sandbox, where relative paths start, or of this user.
 fn parse(text: &str) -> Result<Location> {
     match text.split_once(':') {
         Some((name, path)) if !name.contains('/') && !name.is_empty() && name != "." => {
-            let path = if path.is_empty() { "." } else { path };
+            let path = match path.strip_prefix("~/").unwrap_or(path) {
+                "" | "~" => ".",
+                path => path,
+            };
             Ok(Location::Remote { sandbox: name.to_owned(), path: path.to_owned() })
         }
         _ if text.is_empty() => bail!("source and destination must not be empty"),
-        _ => Ok(Location::Local(PathBuf::from(text))),
+        _ if text == "-" => Ok(Location::Stream),
+        _ => match (text.strip_prefix("~/"), std::env::var_os("HOME")) {
+            (Some(rest), Some(home)) => Ok(Location::Local(Path::new(&home).join(rest))),
+            _ => Ok(Location::Local(PathBuf::from(text))),
+        },
     }
 }
 
 pub(crate) async fn copy(global: &GlobalArgs, args: CpArgs) -> Result<()> {
-    match (parse(&args.source)?, parse(&args.destination)?) {
-        (Location::Local(source), Location::Remote { sandbox, path }) => {
-            let kind = std::fs::metadata(&source).with_context(|| format!("cannot read {}", source.display()))?;
+    let mut locations = args.paths.iter().map(|text| parse(text)).collect::<Result<Vec<_>>>()?;
+    let Some(destination) = locations.pop() else { bail!("give a source and a destination") };
+    let several = locations.len() > 1;
+    match destination {
+        Location::Remote { sandbox, path } => {
+            // A trailing slash means: into this folder.
+            let path = if several { format!("{}/", path.trim_end_matches('/')) } else { path };
+            check_local(&locations, several)?;
             let cluster = ClusterClient::open(global).await?;
             cluster.announce_change();
             let pod = running(&cluster, &sandbox).await?;
             let files = Files::new(&cluster.client, &pod);
-            if kind.is_dir() {
-                send_folder(&files, &source, &path).await
-            } else {
-                send_file(&files, &source, &path).await
+            for source in &locations {
+                send(&files, source, &path).await?;
             }
         }
-        (Location::Remote { sandbox, path }, Location::Local(destination)) => {
-            let cluster = ClusterClient::open(global).await?;
-            let pod = running(&cluster, &sandbox).await?;
-            let files = Files::new(&cluster.client, &pod);
-            match files.kind(&path).await? {
-                RemoteKind::Missing => bail!("`{path}` does not exist in `{sandbox}`"),
-                RemoteKind::Directory => receive_folder(&files, &path, &destination).await,
-                RemoteKind::File => receive_file(&files, &path, &destination).await,
+        destination => {
+            if several && !matches!(&destination, Location::Local(path) if path.is_dir()) {
+                bail!("several sources need a folder as their destination");
+            }
+            for source in &locations {
+                let Location::Remote { sandbox, path } = source else {
+                    bail!("source or destination must be in a sandbox: write it as NAME:PATH");
+                };
+                let cluster = ClusterClient::open(global).await?;
+                let pod = running(&cluster, sandbox).await?;
+                let files = Files::new(&cluster.client, &pod);
+                match (files.kind(path).await?, &destination) {
+                    (RemoteKind::Missing, _) => bail!("`{path}` does not exist in `{sandbox}`"),
+                    (RemoteKind::Directory, Location::Local(to)) => receive_folder(&files, path, to).await?,
+                    (RemoteKind::File, Location::Local(to)) => receive_file(&files, path, to).await?,
+                    (RemoteKind::Directory, _) => bail!("`{path}` is a folder; only a file can go to standard output"),
+                    (RemoteKind::File, _) => print_file(&files, path).await?,
+                }
             }
         }
-        (Location::Local(_), Location::Local(_)) => {
-            bail!("source or destination must be in a sandbox: write it as NAME:PATH")
+    }
+    Ok(())
+}
+
+/// Checks all sources before a cluster is chosen.
+fn check_local(sources: &[Location], several: bool) -> Result<()> {
+    for source in sources {
+        match source {
+            Location::Local(path) => {
+                std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+            }
+            Location::Stream if several => bail!("standard input cannot be one of several sources"),
+            Location::Stream => {}
+            Location::Remote { .. } => {
+                bail!("copying from sandbox to sandbox is not supported; copy to this machine first")
+            }
         }
-        (Location::Remote { .. }, Location::Remote { .. }) => {
-            bail!("copying from sandbox to sandbox is not supported; copy to this machine first")
+    }
+    Ok(())
+}
+
+async fn send(files: &Files<'_>, source: &Location, path: &str) -> Result<()> {
+    match source {
+        Location::Local(source) if source.is_dir() => send_folder(files, source, path).await,
+        Location::Local(source) => send_file(files, source, path).await,
+        _ => {
+            if path.ends_with('/') || files.kind(path).await? == RemoteKind::Directory {
+                bail!("`{path}` is a folder; name the file that standard input is written to");
+            }
+            Ok(files.write(path, ReaderStream::with_capacity(tokio::io::stdin(), CHUNK)).await?)
         }
     }
 }
 
+async fn print_file(files: &Files<'_>, path: &str) -> Result<()> {
+    let mut content = Box::pin(files.read(path).await?);
+    while let Some(chunk) = content.try_next().await? {
+        output::print_bytes(&chunk)?;
+    }
+    Ok(())
+}
+
 async fn running(cluster: &ClusterClient, name: &str) -> Result<k8s_openapi::api::core::v1::Pod> {
     let found = find_sandbox(cluster, name).await?;
-    Ok(sdk::running_pod(&cluster.client, &found.sandbox).await?)
+    Ok(sdk::awake_pod(&cluster.client, &found.sandbox).await?)
 }
 
 /// Path of the copy in the sandbox: inside `path` if that is a folder, else `path` itself.
@@ -152,6 +212,9 @@ mod tests {
         assert_eq!(parse("./a:b").unwrap(), Location::Local("./a:b".into()));
         assert_eq!(parse("/a:b").unwrap(), Location::Local("/a:b".into()));
         assert_eq!(parse("a").unwrap(), Location::Local("a".into()));
+        assert_eq!(parse("box:~/a").unwrap(), remote("box", "a"));
+        assert_eq!(parse("box:~").unwrap(), remote("box", "."));
+        assert_eq!(parse("-").unwrap(), Location::Stream);
         assert!(parse("").is_err());
     }
 }

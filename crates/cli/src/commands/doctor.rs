@@ -6,7 +6,7 @@ use crate::{
 };
 use agent_sandbox_engine::{DataDir, host_check};
 use agent_sandbox_node::{
-    kernel::{KernelConfig, KernelRuntime, Leftover, leftovers as find_leftovers, remove_leftover},
+    kernel::{KernelConfig, KernelRuntime, Leftover, NodeDefaults, leftovers as find_leftovers, remove_leftover},
     runtime::{PodRuntime as _, WeaknessKind},
 };
 use anyhow::{Context as _, Result};
@@ -57,6 +57,7 @@ pub(crate) async fn doctor(global: &GlobalArgs, args: &DoctorArgs) -> Result<Exi
     let data = DataDir::locate(global.data_dir.as_deref())?;
     let mut checks = vec![user_namespaces()];
     checks.extend(isolation().await?);
+    checks.push(default_limits());
     checks.extend(leftovers(args.fix));
     checks.push(program("kubectl", "install kubectl to use the engine with it"));
     checks.push(oci_runtimes());
@@ -99,6 +100,19 @@ async fn isolation() -> Result<Vec<Check>> {
     let weaker =
         weaknesses.into_iter().map(|weakness| Check::new(Status::Weaker, weakness.message, fix_for(weakness.kind)));
     Ok(weaker.collect())
+}
+
+/// Limits of sandboxes that set none; the weaknesses above say what of them cannot be enforced.
+fn default_limits() -> Check {
+    let NodeDefaults { memory_bytes, cpu_millis, pids, .. } = NodeDefaults::of_machine();
+    let amount =
+        |found: Option<u64>, unit: u64| found.map_or("unlimited".to_owned(), |found| (found / unit).to_string());
+    let cpus = cpu_millis.map_or("unlimited".to_owned(), |millis| format!("{}", millis as f64 / 1_000.0));
+    Check::good(format!(
+        "a sandbox that sets no limits gets {} MiB of memory, {cpus} CPUs and {} processes",
+        amount(memory_bytes, MEBIBYTE),
+        amount(pids, 1)
+    ))
 }
 
 /// Leftovers of engines that no longer run, except those that the runtime removed itself when `isolation` opened it.
@@ -156,6 +170,10 @@ fn fix_for(kind: WeaknessKind) -> &'static str {
         WeaknessKind::StorageMeasuredOnly => "keep the data folder on a file system of its own to bound it",
         WeaknessKind::NoEgress => {
             "install pasta (package passt) and let users open /dev/net/tun, or run as root, to let sandboxes reach out where a policy allows it"
+        }
+        WeaknessKind::SharedUserLimits => "run as root, or raise fs.inotify.max_user_instances",
+        WeaknessKind::OpenToRoot => {
+            "mount the unified cgroup hierarchy (v2), run outside of containers, and use a kernel of 5.13 or newer"
         }
         WeaknessKind::NoLandlock => "boot a kernel with Landlock (5.13 or newer, lsm=landlock,…)",
     }

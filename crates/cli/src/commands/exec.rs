@@ -2,38 +2,55 @@
 
 use super::{
     objects::find_sandbox,
-    streams::{Pumps, check_terminal, exit_code, follow_size, until_output_closes},
+    streams::{Pumps, TIMED_OUT, check_terminal, exit_code, follow_size, until_output_closes},
+    wrapper::{self, Surroundings},
 };
 use crate::{
     args::{ExecArgs, ShellArgs},
     cluster::ClusterClient,
     terminal::RawMode,
 };
-use agent_sandbox_client::{self as sdk, ExecOptions};
+use agent_sandbox_client::{self as sdk, ClientError, ExecOptions, ExecStreams};
 use anyhow::Result;
 use futures::SinkExt;
 use kube::api::TerminalSize;
-use std::{io::IsTerminal, process::ExitCode};
+use std::{
+    io::IsTerminal,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+/// Delay between attempts while an engine's sandboxes are starting.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 pub(crate) async fn exec(cluster: &ClusterClient, args: ExecArgs) -> Result<ExitCode> {
     check_terminal(args.tty)?;
     let options = ExecOptions { container: args.container, stdin: args.interactive || args.tty, tty: args.tty };
-    run_in(cluster, &args.name, &args.command, options).await
+    let mut surroundings = if args.tty { Surroundings::of_terminal() } else { Surroundings::default() };
+    // Later variables replace earlier ones of the same name.
+    surroundings.env.extend(args.env);
+    (surroundings.working_dir, surroundings.user) = (args.workdir, args.user);
+    let command = surroundings.wrap(&args.command);
+    let running = run_in(cluster, &args.name, &command, options);
+    match tokio::time::timeout(args.timeout.unwrap_or(Duration::MAX), running).await {
+        Ok(outcome) => outcome,
+        // The end of its connection ends the command.
+        Err(_) => {
+            eprintln!("error: the command was stopped: it took longer than --timeout");
+            Ok(ExitCode::from(TIMED_OUT))
+        }
+    }
 }
 
 pub(crate) async fn shell(cluster: &ClusterClient, args: ShellArgs) -> Result<ExitCode> {
     let tty = std::io::stdin().is_terminal();
     let options = ExecOptions { container: args.container, stdin: true, tty };
-    // bash where it is installed, else sh.
-    let script = "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi";
-    let command = ["/bin/sh", "-c", script].map(str::to_owned);
-    run_in(cluster, &args.name, &command, options).await
+    let surroundings = if tty { Surroundings::of_terminal() } else { Surroundings::default() };
+    run_in(cluster, &args.name, &surroundings.wrap(&wrapper::shell(&args.name)), options).await
 }
 
 async fn run_in(cluster: &ClusterClient, name: &str, command: &[String], options: ExecOptions) -> Result<ExitCode> {
-    let found = find_sandbox(cluster, name).await?;
-    let pod = sdk::running_pod(&cluster.client, &found.sandbox).await?;
-    let mut running = sdk::exec(&cluster.client, &pod, command, &options).await?;
+    let mut running = start_command(cluster, name, command, &options).await?;
     let process = running.process();
     let raw = if options.tty { RawMode::enter() } else { None };
     if options.tty
@@ -50,4 +67,29 @@ async fn run_in(cluster: &ClusterClient, name: &str, command: &[String], options
     .await;
     drop(raw);
     code
+}
+
+/// Starts the command. A sandbox of an engine that was just started may need a moment until it runs again.
+async fn start_command(
+    cluster: &ClusterClient,
+    name: &str,
+    command: &[String],
+    options: &ExecOptions,
+) -> Result<ExecStreams> {
+    let deadline = Instant::now() + sdk::READY_TIMEOUT;
+    loop {
+        let found = find_sandbox(cluster, name).await?;
+        let started = async {
+            let pod = sdk::awake_pod(&cluster.client, &found.sandbox).await?;
+            sdk::exec(&cluster.client, &pod, command, options).await
+        };
+        match started.await {
+            Err(ClientError::NotRunning { .. } | ClientError::Api { .. })
+                if cluster.just_started && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
 }

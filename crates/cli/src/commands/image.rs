@@ -17,7 +17,7 @@ use agent_sandbox_node::{
 };
 use anyhow::{Context as _, Result, bail};
 use std::{
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     path::Path,
     sync::Arc,
 };
@@ -76,6 +76,7 @@ async fn import(data: &DataDir, args: ImageImportArgs) -> Result<()> {
         &args.path
     };
     let path = path.canonicalize().with_context(|| format!("cannot read {}", args.path.display()))?;
+    check_archive(&path, &args.path)?;
     let reply = request(data, EngineRequest::Import { path, name: args.name }, None).await?;
     if let EngineReply::Present { names, .. } = &reply
         && names.is_empty()
@@ -83,6 +84,28 @@ async fn import(data: &DataDir, args: ImageImportArgs) -> Result<()> {
         bail!("the archive gives its image no name; choose one with --name");
     }
     report(args.output.output, reply)
+}
+
+/// Refuses a file that is no archive: an import would only say that a layer is damaged.
+fn check_archive(path: &Path, shown: &Path) -> Result<()> {
+    const GZIP: &[u8] = &[0x1f, 0x8b];
+    const ZSTANDARD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+    /// Offset of `ustar` in the first header of a tar archive.
+    const TAR_MAGIC: usize = 257;
+    if path.is_dir() {
+        return Ok(());
+    }
+    let mut start = Vec::new();
+    let file = std::fs::File::open(path).and_then(|file| file.take(512).read_to_end(&mut start));
+    file.with_context(|| format!("cannot read {}", shown.display()))?;
+    let is_tar = start.get(TAR_MAGIC..).is_some_and(|rest| rest.starts_with(b"ustar"));
+    if is_tar || start.starts_with(GZIP) || start.starts_with(ZSTANDARD) {
+        return Ok(());
+    }
+    bail!(
+        "{} is not an image: `image import` reads an OCI layout (folder or archive) or the archive that `docker save` writes",
+        shown.display()
+    )
 }
 
 /// Copies standard input to a file: archives are read more than once.
@@ -143,7 +166,7 @@ async fn handle_without_engine(
     // Finds the sandboxes of an engine that was killed: the images that they use must stay.
     runtime.list().await.context("cannot find out which sandboxes run")?;
     let (progress, mut seen) = watch::channel(PullProgress::default());
-    let context = RequestContext { runtime: runtime.clone(), metrics: Arc::new(String::new) };
+    let context = RequestContext { runtime: runtime.clone(), node: None, metrics: Arc::new(String::new) };
     let work = handle_request(&context, request, progress);
     tokio::pin!(work);
     let outcome = loop {

@@ -7,14 +7,14 @@ use crate::{
 use agent_sandbox_engine::{DataDir, write_private};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 pub(crate) fn kubeconfig(global: &GlobalArgs, args: &KubeconfigArgs) -> Result<()> {
     let data = DataDir::locate(global.data_dir.as_deref())?;
     let path = data.kubeconfig();
-    if args.path {
-        return output::print(&format!("{}\n", path.display()));
-    }
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -22,17 +22,63 @@ pub(crate) fn kubeconfig(global: &GlobalArgs, args: &KubeconfigArgs) -> Result<(
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
+    if args.path {
+        return output::print(&format!("{}\n", path.display()));
+    }
     if !args.merge {
         return output::print(&text);
     }
-    let home = std::env::var_os("HOME").context("HOME is not set, so there is no ~/.kube/config")?;
-    let user = Path::new(&home).join(".kube/config");
+    let user = user_file().context("HOME is not set, so there is no ~/.kube/config")?;
     let merged = merge(&read_or_empty(&user)?, &serde_saphyr::from_str(&text)?)?;
     fs::create_dir_all(user.parent().unwrap_or(Path::new("/")))?;
-    write_private(&user, serde_saphyr::to_string(&merged)?.as_bytes())
-        .with_context(|| format!("cannot write {}", user.display()))?;
+    write(&user, &merged)?;
     eprintln!("added context agent-sandbox to {}; use it with: kubectl --context agent-sandbox", user.display());
     Ok(())
+}
+
+/// The user's own kubeconfig.
+fn user_file() -> Option<PathBuf> {
+    std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"))
+}
+
+fn write(path: &Path, value: &Value) -> Result<()> {
+    write_private(path, serde_saphyr::to_string(value)?.as_bytes())
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Writes the engine's present address into the user's kubeconfig, if the engine was merged into it. Returns the file
+/// if it was changed.
+pub(crate) fn update_merged(data: &DataDir) -> Result<Option<PathBuf>> {
+    change_merged(data, merge)
+}
+
+/// Removes the engine from the user's kubeconfig, if it was merged into it. Returns the file if it was changed.
+pub(crate) fn remove_merged(data: &DataDir) -> Result<Option<PathBuf>> {
+    change_merged(data, remove)
+}
+
+fn change_merged(data: &DataDir, change: impl Fn(&Value, &Value) -> Result<Value>) -> Result<Option<PathBuf>> {
+    let (Some(user), Ok(text)) = (user_file().filter(|path| path.exists()), fs::read_to_string(data.kubeconfig()))
+    else {
+        return Ok(None);
+    };
+    let (theirs, ours): (Value, Value) = (read_or_empty(&user)?, serde_saphyr::from_str(&text)?);
+    if !holds(&theirs, &ours) {
+        return Ok(None);
+    }
+    let changed = change(&theirs, &ours)?;
+    if changed == theirs {
+        return Ok(None);
+    }
+    write(&user, &changed)?;
+    Ok(Some(user))
+}
+
+/// Whether a kubeconfig has this engine's credentials: an entry of the same name may belong to another engine.
+fn holds(theirs: &Value, ours: &Value) -> bool {
+    let token = &ours["users"][0]["user"]["token"];
+    let users = theirs["users"].as_array();
+    token.is_string() && users.is_some_and(|users| users.iter().any(|entry| entry["user"]["token"] == *token))
 }
 
 fn read_or_empty(path: &Path) -> Result<Value> {
@@ -62,6 +108,20 @@ fn merge(theirs: &Value, ours: &Value) -> Result<Value> {
     Ok(merged)
 }
 
+/// Removes the engine's cluster, user and context from the user's own.
+fn remove(theirs: &Value, ours: &Value) -> Result<Value> {
+    let mut left = theirs.clone();
+    for list in ["clusters", "users", "contexts"] {
+        if let (Some(entries), Some(ours)) = (left[list].as_array_mut(), ours[list].as_array()) {
+            entries.retain(|entry| !ours.iter().any(|own| own["name"] == entry["name"]));
+        }
+    }
+    if left["current-context"] == ours["current-context"] {
+        left["current-context"] = Value::String(String::new());
+    }
+    Ok(left)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,5 +138,19 @@ mod tests {
         assert_eq!(merged["clusters"][1]["cluster"]["server"], "new");
         assert_eq!(merge(&json!({}), &ours).unwrap()["current-context"], "agent-sandbox");
         assert!(merge(&json!([]), &ours).is_err());
+    }
+
+    #[test]
+    fn only_an_engine_that_was_merged_is_removed() {
+        let ours = json!({"current-context": "agent-sandbox", "clusters": [{"name": "agent-sandbox"}], "users": [{"name": "agent-sandbox", "user": {"token": "t"}}], "contexts": [{"name": "agent-sandbox"}]});
+        let theirs = json!({"current-context": "prod", "clusters": [{"name": "prod"}], "users": [], "contexts": []});
+        assert!(!holds(&theirs, &ours));
+        let other = json!({"users": [{"name": "agent-sandbox", "user": {"token": "another engine's"}}]});
+        assert!(!holds(&other, &ours));
+        let merged = merge(&theirs, &ours).unwrap();
+        assert!(holds(&merged, &ours));
+        assert_eq!(remove(&merged, &ours).unwrap(), theirs);
+        let alone = merge(&json!({}), &ours).unwrap();
+        assert_eq!(remove(&alone, &ours).unwrap()["current-context"], "");
     }
 }

@@ -4,17 +4,24 @@ use crate::{
     args::{GlobalArgs, McpArgs},
     cluster::{ClusterClient, ClusterError},
 };
+use agent_sandbox_api::v1beta1::Sandbox;
 use agent_sandbox_client::{Cluster, SandboxClient};
 use agent_sandbox_engine::DataDir;
-use agent_sandbox_mcp::{BearerToken, HttpOptions, Sandboxes, Settings, serve_http, serve_stdio};
+use agent_sandbox_mcp::{BearerToken, Defaults, HttpOptions, Sandboxes, Settings, serve_http, serve_stdio};
 use anyhow::{Context as _, Result};
+use futures::StreamExt as _;
+use kube::{
+    Api,
+    runtime::{WatchStreamExt as _, watcher},
+};
 use std::path::Path;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) async fn mcp(global: &GlobalArgs, args: McpArgs) -> Result<()> {
     let settings = Settings::from_environment()?;
-    let client = SandboxClient::new(Cluster::of(client(global).await?), settings.connection).with_port(settings.port);
-    let sandboxes = Sandboxes::new(client, settings.session_key);
+    let (client, namespace) = client(global).await?;
+    let client = SandboxClient::new(Cluster::of(client), settings.connection).with_port(settings.port);
+    let sandboxes = Sandboxes::new(client, settings.session_key, Defaults { namespace, source: args.pool });
     let Some(listen) = args.listen else {
         return Ok(serve_stdio(sandboxes, args.session).await?);
     };
@@ -47,14 +54,24 @@ fn bearer_hint(path: &Path) -> String {
     format!("clients send the bearer token in {}", path.display())
 }
 
-/// A client for the chosen cluster or, inside a cluster without a choice, for that cluster.
-async fn client(global: &GlobalArgs) -> Result<kube::Client> {
-    match ClusterClient::open(global).await {
-        Ok(cluster) => Ok(cluster.client),
-        Err(ClusterError::Nothing) => {
-            let config = kube::Config::incluster().map_err(|_| ClusterError::Nothing)?;
-            kube::Client::try_from(config).context("cannot build a client for this cluster")
-        }
-        Err(error) => Err(error.into()),
+/// A client and the namespace to work in, for the chosen cluster or, without a choice, for the cluster that this process runs in, else for the local
+/// engine, which is started if it does not run.
+async fn client(global: &GlobalArgs) -> Result<(kube::Client, String)> {
+    let cluster = match ClusterClient::open(global).await {
+        Err(ClusterError::Nothing) => match kube::Config::incluster() {
+            Ok(config) => {
+                let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+                let client = kube::Client::try_from(config).context("cannot build a client for this cluster")?;
+                return Ok((client, namespace));
+            }
+            Err(_) => ClusterClient::open_or_start(global).await?,
+        },
+        other => other?,
+    };
+    if cluster.is_local() {
+        // An open watch keeps an engine that ends when it is not used: this server may be idle for longer.
+        let sandboxes: Api<Sandbox> = Api::all(cluster.client.clone());
+        tokio::spawn(watcher(sandboxes, watcher::Config::default()).default_backoff().for_each(async |_| {}));
     }
+    Ok((cluster.client, cluster.namespace))
 }

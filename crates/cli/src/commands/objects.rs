@@ -1,52 +1,87 @@
-//! `create`, `claim`, `list`, `get`, `suspend`, `resume`, `delete`.
+//! `create`, `claim`, `list`, `get`, `suspend`, `resume`, `keep-alive`, `delete`.
 
+mod here;
+mod list;
 pub(crate) mod show;
+mod waiting;
 
-use super::{
-    names::with_suggestion,
-    pod_warnings::{start_failure, with_latest_warning},
-};
+pub(crate) use list::list;
+
+use super::{names::with_suggestion, network, publish, run::volumes};
 use crate::{
-    args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, ListArgs, NamesArgs},
+    args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network, SuspendArgs},
     cluster::ClusterClient,
     output,
 };
 use agent_sandbox_api::{
-    keys,
+    keys, names,
     template::PodTemplate,
     v1beta1::{Sandbox, SandboxClaim},
 };
-use agent_sandbox_client::{self as sdk, ClaimOptions, ClientError, ContainerOptions, Deleted};
-use anyhow::{Result, bail};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use agent_sandbox_client::{self as sdk, ClaimRequest, ClientError, ContainerOptions, Deleted, Source};
+use anyhow::Result;
+use k8s_openapi::{api::networking::v1::NetworkPolicy, apimachinery::pkg::apis::meta::v1::Time};
 use kube::{
     Api, ResourceExt,
-    api::{ListParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
+use serde_json::json;
 use std::{sync::Arc, time::Duration};
 
-pub(crate) async fn create(cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
+pub(crate) async fn create(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
+    let (name, publish) = (args.name.clone(), args.publish.clone());
+    if let Some(template) = args.template {
+        let claim = ClaimArgs {
+            source: template,
+            name: Some(args.name),
+            env: args.env,
+            expires_in: args.expires_in,
+            sleep: args.sleep,
+            wait: args.wait,
+            keep: args.keep,
+            output: args.output,
+        };
+        claim_from(cluster, claim, Source::Template).await?;
+    } else {
+        create_sandbox(global, cluster, args).await?;
+    }
+    publish::start(global, &name, &publish).await
+}
+
+async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
+    let folders = here::folders(global, cluster, &args).await?;
+    let mut host_paths = args.volume.iter().map(|text| volumes::parse(text)).collect::<Result<Vec<_>>>()?;
+    host_paths.extend(folders.mounts);
+    let mut env = args.env;
+    env.extend(folders.env.into_iter().filter(|(name, _)| !env.iter().any(|(set, _)| set == name)).collect::<Vec<_>>());
     let container = ContainerOptions {
         image: args.image,
         command: args.command,
-        env: args.env,
+        env,
         memory: args.memory,
         cpus: args.cpus,
         runtime_class: args.isolation,
-        ..ContainerOptions::default()
+        working_dir: args.workdir.or(folders.working_dir),
+        host_paths,
+        copies: folders.copies,
     };
     cluster.announce_change();
     let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let own_command = !container.command.is_empty();
     let mut wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));
     request_sandboxd(&mut wanted.spec.pod_template);
+    wanted.metadata.annotations.get_or_insert_default().extend(args.sleep.annotations());
     let mut sandbox = match api.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
             return Err(ClientError::AlreadyExists { namespace: cluster.namespace.clone(), name: args.name }.into());
         }
         other => other?,
     };
+    if let Some(network) = args.network {
+        set_network(cluster, &sandbox, network).await?;
+    }
     if !args.wait.wait.is_zero() {
-        sandbox = wait_until_ready(cluster, &sandbox, args.wait.wait, args.keep).await?;
+        sandbox = waiting::created(cluster, &sandbox, args.wait.wait, args.keep, own_command).await?;
     }
     let next = format!(
         "sandbox {0} is {1}\n  run in it:  agent-sandbox exec {0} -- COMMAND\n",
@@ -56,68 +91,45 @@ pub(crate) async fn create(cluster: &ClusterClient, args: CreateArgs) -> Result<
     output::emit(args.output.output, &sandbox, || format!("sandbox/{}\n", args.name), || next)
 }
 
-/// Waits for a new Sandbox. On the local engine a failure that no waiting can mend ends the wait at once, and the
-/// Sandbox is deleted unless it is to be kept. Other clusters repeat failed starts, for example when a registry is busy.
-async fn wait_until_ready(cluster: &ClusterClient, sandbox: &Sandbox, limit: Duration, keep: bool) -> Result<Sandbox> {
-    let (client, namespace, name) = (&cluster.client, cluster.namespace.as_str(), sandbox.name_any());
-    let uid = sandbox.uid();
-    let failure = async {
-        match cluster.is_local() {
-            true => start_failure(client, namespace, &name, Some(uid)).await,
-            false => std::future::pending().await,
-        }
-    };
-    let reason = tokio::select! {
-        ready = sdk::sandbox_ready(client, namespace, &name, limit) => match ready {
-            Ok(sandbox) => return Ok(sandbox),
-            Err(error) => return Err(with_latest_warning(client, namespace, &name, error).await),
-        },
-        reason = failure => reason,
-    };
-    if keep {
-        bail!("sandbox {name} cannot start: {reason}\n  it is kept: agent-sandbox get {name}");
+/// Creates a NetworkPolicy for the Pod of a new Sandbox, which is deleted with the Sandbox. If that fails, the Sandbox
+/// is deleted: it would have another network than the one that was asked for.
+async fn set_network(cluster: &ClusterClient, sandbox: &Sandbox, network: Network) -> Result<()> {
+    let name = sandbox.name_any();
+    let selector = json!({"matchLabels": {keys::labels::SANDBOX_NAME_HASH: names::name_hash(&name)}});
+    let mut policy = network::policy(&format!("{name}-network"), selector, network)?;
+    policy.metadata.owner_references = Some(vec![sandbox.controller_reference()]);
+    let policies: Api<NetworkPolicy> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    if let Err(error) = policies.create(&PostParams::default(), &policy).await {
+        let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+        let deleted = api.delete(&name, &DeleteParams::background()).await;
+        let outcome = if deleted.is_ok() { "was deleted again" } else { "has another network" };
+        return Err(anyhow::Error::new(error).context(format!("cannot set --network; sandbox {name} {outcome}")));
     }
-    sdk::delete(client, namespace, &name).await?;
-    bail!("sandbox {name} cannot start, and was deleted again: {reason}")
+    Ok(())
 }
 
 pub(crate) async fn claim(cluster: &ClusterClient, args: ClaimArgs) -> Result<()> {
+    claim_from(cluster, args, Source::Named).await
+}
+
+async fn claim_from(cluster: &ClusterClient, args: ClaimArgs, source: fn(String) -> Source) -> Result<()> {
     cluster.announce_change();
-    let api: Api<SandboxClaim> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    let options =
-        ClaimOptions { name: args.name, pool: args.pool, env: args.env, expires_at: args.expires_in.map(from_now) };
-    let mut claim = match api.create(&PostParams::default(), &sdk::claim(&options)).await {
-        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
-            let name = options.name.unwrap_or_default();
-            return Err(ClientError::AlreadyExists { namespace: cluster.namespace.clone(), name }.into());
-        }
-        other => other?,
+    let request = ClaimRequest {
+        name: args.name,
+        env: args.env,
+        expires_after: args.expires_in,
+        annotations: args.sleep.annotations(),
+        created_by: "cli",
+        ..ClaimRequest::new(source(args.source), &cluster.namespace)
     };
+    let mut claim = sdk::create_claim(&cluster.client, &request).await?;
     let name = claim.name_any();
     if !args.wait.wait.is_zero() {
-        claim = sdk::claim_ready(&cluster.client, &cluster.namespace, &name, args.wait.wait).await?;
+        claim = waiting::claimed(cluster, &claim, args.wait.wait, args.keep).await?;
     }
     let bound = claim.bound_sandbox().unwrap_or("none yet").to_owned();
     let next = format!("claim {name} has sandbox {bound}\n  run in it:  agent-sandbox exec {name} -- COMMAND\n");
     output::emit(args.output.output, &claim, || format!("sandboxclaim/{name}\n"), || next)
-}
-
-pub(crate) async fn list(cluster: &ClusterClient, args: ListArgs) -> Result<()> {
-    let api: Api<Sandbox> = match args.all_namespaces {
-        true => Api::all(cluster.client.clone()),
-        false => Api::namespaced(cluster.client.clone(), &cluster.namespace),
-    };
-    let mut params = ListParams::default();
-    if let Some(selector) = &args.selector {
-        params = params.labels(selector);
-    }
-    let sandboxes = api.list(&params).await?;
-    output::emit(
-        args.output.output,
-        &sandboxes,
-        || sandboxes.iter().map(|sandbox| format!("sandbox/{}\n", sandbox.name_any())).collect(),
-        || show::table(&sandboxes.items, args.all_namespaces, jiff::Timestamp::now()),
-    )
 }
 
 pub(crate) async fn get(cluster: &ClusterClient, args: GetArgs) -> Result<()> {
@@ -131,17 +143,30 @@ pub(crate) async fn get(cluster: &ClusterClient, args: GetArgs) -> Result<()> {
     )
 }
 
-pub(crate) async fn suspend(cluster: &ClusterClient, args: NamesArgs) -> Result<()> {
+pub(crate) async fn suspend(cluster: &ClusterClient, args: SuspendArgs) -> Result<()> {
     cluster.announce_change();
     for name in &args.names {
         let sandbox = match sdk::suspend(&cluster.client, &cluster.namespace, name).await {
             Ok(sandbox) => sandbox.name_any(),
             Err(error) => return Err(with_suggestion(&cluster.client, &cluster.namespace, error).await),
         };
-        if !args.wait.wait.is_zero() {
-            sdk::sandbox_suspended(&cluster.client, &cluster.namespace, &sandbox, args.wait.wait).await?;
+        if !args.wait.is_zero() {
+            sdk::sandbox_suspended(&cluster.client, &cluster.namespace, &sandbox, args.wait).await?;
         }
         output::print(&format!("sandbox {sandbox} suspended; its files are kept\n"))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn keep_alive(cluster: &ClusterClient, args: KeepAliveArgs) -> Result<()> {
+    cluster.announce_change();
+    for name in &args.names {
+        let sandbox = match sdk::keep_alive(&cluster.client, &cluster.namespace, name, args.time).await {
+            Ok(sandbox) => sandbox,
+            Err(error) => return Err(with_suggestion(&cluster.client, &cluster.namespace, error).await),
+        };
+        let until = show::asleep_at(&sandbox).map(|at| format!(" until {at} at least")).unwrap_or_default();
+        output::print(&format!("sandbox {} stays awake{until}\n", sandbox.name_any()))?;
     }
     Ok(())
 }
@@ -150,15 +175,13 @@ pub(crate) async fn resume(cluster: &ClusterClient, args: NamesArgs) -> Result<(
     cluster.announce_change();
     for name in &args.names {
         let sandbox = match sdk::resume(&cluster.client, &cluster.namespace, name).await {
-            Ok(sandbox) => sandbox.name_any(),
+            Ok(sandbox) => sandbox,
             Err(error) => return Err(with_suggestion(&cluster.client, &cluster.namespace, error).await),
         };
-        if !args.wait.wait.is_zero()
-            && let Err(error) = sdk::sandbox_ready(&cluster.client, &cluster.namespace, &sandbox, args.wait.wait).await
-        {
-            return Err(with_latest_warning(&cluster.client, &cluster.namespace, &sandbox, error).await);
+        if !args.wait.wait.is_zero() {
+            waiting::resumed(cluster, &sandbox, args.wait.wait).await?;
         }
-        output::print(&format!("sandbox {sandbox} resumed\n"))?;
+        output::print(&format!("sandbox {} resumed\n", sandbox.name_any()))?;
     }
     Ok(())
 }
@@ -172,9 +195,10 @@ pub(crate) async fn delete(cluster: &ClusterClient, args: DeleteArgs) -> Result<
     for name in &names {
         let deleted = match sdk::delete(&cluster.client, &cluster.namespace, name).await {
             Ok(deleted) => deleted,
+            Err(ClientError::NotFound { .. }) if args.force => continue,
             Err(error) => return Err(with_suggestion(&cluster.client, &cluster.namespace, error).await),
         };
-        let limit = args.wait.wait;
+        let limit = args.wait;
         let kind = match &deleted {
             Deleted::Claim { uid } => {
                 let api: Api<SandboxClaim> = Api::namespaced(cluster.client.clone(), &cluster.namespace);

@@ -1,13 +1,13 @@
 //! `pool`: warm pools.
 
 use crate::{
-    args::{ListArgs, PoolArgs, PoolCommand},
+    args::{ListArgs, PoolArgs, PoolCommand, nearest},
     cluster::ClusterClient,
     output::{self, Table, age},
 };
-use agent_sandbox_api::v1beta1::SandboxWarmPool;
+use agent_sandbox_api::v1beta1::{SandboxTemplate, SandboxWarmPool};
 use agent_sandbox_client as sdk;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use jiff::Timestamp;
 use kube::{
     Api, ResourceExt,
@@ -22,6 +22,7 @@ pub(crate) async fn pool(cluster: &ClusterClient, args: PoolArgs) -> Result<()> 
     }
     match args.command {
         PoolCommand::Create { name, template, replicas } => {
+            check_template(cluster, &template).await?;
             api.create(&PostParams::default(), &sdk::pool(&name, &template, replicas)).await?;
             output::print(&format!("pool {name} keeps {replicas} sandboxes of template {template} warm\n"))
         }
@@ -35,6 +36,26 @@ pub(crate) async fn pool(cluster: &ClusterClient, args: PoolArgs) -> Result<()> 
             output::print(&format!("pool {name} deleted\n"))
         }
         PoolCommand::List(args) => list(cluster, args).await,
+    }
+}
+
+/// Returns an error if there is no template of this name. A user who may not read templates is believed.
+async fn check_template(cluster: &ClusterClient, name: &str) -> Result<()> {
+    let api: Api<SandboxTemplate> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    match api.get_metadata_opt(name).await {
+        Ok(Some(_)) => return Ok(()),
+        Ok(None) => {}
+        Err(kube::Error::Api(status)) if status.code == 403 => return Ok(()),
+        Err(error) => return Err(error.into()),
+    }
+    let known: Vec<String> =
+        api.list(&ListParams::default()).await.into_iter().flatten().map(|known| known.name_any()).collect();
+    let namespace = &cluster.namespace;
+    match nearest(name, known.iter().map(String::as_str)).first() {
+        Some(near) => bail!("there is no template `{name}` in namespace `{namespace}`\n  did you mean `{near}`?"),
+        None => bail!(
+            "there is no template `{name}` in namespace `{namespace}`; create it first: agent-sandbox template create {name}"
+        ),
     }
 }
 

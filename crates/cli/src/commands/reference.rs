@@ -1,5 +1,6 @@
 //! `reference`: writes the command line's reference page, manual pages and completions, all generated from the parser.
 
+use super::completion;
 use crate::args::{Cli, ReferenceArgs};
 use anyhow::{Context as _, Result};
 use clap::{Arg, Command, CommandFactory as _, ValueEnum as _};
@@ -19,9 +20,8 @@ pub(crate) fn reference(args: &ReferenceArgs) -> Result<()> {
         return Ok(());
     }
     for shell in Shell::value_variants() {
-        let mut script = Vec::new();
-        clap_complete::generate(*shell, &mut Cli::command(), "agent-sandbox", &mut script);
-        write(&folder.join("completions"), &format!("agent-sandbox.{shell}"), &script)?;
+        let script = completion::script(*shell);
+        write(&folder.join("completions"), &format!("agent-sandbox.{shell}"), script.as_bytes())?;
     }
     manual(&command, &folder.join("man"))
 }

@@ -1,20 +1,23 @@
 //! `run`: one command in a new sandbox, on an ephemeral engine that is removed afterwards.
 
-mod volumes;
+pub(crate) mod volumes;
 
 use super::{
+    changes,
+    here::HereFolders,
     image::find_login,
-    pod_warnings::{start_failure, with_host_problem},
+    network, objects, on_started,
+    pod_warnings::{Subject, start_failure, with_host_problem},
     progress::Progress,
-    streams::{Pumps, check_terminal, exit_code, follow_size, until_output_closes},
+    streams::{Pumps, TIMED_OUT, check_terminal, exit_code, follow_size, until_output_closes},
 };
 use crate::{
-    args::{GlobalArgs, Network, RunArgs},
+    args::{CreateArgs, GlobalArgs, Network, OutputArgs, OutputFormat, RunArgs, SleepArgs, WaitArgs},
     terminal::{self, RawMode},
 };
-use agent_sandbox_client::{self as sdk, ContainerOptions};
+use agent_sandbox_client::{self as sdk, ContainerOptions, CopiedFolder};
 use agent_sandbox_engine::{
-    DataDir, Engine, EngineConfig, ListenConfig, NodeConfig, Persistence, host_check, host_image_cache,
+    DataDir, DefaultLimit, Engine, EngineConfig, ListenConfig, NodeConfig, Persistence, host_check, host_image_cache,
 };
 use agent_sandbox_node::runtime::{
     ExecRequest, ExecSession, ImageService as _, PodRuntime as _, PullPolicy, PullProgress, RegistryCredentials,
@@ -30,36 +33,59 @@ use tokio::{
     sync::watch,
 };
 
-/// Name of the Pod.
+/// Name of the Pod unless `--name` gives one.
 const NAME: &str = "run";
 /// The image that contains this machine's own programs.
 const HOST_IMAGE: &str = "host";
-/// Exit code after `--timeout`, the same as that of `timeout`.
-const TIMED_OUT: u8 = 124;
 /// Exit code of shells for a command that Ctrl-C ended: 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 /// Timeout for the sandbox's start. Starting takes milliseconds, but the image may have to be pulled first.
 const START_TIMEOUT: Duration = Duration::from_secs(600);
-/// Private and special address ranges that `--network public` does not open.
-const NOT_PUBLIC: &[&str] =
-    &["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8"];
 
 pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
     check_terminal(args.tty)?;
-    let env = environment(&args.env)?;
+    let mut env = environment(&args.env)?;
+    if args.detach {
+        return run_detached(global, args, env).await;
+    }
+    if args.tty {
+        let mut terminal = terminal::environment(|name| std::env::var(name).ok());
+        terminal.retain(|(name, _)| !env.iter().any(|(named, _)| named == name));
+        env.extend(terminal);
+    }
     if let Some(problem) = host_check::check_settings() {
         return Err(problem.into());
     }
-    let volumes = args.volume.iter().map(|text| volumes::parse(text)).collect::<Result<Vec<_>>>()?;
+    let mut volumes = args.volume.iter().map(|text| volumes::parse(text)).collect::<Result<Vec<_>>>()?;
+    let data = DataDir::locate(global.data_dir.as_deref());
+    let folders = match &data {
+        Ok(data) => HereFolders::find(&args.folders, data.path())?,
+        Err(_) => HereFolders::default(),
+    };
+    volumes.extend(folders.mounts);
+    env.extend(folders.env.into_iter().filter(|(name, _)| !env.iter().any(|(set, _)| set == name)).collect::<Vec<_>>());
+    let copies = match folders.copies.is_empty() {
+        true => None,
+        false => Some(CopiesFolder::create(data?)?),
+    };
     let folder = tempfile::Builder::new().prefix("agent-sandbox-run-").tempdir();
     let folder = folder.context("cannot make a temporary folder for the sandbox")?;
     let config = EngineConfig {
+        audit: None,
         persistence: Persistence::Ephemeral(folder.path().to_owned()),
         listen: ListenConfig::default(),
         node: NodeConfig {
-            host_paths: volumes.iter().map(|(source, _, _)| source.into()).collect(),
+            host_paths: host_paths(&volumes, &folders.copies),
+            copies: copies.as_ref().map(CopiesFolder::path),
             images: image_folder(global, &args.image)?,
             ephemeral: true,
+            // The caller names the registry, so it may be in a private network.
+            mirrors: registry_of(&args.image).map(|name| (name.to_owned(), name.to_owned())).into_iter().collect(),
+            memory: args.memory.clone().unwrap_or_default(),
+            cpus: args.cpus.clone().unwrap_or_default(),
+            pids: args.pids.clone().unwrap_or_default(),
+            storage: args.storage.clone().unwrap_or_default(),
+            inodes: args.inodes.clone().unwrap_or_default(),
             ..NodeConfig::default()
         },
     };
@@ -67,15 +93,19 @@ pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> 
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
     let engine = Engine::start(config).await.map_err(with_host_problem)?;
-    warn_of_weaknesses(&engine, &args);
+    if let Err(error) = check_weaknesses(&engine, &args) {
+        engine.remove().await?;
+        return Err(error);
+    }
     let container = ContainerOptions {
         image: args.image.clone(),
-        memory: args.memory.clone(),
-        cpus: args.cpus.clone(),
+        memory: args.memory.as_ref().and_then(chosen_quantity),
+        cpus: args.cpus.as_ref().and_then(chosen_quantity),
         runtime_class: args.isolation.clone(),
-        working_dir: args.workdir.clone(),
+        working_dir: args.workdir.clone().or_else(|| folders.working_dir.clone()),
         env,
         host_paths: volumes,
+        copies: folders.copies,
         ..ContainerOptions::default()
     };
     let limit = args.timeout.unwrap_or(Duration::MAX);
@@ -93,29 +123,107 @@ pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> 
         _ = hangup.recv() => Ok(ExitCode::from(INTERRUPTED)),
     };
     engine.remove().await?;
+    if let Some(copies) = copies {
+        changes::summarise(&copies.data, &copies.name)?;
+    }
     outcome
+}
+
+/// Where the copies of a `run` are stored, under a name by which `changes` finds them.
+struct CopiesFolder {
+    data: DataDir,
+    name: String,
+}
+
+impl CopiesFolder {
+    fn create(data: DataDir) -> Result<Self> {
+        let failed = || format!("cannot make a folder for the changes in {}", data.path().display());
+        data.create().with_context(failed)?;
+        let copies = data.copies();
+        match std::fs::create_dir(&copies) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error).with_context(failed),
+            _ => {}
+        }
+        loop {
+            let name = unique_name();
+            match std::fs::create_dir(copies.join(&name)) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).with_context(failed),
+                Ok(()) => return Ok(Self { data, name }),
+            }
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.data.copies().join(&self.name)
+    }
+}
+
+/// A name that no other `run` has at this moment.
+fn unique_name() -> String {
+    let unique = jiff::Timestamp::now().as_microsecond() & 0xff_ffff;
+    format!("{NAME}-{unique:06x}")
+}
+
+/// The host folders that the sandbox may have.
+fn host_paths(volumes: &[(String, String, bool)], copies: &[CopiedFolder]) -> Vec<PathBuf> {
+    let mounted = volumes.iter().map(|(source, _, _)| source);
+    mounted.chain(copies.iter().map(|copy| &copy.path)).map(PathBuf::from).collect()
+}
+
+/// `run --detach`: a Sandbox of the engine, which stays, instead of one of this process's own.
+async fn run_detached(global: &GlobalArgs, args: RunArgs, env: Vec<(String, String)>) -> Result<ExitCode> {
+    let create = CreateArgs {
+        name: args.name.unwrap_or_else(unique_name),
+        image: args.image,
+        env,
+        volume: args.volume,
+        folders: args.folders,
+        network: (args.network != Network::None).then_some(args.network),
+        workdir: args.workdir,
+        isolation: args.isolation,
+        memory: args.memory.as_ref().and_then(chosen_quantity),
+        cpus: args.cpus.as_ref().and_then(chosen_quantity),
+        command: args.command,
+        template: None,
+        publish: Vec::new(),
+        expires_in: None,
+        sleep: SleepArgs::default(),
+        wait: WaitArgs { wait: sdk::READY_TIMEOUT },
+        keep: false,
+        output: OutputArgs { output: OutputFormat::Table },
+    };
+    on_started(global, async |cluster| objects::create(global, cluster, create).await).await?;
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn run_in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOptions) -> Result<ExitCode> {
     let client = engine.client();
-    pull(engine, &args.image).await?;
+    let own_command = pull(engine, &args.image).await?;
+    let command = if args.command.is_empty() { own_command } else { args.command.clone() };
+    if command.is_empty() {
+        bail!("the image {} has no command of its own; give one: agent-sandbox run --image {0} -- COMMAND", args.image);
+    }
+    let name = args.name.as_deref().unwrap_or(NAME);
     if args.network == Network::Public {
         let policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), "default");
-        policies.create(&PostParams::default(), &public_policy()?).await.context("cannot open the network")?;
+        let policy = network::policy("public", json!({}), args.network)?;
+        policies.create(&PostParams::default(), &policy).await.context("cannot open the network")?;
     }
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-    let pod = sdk::pod(NAME, &container).context("cannot describe the sandbox")?;
+    let pod = sdk::pod(name, &container).context("cannot describe the sandbox")?;
     pods.create(&PostParams::default(), &pod).await.context("cannot create the sandbox")?;
     let pod = tokio::select! {
-        started = sdk::pod_started(&client, "default", NAME, START_TIMEOUT) => started?,
-        reason = start_failure(&client, "default", NAME, None) => {
+        started = sdk::pod_started(&client, "default", name, START_TIMEOUT) => started?,
+        reason = start_failure(&client, "default", Subject::Pod(name)) => {
             return Err(with_host_problem(anyhow!("the sandbox cannot start: {reason}")));
         }
     };
+    let working_dir = container.working_dir;
     let size = terminal::size().filter(|_| args.tty).map(|(columns, rows)| TerminalSize { rows, columns });
     let request = ExecRequest {
-        command: args.command.clone(),
-        working_dir: args.workdir.clone(),
+        command,
+        working_dir,
         stdin: args.interactive || args.tty || !std::io::stdin().is_terminal(),
         stdout: true,
         stderr: !args.tty,
@@ -154,10 +262,16 @@ fn image_folder(global: &GlobalArgs, image: &str) -> Result<Option<PathBuf>> {
     Ok(Some(data.images()))
 }
 
-/// Pulls the image before the Pod is created, to show progress on a terminal.
-async fn pull(engine: &Engine, image: &str) -> Result<()> {
+/// The registry that an image's name begins with, if it does.
+fn registry_of(image: &str) -> Option<&str> {
+    let (first, _) = image.split_once('/')?;
+    (first.contains(['.', ':']) || first == "localhost").then_some(first)
+}
+
+/// Pulls the image before the Pod is created, to show progress on a terminal. Returns the image's own command.
+async fn pull(engine: &Engine, image: &str) -> Result<Vec<String>> {
     if image == HOST_IMAGE {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let credentials: Vec<_> = find_login(image)?.into_iter().map(RegistryCredentials::from).collect();
     let line = Progress::start(image.to_owned(), None);
@@ -175,20 +289,31 @@ async fn pull(engine: &Engine, image: &str) -> Result<()> {
         }
     };
     line.finish();
-    outcome.map(drop).with_context(|| format!("cannot use the image {image}"))
+    let config = outcome.with_context(|| format!("cannot use the image {image}"))?.config;
+    Ok([config.entrypoint, config.command].concat())
 }
 
-/// Warns about limits or network access that was requested and is not available on this machine.
-fn warn_of_weaknesses(engine: &Engine, args: &RunArgs) {
+/// Warns about limits that were requested and are not enforced on this machine. A network that was requested and is
+/// not available is an error: the command would fail later, for a reason that it cannot know.
+fn check_weaknesses(engine: &Engine, args: &RunArgs) -> Result<()> {
+    let chosen = [&args.memory, &args.cpus].into_iter().flatten();
+    let limited = chosen.into_iter().any(|limit| *limit != DefaultLimit::Unlimited);
     for weakness in engine.kernel().weaknesses() {
-        let relevant = match weakness.kind {
-            WeaknessKind::LimitNotEnforced => args.memory.is_some() || args.cpus.is_some(),
-            WeaknessKind::NoEgress => args.network == Network::Public,
-            _ => false,
-        };
-        if relevant {
-            eprintln!("warning: {}", weakness.message);
+        match weakness.kind {
+            WeaknessKind::LimitNotEnforced if limited => eprintln!("warning: {}", weakness.message),
+            WeaknessKind::NoEgress if args.network == Network::Public => {
+                bail!("--network public is not available here: {}", weakness.message);
+            }
+            _ => {}
         }
+    }
+    Ok(())
+}
+
+fn chosen_quantity(limit: &DefaultLimit) -> Option<String> {
+    match limit {
+        DefaultLimit::Quantity(text) => Some(text.clone()),
+        DefaultLimit::OfMachine | DefaultLimit::Unlimited => None,
     }
 }
 
@@ -205,13 +330,4 @@ fn environment(words: &[String]) -> Result<Vec<(String, String)>> {
             },
         })
         .collect()
-}
-
-fn public_policy() -> Result<NetworkPolicy> {
-    let to = json!([{"ipBlock": {"cidr": "0.0.0.0/0", "except": NOT_PUBLIC}}]);
-    let policy = json!({
-        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "public"},
-        "spec": {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": to}]},
-    });
-    Ok(serde_json::from_value(policy)?)
 }

@@ -1,8 +1,8 @@
-//! `controller` and `router`: one part of the system as a process of its own; and `token`, for the router.
+//! `controller` and `router`: one part of the system as a process of its own.
 
-use crate::{allocator, args::TokenArgs, args::TokenCommand, output};
+use crate::{allocator, output};
 use agent_sandbox_controller::{flags::Flags, run_process, version_text};
-use agent_sandbox_router::{RouterArgs, mint_token, run_router};
+use agent_sandbox_router::{RouterArgs, run_router};
 use anyhow::{Context as _, Result};
 use std::{io::IsTerminal, process::ExitCode};
 use tokio::signal::unix::{SignalKind, signal};
@@ -62,12 +62,6 @@ pub(crate) async fn router(args: RouterArgs) -> Result<ExitCode> {
     };
     run_router(config, cancelled_by_signals()?).await?;
     Ok(ExitCode::SUCCESS)
-}
-
-pub(crate) fn token(args: &TokenArgs) -> Result<()> {
-    match &args.command {
-        TokenCommand::Mint(args) => output::print(&format!("{}\n", mint_token(args)?)),
-    }
 }
 
 /// A token that SIGTERM or Ctrl-C cancels.

@@ -3,23 +3,46 @@
 use crate::terminal;
 use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, poll};
-use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
+use std::{
+    io::IsTerminal as _,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     signal::unix::{SignalKind, signal},
     task::JoinHandle,
 };
 
-/// Timeout for output that is still under way when the command has ended.
-const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Output counts as complete when the command has ended and nothing more has arrived for this long: processes that the
+/// command left in the background may hold it open.
+const OUTPUT_IDLE_AFTER_EXIT: Duration = Duration::from_millis(100);
 
 /// Timeout for the exit code of a command whose output is no longer read.
 const EXIT_CODE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Exit code after `--timeout`, the same as that of `timeout`.
+pub(crate) const TIMED_OUT: u8 = 124;
 /// Exit code of a process that SIGPIPE ended, as shells report it.
 const SIGPIPE_EXIT_CODE: u8 = 141;
 
 /// Tasks that copy the command's output to this process's own.
-pub(crate) struct Pumps(Vec<JoinHandle<std::io::Result<()>>>);
+pub(crate) struct Pumps {
+    tasks: Vec<JoinHandle<std::io::Result<()>>>,
+    activity: Arc<Activity>,
+}
+
+/// What the tasks are doing.
+#[derive(Default)]
+struct Activity {
+    /// Number of chunks read so far.
+    chunks: AtomicUsize,
+    /// Number of tasks that wait for this process's own output to take a chunk.
+    writing: AtomicUsize,
+}
 
 impl Pumps {
     /// Starts to copy in both directions, for the streams that exist.
@@ -29,17 +52,26 @@ impl Pumps {
         stderr: Option<impl AsyncRead + Unpin + Send + 'static>,
     ) -> Self {
         if let Some(stdin) = stdin {
-            tokio::spawn(pump(tokio::io::stdin(), stdin));
+            tokio::spawn(pump(tokio::io::stdin(), stdin, Arc::default()));
         }
-        let stdout = stdout.map(|stream| tokio::spawn(pump(stream, tokio::io::stdout())));
-        let stderr = stderr.map(|stream| tokio::spawn(pump(stream, tokio::io::stderr())));
-        Self(stdout.into_iter().chain(stderr).collect())
+        let activity: Arc<Activity> = Arc::default();
+        let stdout = stdout.map(|stream| tokio::spawn(pump(stream, tokio::io::stdout(), Arc::clone(&activity))));
+        let stderr = stderr.map(|stream| tokio::spawn(pump(stream, tokio::io::stderr(), Arc::clone(&activity))));
+        Self { tasks: stdout.into_iter().chain(stderr).collect(), activity }
     }
 
     /// Waits for the command's last output.
     pub(crate) async fn finish(self) {
-        for output in self.0 {
-            let _ = tokio::time::timeout(LAST_OUTPUT_TIMEOUT, output).await;
+        let mut all = futures::future::join_all(self.tasks);
+        loop {
+            let before = self.activity.chunks.load(Ordering::Relaxed);
+            if tokio::time::timeout(OUTPUT_IDLE_AFTER_EXIT, &mut all).await.is_ok() {
+                return;
+            }
+            let writing = self.activity.writing.load(Ordering::Relaxed) > 0;
+            if !writing && self.activity.chunks.load(Ordering::Relaxed) == before {
+                return;
+            }
         }
     }
 }
@@ -73,15 +105,26 @@ async fn output_closed() {
 }
 
 /// Copies until the end of the stream. Flushes whenever no more bytes can be read without waiting.
-async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> std::io::Result<()> {
-    let mut buffer = vec![0; 32 * 1024];
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    activity: Arc<Activity>,
+) -> std::io::Result<()> {
+    let mut buffer = vec![0; 256 * 1024];
     loop {
         let count = from.read(&mut buffer).await?;
         if count == 0 {
             return to.shutdown().await;
         }
-        to.write_all(&buffer[..count]).await?;
-        to.flush().await?;
+        activity.chunks.fetch_add(1, Ordering::Relaxed);
+        activity.writing.fetch_add(1, Ordering::Relaxed);
+        let written = async {
+            to.write_all(&buffer[..count]).await?;
+            to.flush().await
+        };
+        let written = written.await;
+        activity.writing.fetch_sub(1, Ordering::Relaxed);
+        written?;
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{
     args::{GlobalArgs, OutputFormat, TopArgs},
     cluster::ClusterClient,
     output::{self, Table},
+    terminal::RawMode,
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxWarmPool};
 use agent_sandbox_engine::{DataDir, EngineReply, EngineRequest, send_request};
@@ -22,12 +23,13 @@ use std::{
     io::IsTerminal as _,
     time::{Duration, Instant},
 };
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    io::AsyncReadExt as _,
+    signal::unix::{SignalKind, signal},
+};
 
 /// Minimum interval between samples. With a shorter one, `top` would mostly measure its own requests.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
-/// Moves the cursor to the top left corner and clears the screen.
-const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Resource usage of one sandbox.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -68,24 +70,57 @@ pub(crate) async fn top(global: &GlobalArgs, args: &TopArgs) -> Result<()> {
     let interval = args.interval.max(MIN_INTERVAL);
     let live = !args.once && args.output.output == OutputFormat::Table && std::io::stdout().is_terminal();
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let _keys = if live { RawMode::single_keys() } else { None };
+    let mut quit = std::pin::pin!(quit_key(_keys.is_some()));
     let mut before = take_sample(&data, &cluster).await?;
     let mut history = History::default();
     loop {
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
             _ = interrupt.recv() => return Ok(()),
+            () = &mut quit => return Ok(()),
         }
         let now = take_sample(&data, &cluster).await?;
         let mut rows = usage_between(&before, &now);
         if !live {
+            if args.output.output == OutputFormat::Table
+                && let Some(note) = missing_note(&rows)
+            {
+                eprint!("{note}");
+            }
             return output::emit(args.output.output, &rows, || names(&rows), || table(&rows));
         }
         // The busiest first. The sort is stable: rows with equal usage stay ordered by name.
         rows.sort_by_key(|row| std::cmp::Reverse(row.cpu_millis));
         history.record(before.claims, now.claims);
-        output::print(&format!("{CLEAR}{}\n{history}\n\n{}", pools(&now), table(&rows)))?;
+        let (clear, note) = (output::CLEAR_SCREEN, missing_note(&rows).unwrap_or_default());
+        output::print(&format!("{clear}{}\n{history}\n\n{}{note}q quits\n", pools(&now), table(&rows)))?;
         before = now;
     }
+}
+
+/// Completes when `q` is typed; never without a terminal.
+async fn quit_key(terminal: bool) {
+    if !terminal {
+        return std::future::pending().await;
+    }
+    let mut input = tokio::io::stdin();
+    loop {
+        match input.read_u8().await {
+            Ok(b'q' | b'Q') => return,
+            Ok(_) => {}
+            Err(_) => return std::future::pending().await,
+        }
+    }
+}
+
+/// Explains dashes in the table: nothing is measured without a cgroup of each sandbox's own.
+fn missing_note(rows: &[Row]) -> Option<&'static str> {
+    let unmeasured = |row: &Row| row.processes > 0 && row.cpu_millis.is_none() && row.memory_bytes.is_none();
+    rows.iter().any(unmeasured).then_some(
+        "note: `-`: this engine cannot measure CPU and memory, which needs cgroups; \
+         run it as root, or let systemd delegate them (`agent-sandbox doctor` says more)\n",
+    )
 }
 
 async fn take_sample(data: &DataDir, cluster: &ClusterClient) -> Result<Sample> {
@@ -194,6 +229,7 @@ mod tests {
             cpu_micros: Some(cpu_micros),
             memory_bytes: Some(5 << 20),
             processes: 3,
+            containers: Vec::new(),
         }
     }
 

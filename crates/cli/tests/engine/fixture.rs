@@ -58,7 +58,7 @@ impl Engine {
         self.up_with(&[]);
     }
 
-    fn up_with(&self, flags: &[&str]) {
+    pub(crate) fn up_with(&self, flags: &[&str]) {
         let words = ["up", "--detach", "--api-listen", "127.0.0.1:0", "--router-listen", "127.0.0.1:0"];
         let ready = self.ok(&[&words, flags].concat());
         assert!(ready.starts_with("ready: API https://127.0.0.1:"), "{ready}");
@@ -110,6 +110,6 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        let _ = self.run(&["down", "--purge"]);
+        let _ = self.run(&["down", "--purge", "--yes"]);
     }
 }

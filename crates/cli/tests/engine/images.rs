@@ -24,6 +24,10 @@ fn an_imported_image_is_listed_run_kept_while_needed_and_removed() {
     engine.ok(&["suspend", "box"]);
     let (_, _, said) = engine.fails(&["image", "rm", "tiny:v1"]);
     assert!(said.contains("needs image tiny:v1"), "{said}");
+    // A second name of the image does not help: the sandbox was created with the first.
+    engine.ok(&["image", "import", file.to_str().unwrap(), "--name", "tiny:v2"]);
+    let (_, _, said) = engine.fails(&["image", "rm", "tiny:v1"]);
+    assert!(said.contains("needs image tiny:v1"), "{said}");
     engine.ok(&["resume", "box"]);
     assert_eq!(engine.ok(&["exec", "box", "--", "cat", "/data/here"]), "in the image\n");
 
@@ -33,6 +37,7 @@ fn an_imported_image_is_listed_run_kept_while_needed_and_removed() {
     crate::fixture::eventually("the deleted sandbox lets go of its image", || {
         engine.run(&["image", "remove", "tiny:v1"]).status.success()
     });
+    engine.ok(&["image", "remove", "tiny:v2"]);
     assert_eq!(engine.ok(&["image", "list", "-o", "name"]), "");
     let (_, _, said) = engine.fails(&["image", "remove", "tiny:v1"]);
     assert!(said.contains("there is no image tiny:v1 here"), "{said}");

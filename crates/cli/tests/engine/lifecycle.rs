@@ -59,7 +59,8 @@ fn down_stops_sandboxes_and_up_brings_them_back() {
     engine.ok(&["create", "box"]);
     engine.ok(&["exec", "box", "--", "sh", "-c", "echo kept > /home/user/f"]);
     engine.ok(&["down"]);
-    assert_eq!(engine.ok(&["status", "-o", "name"]), "stopped\n");
+    let (code, out, _) = engine.fails(&["status", "-o", "name"]);
+    assert_eq!((code, out.as_str()), (3, "stopped\n"));
     engine.up();
     // The sandbox is started again in the background.
     eventually("it comes back", || engine.run(&["exec", "box", "--", "true"]).status.success());
@@ -161,4 +162,132 @@ fn a_sandbox_that_cannot_start_fails_at_once() {
     engine.ok(&["delete", "bad"]);
     engine.ok(&["create", "bad"]);
     assert_eq!(engine.ok(&["exec", "bad", "--", "echo", "works"]), "works\n", "old warnings do not count");
+}
+
+/// A command that ends with an error is not ready, not even between its restarts.
+#[test]
+fn a_crashing_command_fails_at_once() {
+    let Some(engine) = Engine::start() else { return };
+    let (_, out, said) = engine.fails(&["create", "crash", "--", "sh", "-c", "exit 3"]);
+    assert!(!out.contains("Ready"), "{out}");
+    assert!(said.contains("sandbox crash cannot start, and was deleted again: "), "{said}");
+    assert!(said.contains("its command ended with exit code 3"), "{said}");
+    let (_, _, said) = engine.fails(&["create", "crash", "--keep", "--", "sh", "-c", "exit 3"]);
+    assert!(said.contains("it is kept: agent-sandbox get crash"), "{said}");
+    let (_, _, said) = engine.fails(&["create", "over", "--", "true"]);
+    // Either the Sandbox's condition or the container's end is seen first.
+    assert!(said.contains("sandbox over cannot start, and was deleted again: "), "{said}");
+    assert!(said.contains("PodSucceeded") || said.contains("its command ended with exit code 0"), "{said}");
+    eventually("only the kept one is left", || !engine.ok(&["list"]).contains("over "));
+    assert!(engine.ok(&["list"]).contains("crash "));
+}
+
+/// A sandbox that worked is resumed with an image that is gone: the wait ends with the reason, and nothing is deleted.
+#[test]
+fn a_resume_that_cannot_succeed_fails_at_once_and_keeps_the_sandbox() {
+    let Some(engine) = Engine::start() else { return };
+    engine.ok(&["create", "box"]);
+    engine.ok(&["suspend", "box"]);
+    let config = engine.ok(&["kubeconfig", "--path"]);
+    let patch =
+        r#"{"spec":{"podTemplate":{"spec":{"containers":[{"name":"sandbox","image":"127.0.0.1:9/missing:v1"}]}}}}"#;
+    patch_sandbox(config.trim(), "box", patch);
+    let started = std::time::Instant::now();
+    let (_, _, said) = engine.fails(&["resume", "box", "--wait", "170s"]);
+    assert!(said.contains("sandbox box cannot start: ") && said.contains("its files are kept"), "{said}");
+    assert!(started.elapsed() < std::time::Duration::from_secs(60), "it waited");
+    engine.ok(&["get", "box"]);
+}
+
+/// Changes a Sandbox with a merge patch.
+fn patch_sandbox(kubeconfig: &str, name: &str, patch: &str) {
+    use agent_sandbox_api::v1beta1::Sandbox;
+    use kube::{
+        Api, Client, Config,
+        api::{Patch, PatchParams},
+        config::{KubeConfigOptions, Kubeconfig},
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let file = Kubeconfig::read_from(kubeconfig).unwrap();
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+        let sandboxes: Api<Sandbox> = Api::namespaced(Client::try_from(config).unwrap(), "default");
+        let patch: serde_json::Value = serde_json::from_str(patch).unwrap();
+        sandboxes.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_claim_on_a_template_gets_a_sandbox_and_a_failed_claim_is_deleted() {
+    let Some(engine) = Engine::start() else { return };
+    engine.ok(&["template", "create", "t1"]);
+    let said = engine.ok(&["claim", "t1", "--name", "mine"]);
+    assert!(said.starts_with("claim mine has sandbox "), "{said}");
+    assert_eq!(engine.ok(&["exec", "mine", "--", "echo", "works"]), "works\n");
+    let (_, _, said) = engine.fails(&["claim", "nowhere", "--name", "lost"]);
+    assert!(said.contains("names neither a warm pool nor a template"), "{said}");
+    engine.ok(&["template", "create", "broken", "--image", "127.0.0.1:9/missing:v1"]);
+    let started = std::time::Instant::now();
+    let (_, _, said) = engine.fails(&["claim", "broken", "--name", "bad", "--wait", "170s"]);
+    assert!(said.contains("claim bad cannot start, and was deleted again: ") && said.contains("missing"), "{said}");
+    assert!(started.elapsed() < std::time::Duration::from_secs(60), "it waited");
+    eventually("the claim is gone", || !engine.ok(&["list"]).contains("bad "));
+    let (_, _, said) = engine.fails(&["claim", "broken", "--name", "bad", "--keep"]);
+    assert!(said.contains("it is kept: agent-sandbox get bad"), "{said}");
+    let listed = engine.ok(&["list"]);
+    assert!(listed.lines().any(|line| line.starts_with("bad ")), "a claim without a ready sandbox is shown: {listed}");
+    assert!(listed.lines().any(|line| line.starts_with("mine ") && line.contains("Ready")), "{listed}");
+    // A claim whose sandbox does not exist yet has a row of its own.
+    engine.ok(&["delete", "bad"]);
+}
+
+/// The usual port may belong to another Kubernetes: the next free one is taken, kept over a restart, and written into a
+/// kubeconfig that the engine was merged into.
+#[test]
+fn a_port_in_use_is_replaced_and_remembered() {
+    let Some(engine) = Engine::stopped() else { return };
+    let home = engine.folder.path().join("home");
+    fs::create_dir(&home).unwrap();
+    let run = |words: &[&str]| {
+        let output = engine.command(words).env("HOME", &home).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let port = || engine.state()["api"].as_str().unwrap().rsplit(':').next().unwrap().parse::<u16>().unwrap();
+    // Whether this test or another program of this machine has the usual port, it is in use.
+    let _usual = std::net::TcpListener::bind("127.0.0.1:6443");
+    let said = run(&["up", "--detach", "--router-listen", "127.0.0.1:0", "--warm", "0"]);
+    let first = port();
+    assert!(first > 6443, "{first}");
+    assert!(said.contains(&format!("the API is at port {first}")), "{said}");
+    run(&["kubeconfig", "--merge"]);
+    let merged = || fs::read_to_string(home.join(".kube/config")).unwrap();
+    assert!(merged().contains(&format!("127.0.0.1:{first}")), "{}", merged());
+    run(&["down"]);
+    run(&["up", "--detach", "--router-listen", "127.0.0.1:0"]);
+    assert_eq!(port(), first, "the port is kept");
+    run(&["down"]);
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", first)).unwrap();
+    let said = run(&["up", "--detach", "--router-listen", "127.0.0.1:0"]);
+    let second = port();
+    assert!(second > first && said.contains("now has the new address"), "{second}: {said}");
+    assert!(merged().contains(&format!("127.0.0.1:{second}")), "{}", merged());
+    run(&["down"]);
+    let listen = format!("127.0.0.1:{first}");
+    let (_, _, said) = engine.fails(&["up", "--detach", "--api-listen", &listen, "--router-listen", "127.0.0.1:0"]);
+    assert!(said.contains("choose another one with --api-listen"), "{said}");
+}
+
+/// A server that does not answer is named, with what chose it.
+#[test]
+fn an_unreachable_server_is_named() {
+    let Some(engine) = Engine::stopped() else { return };
+    let file = engine.folder.path().join("elsewhere");
+    let config = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: \"http://127.0.0.1:9\"}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\nusers:\n- name: u\n  user: {}\n";
+    fs::write(&file, config).unwrap();
+    let output = engine.command(&["list"]).env("KUBECONFIG", &file).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let expected =
+        format!("no answer from the Kubernetes API at http://127.0.0.1:9/ (chosen by KUBECONFIG: {})", file.display());
+    assert!(said.contains(&expected), "{said}");
 }

@@ -3,10 +3,22 @@
 #![expect(clippy::unwrap_used, reason = "a test fails at the first error")]
 
 mod archive;
+mod autostart;
+mod e2b;
+mod familiar;
 mod fixture;
+mod here;
+mod history;
 mod images;
 mod isolation;
 mod lifecycle;
+mod messages;
+mod namespace_life;
 mod outputs;
+mod packages;
 mod run;
+mod second_tenant;
+mod session;
+mod sleep;
 mod tenants;
+mod terminals;

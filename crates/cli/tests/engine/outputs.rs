@@ -221,6 +221,6 @@ fn outputs_match_their_snapshots() {
     check(
         &engine,
         "down",
-        &[&["up"], &["down"], &["status"], &["status", "-o", "json"], &["list"], &["down", "--purge"]],
+        &[&["up"], &["down"], &["status"], &["status", "-o", "json"], &["list"], &["down", "--purge", "--yes"]],
     );
 }

@@ -38,6 +38,26 @@ fn run_passes_the_exit_code_and_the_streams_through() {
     assert!(text(&output.stderr).starts_with("cannot run /etc/passwd: Permission denied"), "{output:?}");
 }
 
+/// A command that runs out of memory says so, and a process that it leaves behind does not delay its end.
+#[test]
+fn lack_of_memory_is_named_and_processes_in_the_background_are_not_waited_for() {
+    if !is_root() {
+        return;
+    }
+    let message = "the command was killed: out of memory: the limit is 64Mi\n";
+    let output = run(&["--memory", "64Mi", "--", "tail", "/dev/zero"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(137), message));
+    let Some(engine) = Engine::start() else { return };
+    engine.ok(&["create", "box", "--memory", "64Mi"]);
+    let (code, _, said) = engine.fails(&["exec", "box", "--", "sh", "-c", "tail /dev/zero"]);
+    assert!(code == 137 && said.ends_with(message), "{code}: {said}");
+    let began = std::time::Instant::now();
+    assert_eq!(engine.ok(&["exec", "box", "--", "sh", "-c", "sleep 600 & echo started"]), "started\n");
+    assert!(began.elapsed() < std::time::Duration::from_secs(60), "it waited for the process in the background");
+    let (_, _, said) = engine.fails(&["create", "crash", "--", "sh", "-c", "exit 3"]);
+    assert!(said.contains("its command ended with exit code 3"), "{said}");
+}
+
 #[test]
 fn standard_input_reaches_the_command() {
     if !can_run() {

@@ -24,7 +24,7 @@ fn object<T: DeserializeOwned>(value: Value) -> T {
 }
 
 /// The engine's API as its administrator, and as the holder of another token.
-async fn config(engine: &Engine, token: Option<&str>) -> Config {
+pub(crate) async fn config(engine: &Engine, token: Option<&str>) -> Config {
     let mut file = Kubeconfig::read_from(engine.data().join("kubeconfig")).unwrap();
     if let Some(token) = token {
         file.auth_infos[0].auth_info.as_mut().unwrap().token = Some(token.to_owned().into());
@@ -33,7 +33,7 @@ async fn config(engine: &Engine, token: Option<&str>) -> Config {
 }
 
 /// A namespace with a ServiceAccount that may edit it; returns the account's token.
-async fn tenant(admin: &Client, name: &str) -> String {
+pub(crate) async fn tenant(admin: &Client, name: &str) -> String {
     let create = PostParams::default();
     let namespaces: Api<Namespace> = Api::all(admin.clone());
     namespaces.create(&create, &object(json!({"metadata": {"name": name}}))).await.unwrap();
@@ -50,7 +50,7 @@ async fn tenant(admin: &Client, name: &str) -> String {
 }
 
 /// Runs a command through the router; the status of the response and, on success, the command's output.
-async fn execute(
+pub(crate) async fn execute(
     connection: &mut SendRequest<Full<Bytes>>,
     token: Option<&str>,
     namespace: &str,
@@ -74,7 +74,7 @@ async fn execute(
     (status, answer["stdout"].as_str().unwrap_or_default().to_owned())
 }
 
-async fn connect(
+pub(crate) async fn connect(
     stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 ) -> SendRequest<Full<Bytes>> {
     let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
@@ -126,6 +126,94 @@ fn the_router_serves_a_user_only_where_rbac_lets_it_forward_ports() {
     });
     let files = engine.ok(&["-n", "team-b", "exec", "box", "--", "ls", "/home/user"]);
     assert!(!files.contains("intruder"), "{files}");
+    check_audit(&engine);
+}
+
+/// The audit log after the test above: who ran what where, and what was refused.
+fn check_audit(engine: &Engine) {
+    const TENANT: &str = "system:serviceaccount:team-a:tenant";
+    let records = |arguments: &[&str]| -> Vec<Value> {
+        let output = engine.ok(&[&["audit", "-o", "json"], arguments].concat());
+        output.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    // Records are written in batches.
+    eventually("the last command is recorded", || {
+        records(&["--name", "box"]).iter().any(|record| record["argv"] == json!(["ls", "/home/user"]))
+    });
+    let by_tenant = records(&["--user", TENANT]);
+    let is = |record: &&Value, source: &str, action: &str, decision: &str| {
+        record["source"] == source && record["action"] == action && record["decision"] == decision
+    };
+    let ran = by_tenant.iter().filter(|record| is(record, "router", "exec", "allow"));
+    let ran: Vec<&Value> = ran.map(|record| &record["argv"][0]).collect();
+    assert_eq!(ran, ["echo hello", "echo again", "echo hello", "echo again"]);
+    let refused = by_tenant.iter().filter(|record| is(record, "router", "exec", "deny"));
+    let refused: Vec<(&Value, &Value)> = refused.map(|record| (&record["namespace"], &record["status"])).collect();
+    let status = json!(403);
+    for namespace in ["team-b", "default", "nowhere"] {
+        let count = refused.iter().filter(|(refused, code)| *refused == namespace && **code == status).count();
+        assert_eq!(count, 2, "{namespace}: {refused:?}");
+    }
+    assert!(by_tenant.iter().any(|record| is(&record, "api", "port-forward", "allow")));
+    let denied = records(&["--denied", "--user", TENANT]);
+    let read = |record: &Value| record["request"] == "GET /api/v1/namespaces/team-b" && record["source"] == "api";
+    assert!(denied.iter().any(read), "a refused read is recorded: {denied:?}");
+    let anonymous = records(&["--denied"]);
+    assert!(anonymous.iter().any(|record| record["status"] == 401 && record["user"].is_null()));
+    let created = records(&["-n", "team-b", "--name", "box"]);
+    let sandbox = |record: &&Value| record["resource"] == "sandboxes.agents.x-k8s.io" && record["action"] == "create";
+    let created: Vec<&Value> = created.iter().filter(sandbox).collect();
+    assert_eq!(created.len(), 1, "{created:?}");
+    let text = engine.ok(&["audit", "--user", TENANT, "--denied"]);
+    assert!(text.contains("exec  sandboxes team-b/box  denied 403"), "{text}");
+    let none = engine.ok(&["audit", "--since", "0s"]);
+    assert_eq!(none, "");
+}
+
+/// A token that `token mint` creates with the engine's own secret opens one sandbox, also as a link in a browser.
+#[test]
+fn a_scoped_token_opens_one_sandbox_at_the_routers_listener() {
+    let Some(engine) = Engine::start() else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    engine.ok(&["create", "box"]);
+    engine.ok(&["create", "other"]);
+    let token = engine.ok(&["token", "mint", "box"]).trim().to_owned();
+    let router = engine.state()["router"].as_str().unwrap().trim_start_matches("http://").to_owned();
+    runtime.block_on(async {
+        let mut connection = connect(tokio::net::TcpStream::connect(&router).await.unwrap()).await;
+        let own = execute(&mut connection, Some(&token), "default", "box", "echo hello").await;
+        assert_eq!(own, (StatusCode::OK, "hello\n".to_owned()));
+        let (other, _) = execute(&mut connection, Some(&token), "default", "other", "true").await;
+        assert_eq!(other, StatusCode::FORBIDDEN);
+        let forged = format!("{token}x");
+        let (status, _) = execute(&mut connection, Some(&forged), "default", "box", "true").await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED);
+        let port = router.rsplit_once(':').unwrap().1;
+        let mut get = async |host: &str, target: &str, header: (&str, &str)| {
+            let request = Request::get(target).header("host", format!("{host}:{port}")).header(header.0, header.1);
+            connection.ready().await.unwrap();
+            connection.send_request(request.body(Full::default()).unwrap()).await.unwrap()
+        };
+        let host = "8888-box--default.localhost";
+        let link = get(host, &format!("/exists/.?agent-sandbox-token={token}"), ("accept", "*/*")).await;
+        assert_eq!(link.status(), StatusCode::FOUND);
+        let cookie = link.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+        drop(link.into_body().collect().await.unwrap());
+        let page = get(host, "/exists/.", ("cookie", &cookie)).await;
+        assert_eq!(page.status(), StatusCode::OK);
+        drop(page.into_body().collect().await.unwrap());
+        let other = get("8888-other--default.localhost", "/exists/.", ("cookie", &cookie)).await;
+        assert_eq!(other.status(), StatusCode::FORBIDDEN);
+    });
+}
+
+#[test]
+fn listeners_without_tls_stay_on_this_machine() {
+    let Some(engine) = Engine::stopped() else { return };
+    for flag in ["--router-listen", "--metrics-listen"] {
+        let (_, _, stderr) = engine.fails(&["up", "--api-listen", "127.0.0.1:0", flag, "0.0.0.0:0"]);
+        assert!(stderr.contains("without TLS") && stderr.contains(flag), "{stderr}");
+    }
 }
 
 /// Everything that a test suite creates goes with its namespace: template, pool, claim, Pods, and the router's Pod.

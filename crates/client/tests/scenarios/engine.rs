@@ -79,7 +79,7 @@ impl Engine {
         assert!(signalled.success());
         process.wait().await.expect("its end");
         let mut purge = Command::new(program());
-        purge.arg("--data-dir").arg(folder.path()).args(["down", "--purge"]).stdout(Stdio::null());
+        purge.arg("--data-dir").arg(folder.path()).args(["down", "--purge", "--yes"]).stdout(Stdio::null());
         assert!(purge.status().await.expect("down").success());
     }
 }

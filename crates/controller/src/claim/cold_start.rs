@@ -64,6 +64,9 @@ pub fn create(claim: &SandboxClaim, template: &SandboxTemplate, trace: Option<&s
     if let Some(trace) = claim.annotation(annotations::TRACE_CONTEXT).or(trace) {
         sandbox_annotations[annotations::TRACE_CONTEXT] = trace.into();
     }
+    for (key, value) in metadata::sleep_policy(claim, Some(template)) {
+        sandbox_annotations[key] = value.into();
+    }
     let base = template.spec.pod_template.metadata();
     let mut spec = json!({
         "podTemplate": { "spec": pod, "metadata": metadata::pod_metadata(base, claim, Some(&hash)) },

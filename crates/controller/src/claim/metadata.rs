@@ -107,6 +107,8 @@ pub fn adopt(
     if let Some(trace) = claim.annotation(annotations::TRACE_CONTEXT).or(trace) {
         annotation_changes.insert(annotations::TRACE_CONTEXT.to_owned(), trace.into());
     }
+    annotation_changes
+        .extend(sleep_policy(claim, template).filter(|(key, value)| sandbox.annotation(key) != Some(value)).map(owned));
     if !annotation_changes.is_empty() {
         metadata["annotations"] = Value::Object(annotation_changes);
     }
@@ -143,7 +145,26 @@ pub fn sync(
             body["spec"] = change;
         }
     }
+    // The claim's own only: the template's were copied when the Sandbox was made, like everything of it.
+    for (key, value) in sleep_policy(claim, None).filter(|(key, value)| sandbox.annotation(key) != Some(value)) {
+        body["metadata"]["annotations"][key] = value.into();
+    }
     body.as_object().is_some_and(|body| !body.is_empty()).then(|| Request::patch(sandbox, body))
+}
+
+/// When the claimed Sandbox sleeps and wakes: as its claim says, else as its template says.
+pub fn sleep_policy<'a>(
+    claim: &'a SandboxClaim,
+    template: Option<&'a SandboxTemplate>,
+) -> impl Iterator<Item = (&'static str, &'a str)> {
+    keys::SLEEP_POLICY.into_iter().filter_map(move |key| {
+        let value = claim.annotation(key).or_else(|| template?.annotation(key))?;
+        Some((key, value))
+    })
+}
+
+fn owned((key, value): (&'static str, &str)) -> (String, Value) {
+    (key.to_owned(), value.into())
 }
 
 /// Changes that give the Sandbox the labels of its claim.

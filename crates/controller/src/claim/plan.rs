@@ -365,10 +365,13 @@ fn plan_expired(observed: &Observed) -> Plan {
         ClaimShutdownPolicy::Retain => {
             let alive = observed.controlled.iter().filter(|sandbox| !sandbox.is_deleting());
             let deletes = alive.map(|sandbox| Request::delete(&**sandbox, None)).collect();
-            let foreign = observed
-                .published
-                .as_ref()
-                .filter(|sandbox| owners::ownership(&sandbox.metadata, claim.uid()) != Ownership::Owned);
+            // Without a published name the Sandbox would have the claim's.
+            let named = match claim.bound_sandbox() {
+                Some(_) => &observed.published,
+                None => &observed.same_name_sandbox,
+            };
+            let foreign =
+                named.as_ref().filter(|sandbox| owners::ownership(&sandbox.metadata, claim.uid()) != Ownership::Owned);
             let ready = match foreign {
                 Some(sandbox) => ClaimReady::ExpiredForeignSandbox {
                     sandbox: sandbox.name().to_owned(),

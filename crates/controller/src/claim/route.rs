@@ -78,6 +78,7 @@ fn matters_to_its_claim(delta: &Delta<Sandbox>) -> bool {
         || owner(old) != owner(new)
         || old.is_deleting() != new.is_deleting()
         || old.pod_ips() != new.pod_ips()
+        || old.service_fqdn() != new.service_fqdn()
         || old.condition(ConditionType::Ready) != new.condition(ConditionType::Ready)
         || old.condition(ConditionType::Finished) != new.condition(ConditionType::Finished)
 }
@@ -155,6 +156,7 @@ mod tests {
             json!({"metadata": {"ownerReferences": [owner]}}),
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
             json!({"status": {"podIPs": ["10.0.0.1"]}}),
+            json!({"status": {"serviceFQDN": "s.n.svc.cluster.local"}}),
             ready("True"),
             json!({"status": {"conditions": [{"type": "Finished", "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}),
         ] {

@@ -40,6 +40,7 @@ pub fn status_after(claim: &SandboxClaim, finding: Finding<'_>, now: Timestamp) 
             status.sandbox = Some(BoundSandbox {
                 name: Some(sandbox.name().to_owned()),
                 pod_ips: Some(sandbox.pod_ips().to_vec()).filter(|ips| !ips.is_empty()),
+                service_fqdn: sandbox.service_fqdn().map(str::to_owned),
             });
         }
         Finding::Refused(ready) => {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use agent_sandbox_api::{keys::annotations, v1beta1::SandboxStatus};
+use agent_sandbox_api::{keys::annotations, sleep, v1beta1::SandboxStatus};
 use serde_json::{Map, Value, json};
 
 use super::{
     plan::{Observed, PodName, PodPlan, Reconcile, Step},
     service::ServicePlan,
+    sleep::{is_resumed, lacks_activity},
     status::{Facts, PodFact, ServiceFact, status_patch},
     volume::VolumePlan,
 };
@@ -200,7 +201,7 @@ async fn apply_service(writer: &Writer, plan: &ServicePlan) -> Result<ChildFacts
     })
 }
 
-/// One patch for both annotations of the Sandbox; `None` when neither changes.
+/// One patch for the annotations of the Sandbox; `None` when none changes.
 fn annotate(observed: &Observed, name: &PodName, trace: Option<&str>) -> Option<Request> {
     let mut changes = Map::new();
     match name {
@@ -214,6 +215,12 @@ fn annotate(observed: &Observed, name: &PodName, trace: Option<&str>) -> Option<
     }
     if let Some(trace) = trace {
         changes.insert(annotations::TRACE_CONTEXT.into(), trace.into());
+    }
+    if lacks_activity(&observed.sandbox) {
+        changes.insert(annotations::LAST_ACTIVITY_AT.into(), sleep::format_time(observed.now).into());
+    }
+    if is_resumed(&observed.sandbox) {
+        changes.insert(annotations::SUSPENDED_BY.into(), Value::Null);
     }
     (!changes.is_empty()).then(|| Request::patch(&*observed.sandbox, json!({ "metadata": { "annotations": changes } })))
 }

@@ -16,6 +16,7 @@ use super::{
     adoption::{self, Child},
     pod::{adoption_patch, metadata_patch, new_pod},
     service::{ServicePlan, plan_service},
+    sleep::{SleepChange, plan_sleep},
     volume::{VolumePlan, plan_volumes},
 };
 use crate::{
@@ -111,6 +112,8 @@ pub enum Plan {
     MarkExpired,
     /// Expired and reported: delete the children, then the Sandbox or its status.
     CleanUp(CleanUp),
+    /// Suspend an idle Sandbox, or wake one that a request waits for; then plan again.
+    Sleep(Box<SleepChange>),
     Reconcile(Box<Reconcile>),
 }
 
@@ -186,6 +189,9 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
             .condition(ConditionType::Ready)
             .is_some_and(|ready| ready.reason == Reason::SandboxExpired.as_str());
         return if marked { Plan::CleanUp(plan_clean_up(observed)) } else { Plan::MarkExpired };
+    }
+    if let Some(change) = plan_sleep(sandbox, observed.now) {
+        return Plan::Sleep(Box::new(change));
     }
     let pod = plan_pod(observed);
     // The garbage collector deletes an owner before its dependents, but two watches may show that in the opposite

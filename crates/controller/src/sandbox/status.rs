@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use agent_sandbox_api::{
     conditions::{
         self, ConditionStatus, ConditionType, DesiredCondition, PodOutcome, PodScheduling, Reason, SandboxReady,
-        SandboxSuspended,
+        SandboxSuspended, VolumesPending,
     },
     names,
     owners::{self, Ownership},
@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::{Map, Value, json};
 
-use super::plan::Settings;
+use super::{plan::Settings, sleep::idle_suspend};
 use crate::cache::{Pod, Sandbox};
 
 /// The state of the Pod at the end of a pass.
@@ -89,6 +89,8 @@ pub fn status_after(sandbox: &Sandbox, facts: &Facts, settings: &Settings, now: 
         (ConditionType::Finished, owned.and_then(outcome).map(PodOutcome::finished)),
         (ConditionType::PodScheduled, scheduled(facts, owned)),
         (ConditionType::Ready, Some(ready(sandbox, facts, pod))),
+        (ConditionType::VolumesPending, volumes_pending(sandbox, owned)),
+        (ConditionType::IdleSuspend, idle_suspend(sandbox)),
     ];
     let conditions = status.conditions.get_or_insert_default();
     for (type_, condition) in desired {
@@ -105,6 +107,7 @@ pub fn status_marked_expired(sandbox: &Sandbox, now: Timestamp) -> SandboxStatus
     let mut status = sandbox.status.clone().unwrap_or_default();
     let conditions = status.conditions.get_or_insert_default();
     conditions::remove(conditions, ConditionType::PodScheduled);
+    conditions::remove(conditions, ConditionType::VolumesPending);
     put(conditions, SandboxReady::Expired.desired_condition(), sandbox, now);
     status
 }
@@ -240,6 +243,22 @@ fn scheduled(facts: &Facts, owned: Option<&Pod>) -> Option<DesiredCondition> {
         },
     };
     Some(scheduling.desired_condition())
+}
+
+/// The claims that the template names and the running Pod does not mount. Those of volume claim templates cannot change.
+fn volumes_pending(sandbox: &Sandbox, owned: Option<&Pod>) -> Option<DesiredCondition> {
+    let pod = owned.filter(|_| sandbox.operating_mode() == OperatingMode::Running)?;
+    let volumes = sandbox.spec.pod_template.spec.get("volumes")?.as_array()?;
+    let replaced =
+        |name: &Value| sandbox.volume_claim_templates().iter().any(|template| name.as_str() == Some(template.name()));
+    let pending: Vec<String> = volumes
+        .iter()
+        .filter(|volume| !replaced(&volume["name"]))
+        .filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str())
+        .filter(|claim| pod.spec.claims.iter().all(|mounted| **mounted != **claim))
+        .map(str::to_owned)
+        .collect();
+    (!pending.is_empty()).then(|| VolumesPending::AtResume(pending).desired_condition())
 }
 
 fn ready(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>) -> DesiredCondition {

@@ -7,7 +7,9 @@ mod edges;
 mod expiry;
 mod lifecycle;
 mod metadata;
+mod sleep;
 mod suspend;
+mod transitions;
 mod volumes_and_services;
 
 use std::{sync::Arc, time::Duration};
@@ -21,7 +23,7 @@ use super::*;
 use crate::{
     api_client::{ApiError, Request, Verb},
     cache::{Cached, Meta, Pod, Pvc, Sandbox, Service},
-    serving::events::Event,
+    serving::{events::Event, metrics::Metrics},
     testing::fake_api::{FakeApi, FakeClock, Fault},
 };
 
@@ -37,6 +39,7 @@ pub(super) struct SandboxFixture {
     pub(super) clock: Arc<FakeClock>,
     pub(super) store: Arc<Store>,
     pub(super) reconciler: SandboxReconciler,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) events: mpsc::Receiver<Event>,
     cursor: usize,
 }
@@ -57,8 +60,17 @@ impl SandboxFixture {
         let clock = api.clock.clone();
         let store = Store::new(vec![route], false);
         let (events, queue) = Events::channel();
-        let reconciler = SandboxReconciler::new(store.clone(), api.clone(), clock.clone(), events, settings, tracing);
-        Self { api, clock, store, reconciler, events: queue, cursor: 0 }
+        let metrics = Arc::new(Metrics::with_store(&store));
+        let reconciler = SandboxReconciler::new(
+            store.clone(),
+            api.clone(),
+            clock.clone(),
+            events,
+            metrics.clone(),
+            settings,
+            tracing,
+        );
+        Self { api, clock, store, reconciler, metrics, events: queue, cursor: 0 }
     }
 
     pub(super) fn sync(&mut self) {

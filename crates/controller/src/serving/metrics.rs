@@ -2,6 +2,7 @@
 //!
 //! Label values come from small sets or from names of templates and pools, never from ids or error texts.
 
+mod lifecycle;
 mod sandboxes;
 
 use std::{
@@ -15,8 +16,14 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use self::sandboxes::{Queues, Sandboxes};
-use crate::cache::{ReconcilerKind, Store};
+use self::{
+    lifecycle::Lifecycle,
+    sandboxes::{Pools, Queues, Sandboxes},
+};
+use crate::{
+    cache::{ReconcilerKind, Sandbox, Store},
+    sandbox::Transition,
+};
 
 /// Buckets of the claim startup latencies, in milliseconds.
 const STARTUP_BUCKETS: [f64; 15] = [
@@ -142,6 +149,7 @@ pub struct Metrics {
     startup_since_controller: Histograms<Launch>,
     startup_since_client: Histograms<Launch>,
     sandbox_creation: Histograms<NamespacedLaunch>,
+    lifecycle: Lifecycle,
     passes: Family<PassLabels, Counter>,
     pass_errors: Family<ControllerLabel, Counter>,
     pass_panics: Family<ControllerLabel, Counter>,
@@ -164,6 +172,7 @@ impl Default for Metrics {
             startup_since_controller: Family::new_with_constructor(startup_histogram),
             startup_since_client: Family::new_with_constructor(startup_histogram),
             sandbox_creation: Family::new_with_constructor(creation_histogram),
+            lifecycle: Lifecycle::default(),
             passes: Family::default(),
             pass_errors: Family::default(),
             pass_panics: Family::default(),
@@ -186,6 +195,7 @@ impl Metrics {
     pub fn with_store(store: &Arc<Store>) -> Self {
         let mut metrics = Self::default();
         metrics.registry.register_collector(Box::new(Sandboxes(Arc::downgrade(store))));
+        metrics.registry.register_collector(Box::new(Pools(Arc::downgrade(store))));
         metrics.registry.register_collector(Box::new(Queues(Arc::downgrade(store))));
         metrics
     }
@@ -214,6 +224,7 @@ impl Metrics {
             "From creation to readiness of the Sandbox",
             self.sandbox_creation.clone(),
         );
+        self.lifecycle.register(registry);
         registry.register("agent_sandbox_claim_creation", "Sandboxes given to claims", self.claim_creations.clone());
         registry.register("controller_runtime_reconcile", "Passes by result", self.passes.clone());
         registry.register("controller_runtime_reconcile_errors", "Failed passes", self.pass_errors.clone());
@@ -252,6 +263,11 @@ impl Metrics {
 
     pub fn claim_created(&self, labels: &ClaimCreated) {
         self.claim_creations.get_or_create(labels).inc();
+    }
+
+    /// Counts a step in the life of a Sandbox; `took` is the time since it was asked for, where that is known.
+    pub fn sandbox_changed(&self, sandbox: &Sandbox, transition: Transition, took: Option<Duration>) {
+        self.lifecycle.count(sandbox, transition, took);
     }
 
     pub fn claim_ready(&self, ready: &ClaimReady) {

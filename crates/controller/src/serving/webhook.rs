@@ -50,6 +50,11 @@ pub enum WebhookError {
     Listen { address: std::net::SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Certificate(#[from] CertificateError),
+    #[error(
+        "Secret {secret} changed during each of {attempts} attempts to write the webhook certificate; \
+         look for another controller that writes it"
+    )]
+    Contended { secret: &'static str, attempts: usize },
     #[error("cannot {doing}")]
     Api { doing: &'static str, source: Box<kube::Error> },
 }

@@ -127,6 +127,13 @@ impl FakeApi {
         key
     }
 
+    /// An object that is already there, with its uid, generation and status.
+    pub(crate) fn restore(&self, kind: Kind, object: Value) -> Key {
+        let key = key_of(&object);
+        self.state.lock().store(kind, &key, object);
+        key
+    }
+
     /// A user, or another controller, changes an object.
     pub(crate) fn edit(&self, kind: Kind, key: &Key, change: Value) {
         let mut state = self.state.lock();

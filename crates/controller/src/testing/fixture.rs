@@ -92,7 +92,7 @@ impl Fixture {
         let (events, receiver) = Events::channel();
         let claims =
             ClaimReconciler::new(store.clone(), client.clone(), clock.clone(), events.clone(), metrics.clone(), claim);
-        let pools = PoolReconciler::new(store.clone(), client, clock.clone(), events, metrics.clone(), pool);
+        let pools = PoolReconciler::new(store.clone(), client, clock.clone(), events, pool);
         Self { api, clock, store, claims, pools, cursor: Mutex::new(0), events: Mutex::new(receiver), metrics }
     }
 

@@ -28,7 +28,7 @@ pub(crate) async fn measure(count: usize) -> Outcome<()> {
         bench.runtime.create_pod(pod(&uid)).await?;
         let command = ["--listen", "0.0.0.0:8888", "--base-dir", "/home/user"].map(str::to_owned);
         let mut spec = bench.container(&uid, std::iter::once(DAEMON.to_owned()).chain(command).collect());
-        let source = MountSource::Host { path: daemon.clone() };
+        let source = MountSource::Program { path: daemon.clone() };
         spec.mounts.push(Mount { source, target: DAEMON.into(), read_only: true });
         bench.runtime.start_container(&uid, spec).await?;
         Ok(())

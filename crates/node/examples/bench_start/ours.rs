@@ -170,5 +170,6 @@ pub(crate) fn pod(uid: &str) -> PodSandboxSpec {
         share_processes: false,
         memory_volumes: BTreeMap::new(),
         sysctls: BTreeMap::new(),
+        writes_host_paths: false,
     }
 }

@@ -5,3 +5,4 @@ pub(crate) mod ids;
 pub(crate) mod node_registry;
 pub(crate) mod process;
 pub(crate) mod resources;
+pub(crate) mod user_limits;

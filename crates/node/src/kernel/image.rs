@@ -16,11 +16,14 @@ use crate::runtime::{
 };
 
 mod aliases;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 pub(crate) mod host;
 mod import;
 mod layer;
 mod manifest;
 mod pull;
+mod pull_guard;
 mod shared_dir;
 mod unpack;
 
@@ -219,9 +222,8 @@ impl ImageStore {
         let canonical = pull::parse(reference)?.whole();
         let stored = self.known.lock().get().ok().flatten().and_then(|known| known.get(&canonical).cloned());
         let stored = stored.ok_or_else(|| ImageError::Unknown(reference.to_owned()))?;
-        let known = self.list()?;
-        let other_name = known.iter().any(|image| image.name != canonical && image.digest == stored.digest);
-        if used.contains(&stored.digest) && !other_name {
+        // Also when the image has another name: a suspended sandbox asks for it by the name it was created with.
+        if used.contains(&stored.digest) {
             return Err(ImageError::InUse(reference.to_owned()));
         }
         self.forget(|name, _| *name != canonical)

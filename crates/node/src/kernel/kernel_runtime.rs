@@ -18,7 +18,7 @@ use tokio::sync::broadcast;
 use crate::kernel::config::KernelConfig;
 use crate::kernel::host::cgroup::PodUsage;
 use crate::kernel::host::ids::{IdBlocks, IdSource};
-use crate::kernel::host::resources::HostResources;
+use crate::kernel::host::resources::{self, HostResources};
 use crate::kernel::image::ImageStore;
 use crate::kernel::net::{AddressPool, pasta};
 use crate::kernel::storage::deferred_unmounts::DeferredUnmounts;
@@ -30,13 +30,14 @@ use crate::kernel::supervisor::spawner::Spawner;
 use crate::runtime::{
     AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, PodRules, PodRuntime, PodSandbox,
     PodSandboxSpec, PodState, RuntimeError, RuntimeEvent, StorageMechanism, StorageUsage, Volume, VolumeKey,
-    VolumeRequest, Weakness,
+    VolumeRequest, VolumeUsage, Weakness,
 };
 
 mod close;
 mod create;
 mod deferred_sync;
 mod images;
+mod limits;
 mod pod;
 mod ready;
 mod recover;
@@ -82,6 +83,8 @@ pub struct KernelRuntime {
     /// Path of `pasta`, which connects Pods of an unprivileged node.
     pasta: Option<PathBuf>,
     follows_addresses: AtomicBool,
+    /// Ends the threads that record copied folders.
+    recording_cancelled: Arc<AtomicBool>,
 }
 
 /// All Pods by uid; shared with the tasks that read from supervisors.
@@ -121,7 +124,8 @@ impl KernelRuntime {
         let storage = Arc::new(Storage::new(&config.data_dir, privileged, id_source.file_access().clone()));
         let pasta = pasta::program().filter(|_| !privileged);
         let networked = host.network.is_some() || pasta.is_some();
-        let weaknesses = create::weaknesses(&host.layout, &id_source, networked, &storage);
+        let open_to_root = host.network.as_ref().and_then(|network| network.open_to_root());
+        let weaknesses = create::weaknesses(&host.layout, &id_source, networked, open_to_root, &storage);
         let runtime = Arc::new_cyclic(|this| Self {
             privileged,
             addresses: Mutex::new(AddressPool::new(host.pod_network)),
@@ -144,6 +148,7 @@ impl KernelRuntime {
             weaknesses,
             pasta,
             follows_addresses: AtomicBool::new(false),
+            recording_cancelled: Arc::default(),
             config,
         });
         if runtime.config.prepare_host {
@@ -164,6 +169,11 @@ impl KernelRuntime {
 
     fn layers_dir(&self) -> PathBuf {
         self.config.data_dir.join("layers")
+    }
+
+    /// The folder of an owner's copies of host folders.
+    fn copies_dir(&self, owner: &str) -> PathBuf {
+        self.config.copies_dir.clone().unwrap_or_else(|| self.layers_dir().join(owner))
     }
 
     fn pod_lock(&self, uid: &str) -> Arc<tokio::sync::Mutex<()>> {
@@ -362,22 +372,31 @@ impl PodRuntime for KernelRuntime {
     async fn storage_usage(&self, pod: &str) -> Result<StorageUsage, RuntimeError> {
         let layers = self.layers_dir().join(&self.pod(pod)?.storage_key);
         let volumes = self.pod_dir(pod).join("volumes");
+        // Those that are not beside the layers.
+        let copies = self.config.copies_dir.clone();
         let storage = Arc::clone(&self.storage);
-        tokio::task::spawn_blocking(move || StorageUsage {
-            layers: usage_by_name(&storage, &layers),
-            volumes: usage_by_name(&storage, &volumes),
-            layer_mechanism: weakest_mechanism(&layers),
+        tokio::task::spawn_blocking(move || {
+            let mut inodes = 0;
+            let mut used = usage_by_name(&storage, &layers, &mut inodes);
+            used.extend(copies.iter().flat_map(|copies| usage_by_name(&storage, copies, &mut inodes)));
+            StorageUsage {
+                layers: used,
+                volumes: usage_by_name(&storage, &volumes, &mut inodes),
+                layer_mechanism: weakest_mechanism(&layers),
+                inodes,
+            }
         })
         .await
         .map_err(|_| RuntimeError::Timeout("measuring storage"))
     }
 
-    async fn volume_usage(&self, key: &VolumeKey) -> Result<u64, RuntimeError> {
+    async fn volume_usage(&self, key: &VolumeKey) -> Result<VolumeUsage, RuntimeError> {
         let path = self.volume_path(key);
         let storage = Arc::clone(&self.storage);
-        tokio::task::spawn_blocking(move || storage.usage(&path))
+        let usage = tokio::task::spawn_blocking(move || storage.usage(&path))
             .await
-            .map_err(|_| RuntimeError::Timeout("measuring a volume"))
+            .map_err(|_| RuntimeError::Timeout("measuring a volume"))?;
+        Ok(VolumeUsage { bytes: usage.bytes, inodes: usage.inodes })
     }
 
     async fn termination_message(&self, pod: &str, container: &str, max_bytes: usize) -> Vec<u8> {
@@ -397,6 +416,12 @@ impl PodRuntime for KernelRuntime {
 
     fn events(&self) -> broadcast::Receiver<RuntimeEvent> {
         self.events.subscribe()
+    }
+
+    fn memory_limit(&self, pod: &str, container: &str) -> Option<u64> {
+        let pod = self.pod(pod).ok()?;
+        let of_pod = self.pod_limits(&pod.plan.spec.limits).memory_bytes;
+        [of_pod, pod.memory_limit_of(container)].into_iter().flatten().min()
     }
 
     fn weaknesses(&self) -> Vec<Weakness> {
@@ -434,8 +459,14 @@ impl KernelRuntime {
     }
 }
 
-fn usage_by_name(storage: &Storage, folder: &Path) -> Vec<(String, u64)> {
-    folders_in(folder).filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), storage.usage(&path)))).collect()
+/// Bytes of each folder; their inodes are added up.
+fn usage_by_name(storage: &Storage, folder: &Path, inodes: &mut u64) -> Vec<(String, u64)> {
+    let mut measure = |path: PathBuf| {
+        let used = storage.usage(&path);
+        *inodes += used.inodes;
+        Some((path.file_name()?.to_str()?.to_owned(), used.bytes))
+    };
+    folders_in(folder).filter_map(&mut measure).collect()
 }
 
 /// Only folders: loop files are next to them.
@@ -463,7 +494,17 @@ impl KernelRuntime {
     /// Resource usage of every running Pod.
     pub fn usage(&self) -> Vec<PodUsage> {
         let pods: Vec<_> = self.pods.lock().values().cloned().collect();
-        let read = |pod: &Arc<Pod>| PodUsage::read(&pod.plan.spec.namespace, &pod.plan.spec.name, &pod.plan.cgroup);
+        let read = |pod: &Arc<Pod>| {
+            let state = pod.state();
+            let running = state.containers.into_iter().filter(|container| container.exit.is_none());
+            let containers: Vec<_> = running
+                .map(|container| {
+                    let group = format!("{}/{}", pod.plan.group, container.name);
+                    (container.name, self.host.layout.plan(&group, resources::no_limits()))
+                })
+                .collect();
+            PodUsage::read(&state.namespace, &state.name, &pod.plan.cgroup, &containers)
+        };
         pods.iter().map(read).collect()
     }
 }

@@ -8,6 +8,7 @@ use crate::kernel::supervisor::plan::VethPlan;
 use crate::kernel::sys;
 
 mod addresses;
+mod engine_group;
 mod filter;
 mod netlink;
 mod nft;

@@ -12,6 +12,7 @@ use crate::kernel::storage::owned_files::FileAccess;
 use crate::runtime::StorageMechanism;
 
 pub(crate) mod atomic_file;
+pub(crate) mod copies;
 pub(crate) mod deferred_unmounts;
 mod disk;
 pub(crate) mod layers;
@@ -25,6 +26,7 @@ pub(crate) mod tree;
 pub(crate) use disk::DiskSpace;
 use loop_files::Templates;
 use trash::Trash;
+use tree::Usage;
 
 /// Smallest limit: below this, a file system's own metadata would take most of the space.
 const MIN_LIMIT: u64 = 4 << 20;
@@ -53,11 +55,17 @@ impl Storage {
         Self { data_dir: data_dir.to_owned(), project_quotas, templates, mounts, trash, file_access }
     }
 
-    /// Bytes used by a tree that sandboxes have written.
-    pub(crate) fn usage(&self, folder: &Path) -> u64 {
+    /// Bytes and inodes used by a tree that sandboxes have written. Inodes that its file system limits are not counted:
+    /// they are not taken from others.
+    pub(crate) fn usage(&self, folder: &Path) -> Usage {
         let counted = quota::project_of(folder).filter(|_| self.project_quotas);
         let counted = counted.and_then(|project| quota::used_bytes(folder, project).ok());
-        counted.unwrap_or_else(|| self.file_access.usage(folder).bytes)
+        if let Some(bytes) = counted {
+            return Usage { bytes, inodes: 0 };
+        }
+        let found = self.file_access.usage(folder);
+        let own_inodes = loop_file_of(folder).exists();
+        Usage { inodes: if own_inodes { 0 } else { found.inodes }, ..found }
     }
 
     /// Removes a part of a folder at once, without the trash.
@@ -207,7 +215,7 @@ fn release_quotas(folder: &Path) {
     }
 }
 
-fn is_mounted(folder: &Path) -> io::Result<bool> {
+pub(crate) fn is_mounted(folder: &Path) -> io::Result<bool> {
     let above = folder.parent().unwrap_or(Path::new("/"));
     Ok(fs::metadata(folder)?.dev() != fs::metadata(above)?.dev())
 }
@@ -224,7 +232,8 @@ pub(crate) fn unmount_below(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn mount_points_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
+/// Mount points of a mount table at or below a folder.
+pub(crate) fn mount_points_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
     let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
     points.map(|point| PathBuf::from(unescape(point))).filter(|point| point.starts_with(folder)).collect()
 }

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,6 +21,7 @@ use crate::runtime::PodSandbox;
 pub(crate) mod client;
 mod containers;
 mod execs;
+mod host_mounts;
 mod logs;
 mod oci_containers;
 mod pause;
@@ -55,6 +56,8 @@ struct Supervisor {
     /// The supervisor's own pid namespace, to return to after forking into a container's.
     own_pid_namespace: OwnedFd,
     own_net_namespace: OwnedFd,
+    /// The host's mount namespace, if the supervisor has one of its own.
+    host_mounts: Option<OwnedFd>,
     /// The OCI runtime that isolates the containers, if it is not the built-in isolation.
     oci: Option<oci::OciRuntime>,
     filter: Vec<libc::sock_filter>,
@@ -167,7 +170,7 @@ fn receive_setup(control: &OwnedFd) -> StepResult<Option<(Setup, OwnedFd)>> {
 fn start(plan: PodPlan, mut base: PodBase, signals: OwnedFd, filter: Vec<libc::sock_filter>) -> StepResult<Supervisor> {
     let oci = oci::OciRuntime::of(&plan)
         .map_err(|failure| ("finding the runtime", io::Error::other(format!("{failure:?}"))))?;
-    pod::configure(&plan, &mut base.namespaces)?;
+    let host_mounts = pod::configure(&plan, &mut base.namespaces)?;
     if !plan.ids.is_privileged() {
         // Without privilege the supervisor cannot return to the host's network namespace, and does not need it, so it
         // stays in the Pod's.
@@ -190,6 +193,7 @@ fn start(plan: PodPlan, mut base: PodBase, signals: OwnedFd, filter: Vec<libc::s
         namespaces: base.namespaces,
         own_pid_namespace: base.own_pid_namespace,
         own_net_namespace: base.own_net_namespace,
+        host_mounts,
         oci,
         filter,
         listener,
@@ -394,13 +398,13 @@ impl Supervisor {
         self.trim_pending = true;
     }
 
-    fn respond(&mut self, connection: u64, id: u64, response: Response, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+    fn respond(&mut self, connection: u64, id: u64, response: Response, descriptors: &[BorrowedFd<'_>]) {
         self.send(Some(connection), &Message::Response { id, response }, descriptors);
     }
 
     /// Sends to one connection, or to all. A peer that cannot receive is disconnected: it will reconnect and ask for
     /// the state.
-    fn send(&mut self, to: Option<u64>, message: &Message, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+    fn send(&mut self, to: Option<u64>, message: &Message, descriptors: &[BorrowedFd<'_>]) {
         for connection in &mut self.connections {
             if to.is_none_or(|id| id == connection.id)
                 && protocol::send(&connection.socket, message, descriptors).is_err()
@@ -428,10 +432,7 @@ impl Supervisor {
         }
         sys::setns(self.namespaces.net.as_fd(), libc::CLONE_NEWNET).map_err(failed)?;
         let socket = open();
-        // Staying in the Pod's namespace would break every later call.
-        if let Err(error) = sys::setns(self.own_net_namespace.as_fd(), libc::CLONE_NEWNET) {
-            return Err(failed(error));
-        }
+        return_to(self.own_net_namespace.as_fd(), libc::CLONE_NEWNET);
         socket.map_err(|error| failed(error.into()))
     }
 
@@ -456,6 +457,31 @@ impl Supervisor {
         if self.plan.ends_with_node && self.connections.iter().all(|connection| !connection.open) {
             // No node is connected that could remove the Pod's cgroups after the supervisor's exit.
             pod::leave_cgroups(&self.plan);
+        }
+    }
+}
+
+/// Returns to one of the supervisor's own namespaces, or exits: in the Pod's namespace every later call would act, with
+/// the supervisor's privileges, where the sandbox decides. The node starts the Pod again.
+fn return_to(own: BorrowedFd<'_>, kind: libc::c_int) {
+    if sys::setns(own, kind).is_err() {
+        sys::exit_now(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervisor_that_cannot_return_to_its_namespace_exits() {
+        let null = fs::File::open("/dev/null").unwrap();
+        match sys::fork_with(0).unwrap() {
+            sys::Fork::Child => {
+                return_to(null.as_fd(), libc::CLONE_NEWNET);
+                sys::exit_now(0)
+            }
+            sys::Fork::Parent(pid) => assert_eq!(libc::WEXITSTATUS(sys::wait_for(pid).unwrap()), 1),
         }
     }
 }

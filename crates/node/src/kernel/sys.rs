@@ -9,7 +9,10 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 pub(crate) mod clone_vm;
+mod privileges;
 pub(crate) mod vfork;
+
+pub(crate) use privileges::*;
 
 /// Turns a negative result into this thread's `errno`.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
@@ -131,53 +134,11 @@ pub(crate) fn make_private_recursive(path: &CStr) -> io::Result<()> {
     .map(drop)
 }
 
-/// Sets the effective, permitted and inheritable capabilities of this process to `mask`.
-pub(crate) fn set_capabilities(mask: u64) -> io::Result<()> {
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: i32,
-    }
-    #[repr(C)]
-    #[derive(Clone, Copy)]
-    struct Data {
-        effective: u32,
-        permitted: u32,
-        inheritable: u32,
-    }
-    let header = Header { version: 0x2008_0522, pid: 0 };
-    let half = |bits: u32| Data { effective: bits, permitted: bits, inheritable: bits };
-    let data = [half(mask as u32), half((mask >> 32) as u32)];
-    // SAFETY: version 3 of the interface takes a header and exactly two data elements.
-    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) }).map(drop)
-}
-
 fn prctl(option: libc::c_int, second: libc::c_ulong, third: libc::c_ulong) -> io::Result<libc::c_int> {
-    // SAFETY: every caller in this module passes options whose arguments are plain integers.
+    // SAFETY: every caller in this module and its children passes plain integers, or the address of an integer that the
+    // option fills.
     let result = unsafe { libc::prctl(option, second, third, 0 as libc::c_ulong, 0 as libc::c_ulong) };
     check(libc::c_long::from(result)).map(|value| value as libc::c_int)
-}
-
-/// Drops a capability from the bounding set. `EINVAL` means that the kernel does not know it.
-pub(crate) fn drop_bounding(capability: u32) -> io::Result<()> {
-    prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0).map(drop)
-}
-
-pub(crate) fn raise_ambient(capability: u32) -> io::Result<()> {
-    prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE as libc::c_ulong, libc::c_ulong::from(capability)).map(drop)
-}
-
-pub(crate) fn clear_ambient() -> io::Result<()> {
-    prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong, 0).map(drop)
-}
-
-pub(crate) fn set_no_new_privileges() -> io::Result<()> {
-    prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map(drop)
-}
-
-/// Keeps permitted capabilities over a change of user.
-pub(crate) fn keep_capabilities() -> io::Result<()> {
-    prctl(libc::PR_SET_KEEPCAPS, 1, 0).map(drop)
 }
 
 /// Whether other processes of the same user may access this one (`/proc/<pid>`, ptrace).
@@ -199,36 +160,6 @@ pub(crate) fn set_process_name(name: &CStr) -> io::Result<()> {
     // SAFETY: a valid C string that outlives the call.
     let result = unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
     check(libc::c_long::from(result)).map(drop)
-}
-
-pub(crate) fn set_groups(groups: &[u32]) -> io::Result<()> {
-    // SAFETY: pointer and length describe the same slice.
-    check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
-}
-
-pub(crate) fn set_gid(gid: u32) -> io::Result<()> {
-    // SAFETY: integers only; the raw call changes this (only) thread.
-    check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) }).map(drop)
-}
-
-pub(crate) fn set_uid(uid: u32) -> io::Result<()> {
-    // SAFETY: integers only; the raw call changes this (only) thread.
-    check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
-}
-
-/// Installs a seccomp program for this process and its descendants.
-pub(crate) fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
-    let description = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-    // SAFETY: the kernel only reads `len` instructions behind the pointer during the call.
-    check(unsafe {
-        libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER as libc::c_long,
-            0 as libc::c_long,
-            &raw const description,
-        )
-    })
-    .map(drop)
 }
 
 /// Marks every descriptor from `first` on close-on-exec.
@@ -376,6 +307,14 @@ pub(crate) fn wait_for(pid: i32) -> io::Result<libc::c_int> {
 pub(crate) fn kill(pid: i32, signal: libc::c_int) -> io::Result<()> {
     // SAFETY: integers only.
     check(libc::c_long::from(unsafe { libc::kill(pid, signal) })).map(drop)
+}
+
+/// The soft and hard value of a resource limit.
+pub(crate) fn limit(resource: libc::__rlimit_resource_t) -> io::Result<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure lives through the call.
+    check(libc::c_long::from(unsafe { libc::getrlimit(resource, &raw mut limit) }))?;
+    Ok((limit.rlim_cur, limit.rlim_max))
 }
 
 /// Sets both values of a resource limit.

@@ -30,8 +30,9 @@ mod probing;
 mod sandboxd_ports;
 mod status_tracker;
 mod tasks;
+mod termination;
 
-pub(crate) use handlers::{container_id, termination};
+pub(crate) use termination::{container_id, termination};
 
 use handlers::TaskResult;
 use status_tracker::StatusTracker;
@@ -64,6 +65,8 @@ pub struct PodView {
     pub status: PodStatus,
     /// Attempt number by container name, for containers that have started at least once.
     pub attempts: BTreeMap<String, u32>,
+    /// The container that runs sandboxd.
+    pub sandboxd_container: Option<String>,
     /// Storage limits of the Pod's containers and volumes.
     pub storage: Arc<StorageLimits>,
     /// The Pod has ended or is being ended: it is neither measured nor evicted any more.
@@ -258,13 +261,16 @@ impl Actor {
         let attempts = attempts.map(|(name, c)| (name.clone(), c.restarts)).collect();
         let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
         let ending = ended || self.state.failure.is_some() || deletion_deadline(&self.pod).is_some();
+        let sandboxd_container = self.sandboxd_container();
         self.view.send_if_modified(|view| {
             let changed = view.status != status
                 || view.attempts != attempts
                 || view.ending != ending
+                || view.sandboxd_container != sandboxd_container
                 || !Arc::ptr_eq(&view.storage, &self.storage);
             if changed {
-                *view = PodView { status: status.clone(), attempts, storage: Arc::clone(&self.storage), ending };
+                let storage = Arc::clone(&self.storage);
+                *view = PodView { status: status.clone(), attempts, sandboxd_container, storage, ending };
             }
             changed
         });

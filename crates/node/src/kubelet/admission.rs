@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SeccompProfile, SecurityContext, Volume};
 
 use crate::kubelet::model::{PodFailure, roles};
+use crate::kubelet::volumes::copied::{CopyGrants, copied};
 use crate::runtime::Capability;
 
 mod unsupported;
@@ -16,6 +17,8 @@ mod unsupported;
 pub struct Allowed {
     /// Host folders that Pods may mount with `hostPath`, including everything below them.
     pub host_paths: Vec<PathBuf>,
+    /// Host folders of which single Pods may have a copy.
+    pub copies: CopyGrants,
 }
 
 /// The result of a review.
@@ -53,7 +56,7 @@ pub fn review(pod: &Pod, allowed: &Allowed) -> Review {
         refuse_container(container, &mut refusals);
     }
     for volume in spec.volumes.iter().flatten() {
-        refuse_volume(volume, allowed, &mut refusals);
+        refuse_volume(pod, volume, allowed, &mut refusals);
     }
     let mut unsupported = Vec::new();
     unsupported::of_pod(spec, &mut unsupported);
@@ -122,9 +125,10 @@ fn refuse_capabilities(security: &SecurityContext, who: &str, out: &mut Vec<Stri
     }
 }
 
-fn refuse_volume(volume: &Volume, allowed: &Allowed, out: &mut Vec<String>) {
+fn refuse_volume(pod: &Pod, volume: &Volume, allowed: &Allowed, out: &mut Vec<String>) {
     if let Some(host) = &volume.host_path
         && !is_allowed_host_path(&host.path, allowed)
+        && !(copied(pod).contains_key(&volume.name) && allowed.copies.permits(pod, Path::new(&host.path)))
     {
         out.push(format!("hostPath {} of volume {} (allow it with --allow-host-path)", host.path, volume.name));
     }

@@ -105,6 +105,8 @@ pub fn runtime_limits(limits: &resources::ResourceLimits) -> Limits {
     Limits {
         memory_bytes: limits.memory.map(|m| m.units_u64()),
         cpu_millis: limits.cpu.map(millis),
+        memory_asked_bytes: limits.memory_asked.units_u64(),
+        cpu_asked_millis: millis(limits.cpu_asked),
         cpu_request_millis: limits.cpu_request.map(millis),
         pids: None,
         layer_bytes: limits.ephemeral_storage.map(|m| m.units_u64()),

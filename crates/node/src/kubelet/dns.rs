@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use crate::kubelet::policy::{matches, may_resolve};
 use crate::runtime::PodRules;
 
+mod client_slots;
 mod message;
 pub mod server;
 
@@ -170,6 +171,13 @@ impl Names {
 
 fn key_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> (String, String) {
     (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+}
+
+/// Fuzz target: the bytes are a packet of a Pod.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let names = Names { domain: "cluster.local".to_owned(), ..Names::default() };
+    message::fuzz(data, |name| drop(names.find(name)));
 }
 
 #[cfg(test)]

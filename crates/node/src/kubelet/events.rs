@@ -26,6 +26,9 @@ const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of distinct events whose repetitions are counted.
 const MAX_REMEMBERED: usize = 4096;
 
+/// Reason of events, and of container states, about processes that were killed for lack of memory.
+pub const OOM_KILLED: &str = "OOMKilled";
+
 /// The type of an event.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Severity {

@@ -21,8 +21,10 @@ pub struct StoragePolicy {
     pub check_every: Duration,
     /// Maximum interval between two measurements of a Pod: Pods that free space could hide one that fills it.
     pub sweep_every: Duration,
-    /// Bytes a Pod may write to storage that has no limit of its own.
+    /// Bytes a Pod may write to storage that has no limit of its own; `u64::MAX` means no limit.
     pub default_limit: u64,
+    /// Files and folders that a Pod may have on storage that has no limit of its own; `u64::MAX` means no limit.
+    pub default_inodes: u64,
     /// Percentage of the disk that must be free; below it the machine is short of space.
     pub min_free_percent: u64,
     /// Lower and upper bound, in bytes, of what that percentage amounts to.
@@ -37,6 +39,8 @@ impl Default for StoragePolicy {
             check_every: Duration::from_secs(10),
             sweep_every: Duration::from_secs(300),
             default_limit: 10 << 30,
+            // Ten times a large source tree with its dependencies. A disk of 64 GiB has four million.
+            default_inodes: 1_000_000,
             min_free_percent: 5,
             min_free_bytes: 2 << 30,
             max_free_bytes: 4 << 30,
@@ -54,23 +58,66 @@ impl StoragePolicy {
     }
 }
 
-/// Size and free space of a file system in bytes.
+/// Percentage of a file system's inodes that must be free.
+const MIN_FREE_INODES: u64 = 5;
+
+/// A Pod may have at most this part of a file system's inodes, whatever the default is.
+const LARGEST_SHARE_OF_INODES: u64 = 4;
+
+/// Size and free space of a file system: bytes and inodes. Some file systems report no inodes, and have no limit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DiskSpace {
     pub free: u64,
     pub total: u64,
+    pub free_inodes: u64,
+    pub inodes: u64,
 }
 
 impl DiskSpace {
     pub fn used(self) -> u64 {
         self.total.saturating_sub(self.free)
     }
+
+    pub fn used_inodes(self) -> u64 {
+        self.inodes.saturating_sub(self.free_inodes)
+    }
 }
 
-/// Why the machine is short of space; `None` if it is not.
-pub fn shortage(space: DiskSpace, policy: &StoragePolicy) -> Option<String> {
+/// What a machine is short of.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Scarce {
+    Bytes,
+    Inodes,
+}
+
+/// What the machine is short of, and why; `None` if it is not.
+pub fn shortage(space: DiskSpace, policy: &StoragePolicy) -> Option<(Scarce, String)> {
     let wanted = policy.reserve(space.total);
-    (space.free < wanted).then(|| format!("{} bytes are free, {wanted} must be", space.free))
+    if space.free < wanted {
+        return Some((Scarce::Bytes, format!("{} bytes are free, {wanted} must be", space.free)));
+    }
+    let wanted = space.inodes / 100 * MIN_FREE_INODES.min(policy.min_free_percent);
+    (space.free_inodes < wanted)
+        .then(|| (Scarce::Inodes, format!("{} inodes are free, {wanted} must be", space.free_inodes)))
+}
+
+/// Inodes that a Pod may have on this file system.
+pub fn inode_limit(space: DiskSpace, policy: &StoragePolicy) -> u64 {
+    match policy.default_inodes {
+        u64::MAX => u64::MAX,
+        limit if space.inodes == 0 => limit,
+        limit => limit.min(space.inodes / LARGEST_SHARE_OF_INODES),
+    }
+}
+
+/// Why a Pod must be evicted for its number of files; `None` if it is within the limit.
+pub fn too_many_inodes(usage: &StorageUsage, limit: u64) -> Option<String> {
+    (usage.inodes > limit).then(|| {
+        format!(
+            "Pod has {} files and folders of {limit} allowed (inodes) on storage that has no limit of its own",
+            usage.inodes
+        )
+    })
 }
 
 /// A volume of a Pod that stores data on disk.
@@ -240,9 +287,32 @@ mod tests {
     }
 
     #[test]
+    fn inodes_are_limited_for_each_pod_and_for_the_machine() {
+        let policy = StoragePolicy::default();
+        let space = DiskSpace { free: 50 << 30, total: 70 << 30, free_inodes: 300_000, inodes: 4_000_000 };
+        assert_eq!(shortage(space, &policy), None);
+        let short = shortage(DiskSpace { free_inodes: 199_000, ..space }, &policy);
+        assert!(short.is_some_and(|(what, text)| what == Scarce::Inodes && text.contains("199000 inodes are free")));
+        assert_eq!(shortage(DiskSpace { free_inodes: 0, inodes: 0, ..space }, &policy), None, "it counts none");
+        assert_eq!(inode_limit(space, &policy), 1_000_000);
+        assert_eq!(inode_limit(DiskSpace { inodes: 400_000, ..space }, &policy), 100_000, "a quarter of a small disk");
+        assert_eq!(inode_limit(DiskSpace { inodes: 0, ..space }, &policy), 1_000_000);
+        let off = StoragePolicy { default_inodes: u64::MAX, ..policy };
+        assert_eq!(inode_limit(space, &off), u64::MAX);
+        let has = |inodes| StorageUsage { inodes, ..StorageUsage::default() };
+        assert_eq!(too_many_inodes(&has(100), 100), None);
+        assert!(too_many_inodes(&has(101), 100).is_some_and(|text| text.contains("101 files and folders of 100")));
+    }
+
+    #[test]
     fn a_machine_is_short_below_either_bound() {
         let policy = StoragePolicy::default();
-        let space = |free_gib: u64, total_gib: u64| DiskSpace { free: free_gib << 30, total: total_gib << 30 };
+        let space = |free_gib: u64, total_gib: u64| DiskSpace {
+            free: free_gib << 30,
+            total: total_gib << 30,
+            free_inodes: 0,
+            inodes: 0,
+        };
         assert_eq!(shortage(space(4, 70), &policy), None);
         assert!(shortage(space(3, 70), &policy).is_some(), "less than 5 %");
         assert_eq!(shortage(space(4, 4000), &policy), None, "of a large disk a share would be wasted");

@@ -15,7 +15,7 @@ use crate::runtime::{
     AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, Exit, ImageConfig, ImageContent,
     ImageError, ImageService, PodRules, PodRuntime, PodSandbox, PodSandboxSpec, PodState, PullPolicy, PullProgress,
     RegistryCredentials, ResolvedImage, RuntimeError, RuntimeEvent, StorageMechanism, StorageUsage, Volume, VolumeKey,
-    VolumeRequest, Weakness,
+    VolumeRequest, VolumeUsage, Weakness,
 };
 
 /// How a container of the fake runtime behaves; set by the first word of its command.
@@ -266,8 +266,8 @@ impl PodRuntime for FakeRuntime {
         Ok(self.inner.lock().usage.get(pod).cloned().unwrap_or_default())
     }
 
-    async fn volume_usage(&self, _: &VolumeKey) -> Result<u64, RuntimeError> {
-        Ok(0)
+    async fn volume_usage(&self, _: &VolumeKey) -> Result<VolumeUsage, RuntimeError> {
+        Ok(VolumeUsage::default())
     }
 
     async fn termination_message(&self, _: &str, _: &str, _: usize) -> Vec<u8> {

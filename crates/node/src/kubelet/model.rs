@@ -58,6 +58,10 @@ pub enum SandboxState {
         retry_at: Timestamp,
     },
     Removing,
+    /// It is still there, and has to be removed again.
+    RemovalFailed {
+        retry_at: Timestamp,
+    },
 }
 
 impl SandboxState {

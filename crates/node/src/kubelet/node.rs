@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::api::core::v1::{ObjectReference, Taint};
 use parking_lot::{Mutex, RwLock};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -14,18 +14,23 @@ use crate::kubelet::admission::Allowed;
 use crate::kubelet::backoff::BackoffPolicy;
 use crate::kubelet::context::{NodeContext, Settings};
 use crate::kubelet::dns::{self, SharedNames};
-use crate::kubelet::events::EventRecorder;
+use crate::kubelet::events::{EventRecorder, Severity};
 use crate::kubelet::eviction::StoragePolicy;
 use crate::kubelet::eviction::monitor::DiskMonitor;
 use crate::kubelet::manager::{Command, Manager, PodRegistry};
 use crate::kubelet::registration::{self, Health, Registration};
 use crate::kubelet::resources::Allocatable;
+use crate::kubelet::volumes::copied::CopyGrants;
 use crate::kubelet::{owners, stopped_pods};
 use crate::runtime::{ImageService, RuntimeError, SharedRuntime};
 
+pub(super) mod exec_oom;
 mod pod_requests;
 
 pub use pod_requests::{LogChunks, PodKey, PodRequestError};
+
+/// Reason of the event about a host that cannot enforce everything.
+const WEAKER_ISOLATION: &str = "WeakerIsolation";
 
 /// Options of a node. Everything but the data folder has a sensible default.
 #[derive(Clone, Debug)]
@@ -109,6 +114,8 @@ impl Node {
             .await
             .map_err(|source| NodeError::Folder { path: log_dir.clone(), source })?;
         crate::topdir::set_topdir_flag(&log_dir);
+        let copies = CopyGrants::open(&options.data_dir)
+            .map_err(|source| NodeError::Folder { path: options.data_dir.clone(), source })?;
         let (recorder, events) = EventRecorder::new(client.clone(), options.node_name.clone());
         let allocatable = machine_resources(&options.data_dir);
         let node = Arc::new(NodeContext {
@@ -116,11 +123,12 @@ impl Node {
             runtime,
             images,
             recorder,
-            settings: settings(&options, log_dir),
+            settings: settings(&options, log_dir, copies),
             host_ips: options.host_ips.clone(),
             allocatable,
             services: RwLock::default(),
         });
+        report_weaknesses(&node);
         let registration = Registration {
             node_name: options.node_name.clone(),
             host_ips: options.host_ips.clone(),
@@ -164,13 +172,29 @@ impl Node {
     }
 }
 
-fn settings(options: &NodeOptions, log_dir: PathBuf) -> Settings {
+/// Reports once, about the node, what this host cannot enforce for any Pod.
+fn report_weaknesses(node: &NodeContext) {
+    let weaknesses = node.runtime.weaknesses();
+    if weaknesses.is_empty() {
+        return;
+    }
+    let about = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.settings.node_name.clone()),
+        ..ObjectReference::default()
+    };
+    let list: Vec<String> = weaknesses.iter().map(|weak| format!("{}: {}", weak.kind.reason(), weak.message)).collect();
+    node.recorder.about(about, Severity::Warning, WEAKER_ISOLATION, list.join("; "));
+}
+
+fn settings(options: &NodeOptions, log_dir: PathBuf, copies: CopyGrants) -> Settings {
     Settings {
         node_name: options.node_name.clone(),
         log_dir,
         // The runtime follows no symbolic links in the sources of mounts.
         sandboxd: options.sandboxd.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())),
-        allowed: Allowed { host_paths: options.allow_host_paths.clone() },
+        allowed: Allowed { host_paths: options.allow_host_paths.clone(), copies },
         backoff: options.backoff,
         cluster_domain: options.cluster_domain.clone(),
         host_resolv_conf: std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
@@ -277,6 +301,11 @@ impl NodeHandle {
         }
         stopped_pods::clear(&self.0.options.data_dir);
         Ok(())
+    }
+
+    /// Allows the Pod of a Sandbox that is about to be created to have copies of these folders of the host.
+    pub fn allow_copies(&self, namespace: &str, name: &str, paths: &[PathBuf]) -> std::io::Result<()> {
+        self.0.node.settings.allowed.copies.allow(namespace, name, paths)
     }
 
     /// Isolation and limits that this host enforces less strictly than a fully equipped one.

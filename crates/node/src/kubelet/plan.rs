@@ -140,7 +140,16 @@ fn prepare(state: &PodRecord, now: Timestamp, plan: &mut Plan) {
             plan.act(Action::CreateSandbox)
         }
         SandboxState::Failed { retry_at, .. } => plan.wake(*retry_at),
+        SandboxState::RemovalFailed { retry_at } => remove_again(*retry_at, now, plan),
         SandboxState::Creating | SandboxState::Up(_) | SandboxState::Removing => {}
+    }
+}
+
+fn remove_again(retry_at: Timestamp, now: Timestamp, plan: &mut Plan) {
+    if is_due(retry_at, MAX_RETRY_DELAY, now) {
+        plan.act(Action::RemoveSandbox);
+    } else {
+        plan.wake(retry_at);
     }
 }
 
@@ -245,6 +254,7 @@ fn end(pod: &Pod, spec: &PodSpec, state: &PodRecord, now: Timestamp, why: EndRea
     match &state.sandbox {
         _ if working => {}
         SandboxState::Up(_) => plan.act(Action::RemoveSandbox),
+        SandboxState::RemovalFailed { retry_at } => remove_again(*retry_at, now, plan),
         SandboxState::Creating | SandboxState::Removing => {}
         SandboxState::Absent | SandboxState::Failed { .. } => {
             if matches!(why, EndReason::Deleted) && state.final_status_written {

@@ -9,7 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use crate::kubelet::container::runtime_limits;
 use crate::kubelet::resources::pod_limits;
 use crate::kubelet::resources::quantity::QuantityError;
-use crate::kubelet::volumes::mounts::memory_volumes;
+use crate::kubelet::volumes::copied::copied;
+use crate::kubelet::volumes::mounts::{memory_volumes, writes_host_paths};
 use crate::runtime::{NetworkMode, PodSandboxSpec, RuntimeHandler};
 
 /// Name resolution settings of the node.
@@ -176,7 +177,15 @@ pub fn assemble(
         share_processes: spec.share_process_namespace == Some(true),
         memory_volumes: memory_volumes(spec),
         sysctls: sysctls.map(|s| (s.name.clone(), s.value.clone())).collect(),
+        writes_host_paths: writes_host_paths(spec) || copies_host_paths(pod, spec),
     })
+}
+
+/// Whether the Pod gets a copy of a host folder. The annotation alone, without such a volume, means nothing: with it the
+/// Pod would run as the engine's own user where that user has no other ids.
+fn copies_host_paths(pod: &Pod, spec: &PodSpec) -> bool {
+    let copies = copied(pod);
+    spec.volumes.iter().flatten().any(|volume| volume.host_path.is_some() && copies.contains_key(&volume.name))
 }
 
 /// The runtime handler of a runtime class. `handlers` has the operator's programs by handler; well-known handlers need

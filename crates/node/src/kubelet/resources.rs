@@ -43,6 +43,9 @@ pub struct ResourceLimits {
     pub cpu_request: Option<Milli>,
     pub memory: Option<Milli>,
     pub ephemeral_storage: Option<Milli>,
+    /// The greater of limit and request, summed over the containers that have one.
+    pub cpu_asked: Milli,
+    pub memory_asked: Milli,
 }
 
 fn amount(map: Option<&BTreeMap<String, Quantity>>, key: &str) -> Result<Option<Milli>, QuantityError> {
@@ -53,12 +56,16 @@ fn amount(map: Option<&BTreeMap<String, Quantity>>, key: &str) -> Result<Option<
 pub fn limits(resources: Option<&ResourceRequirements>) -> Result<ResourceLimits, QuantityError> {
     let limits = resources.and_then(|r| r.limits.as_ref());
     let requests = resources.and_then(|r| r.requests.as_ref());
-    let cpu = amount(limits, "cpu")?;
+    let (cpu, memory) = (amount(limits, "cpu")?, amount(limits, "memory")?);
+    let cpu_request = amount(requests, "cpu")?.or(cpu);
+    let asked = |limit: Option<Milli>, request: Option<Milli>| limit.max(request).unwrap_or_default();
     Ok(ResourceLimits {
         cpu,
-        cpu_request: amount(requests, "cpu")?.or(cpu),
-        memory: amount(limits, "memory")?,
+        cpu_request,
+        memory,
         ephemeral_storage: amount(limits, "ephemeral-storage")?,
+        cpu_asked: asked(cpu, cpu_request),
+        memory_asked: asked(memory, amount(requests, "memory")?),
     })
 }
 
@@ -80,10 +87,20 @@ pub fn pod_limits(spec: &PodSpec) -> Result<ResourceLimits, QuantityError> {
         let largest = init.iter().map(|l| pick(l).map(|m| m.0)).try_fold(0, |top, m| m.map(|m| m.max(top)))?;
         Some(Milli(sum.max(largest)))
     };
+    let asked = |own: Milli, pick: fn(&ResourceLimits) -> Milli| {
+        let sum = running.iter().map(|l| pick(l).0).sum::<i128>();
+        Milli(init.iter().map(|l| pick(l).0).chain([sum, own.0]).max().unwrap_or_default())
+    };
+    // What the runtime itself needs, from the Pod's RuntimeClass. It is no limit where there is none.
+    let overhead = |key: &str| amount(spec.overhead.as_ref(), key).map(|found| found.map_or(0, |more| more.0));
+    let (more_cpu, more_memory) = (overhead("cpu")?, overhead("memory")?);
+    let plus = |limit: Option<Milli>, more: i128| limit.map(|limit| Milli(limit.0 + more));
     Ok(ResourceLimits {
-        cpu: own.cpu.or_else(|| total(|l| l.cpu)),
-        cpu_request: own.cpu_request.or_else(|| total(|l| l.cpu_request)),
-        memory: own.memory.or_else(|| total(|l| l.memory)),
+        cpu_asked: Milli(asked(own.cpu_asked, |l| l.cpu_asked).0 + more_cpu),
+        memory_asked: Milli(asked(own.memory_asked, |l| l.memory_asked).0 + more_memory),
+        cpu: plus(own.cpu.or_else(|| total(|l| l.cpu)), more_cpu),
+        cpu_request: plus(own.cpu_request.or_else(|| total(|l| l.cpu_request)), more_cpu),
+        memory: plus(own.memory.or_else(|| total(|l| l.memory)), more_memory),
         ephemeral_storage: own.ephemeral_storage.or_else(|| total(|l| l.ephemeral_storage)),
     })
 }
@@ -204,6 +221,23 @@ mod tests {
                                {"name": "i", "resources": {"limits": {"memory": "4Gi"}}}]}));
         assert_eq!(pod_limits(&both).unwrap().memory, Some(quantity::parse("4Gi").unwrap()));
         assert_eq!(pod_limits(&both).unwrap().cpu, None);
+        let overhead = spec(json!({
+            "containers": [{"name": "a", "resources": {"limits": {"memory": "1Gi"}}}],
+            "overhead": {"memory": "160Mi", "cpu": "250m"}}));
+        let limits = pod_limits(&overhead).unwrap();
+        assert_eq!(limits.memory, Some(quantity::parse("1184Mi").unwrap()));
+        assert_eq!((limits.cpu, limits.cpu_asked), (None, quantity::parse("250m").unwrap()));
+    }
+
+    #[test]
+    fn what_some_containers_ask_for_is_known_though_others_ask_for_nothing() {
+        let mixed = spec(json!({"containers": [
+            {"name": "a", "resources": {"limits": {"memory": "2Gi"}, "requests": {"cpu": "300m"}}},
+            {"name": "b", "resources": {"requests": {"memory": "1Gi", "cpu": "200m"}}},
+            {"name": "c"}]}));
+        let limits = pod_limits(&mixed).unwrap();
+        assert_eq!((limits.memory, limits.cpu), (None, None));
+        assert_eq!((limits.memory_asked, limits.cpu_asked), (quantity::parse("3Gi").unwrap(), Milli(500)));
     }
 
     #[test]

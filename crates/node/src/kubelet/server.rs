@@ -1,7 +1,7 @@
 //! The kubelet's HTTPS server, for a control plane outside this process: logs, exec, attach and port-forward.
 //!
-//! A request is served only if its connection has a client certificate of the configured authority, or if it carries a
-//! bearer token that the API authenticates and whose user is authorised for `nodes/proxy` of this node.
+//! A request is served only if its user is authorised for `nodes/proxy` of this node. The user is the one that a client
+//! certificate of the configured authority names, or the one of a bearer token that the API authenticates.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use arc_swap::ArcSwap;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
 use thiserror::Error;
@@ -27,10 +28,13 @@ use tracing::debug;
 mod auth;
 pub mod backend;
 mod routes;
+mod subject;
 mod tls;
 
 pub use auth::AuthError;
 pub use backend::Backend;
+#[cfg(any(test, fuzzing))]
+pub(crate) use subject::fuzz as fuzz_certificate;
 
 use routes::{Route, route};
 
@@ -139,10 +143,11 @@ async fn serve_connection(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await??;
     // The verifier has rejected certificates that the authority did not sign.
-    let has_certificate = stream.get_ref().1.peer_certificates().is_some_and(|c| !c.is_empty());
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let certified = Arc::new(certificate.and_then(|certificate| subject::user_of(certificate)));
     let service = hyper::service::service_fn(move |request| {
-        let handler = Arc::clone(&handler);
-        async move { Ok::<_, std::convert::Infallible>(handler.handle(request, has_certificate).await) }
+        let (handler, certified) = (Arc::clone(&handler), Arc::clone(&certified));
+        async move { Ok::<_, std::convert::Infallible>(handler.handle(request, certified.as_ref().as_ref()).await) }
     });
     hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
         .serve_connection_with_upgrades(TokioIo::new(stream), service)
@@ -158,11 +163,9 @@ struct RequestHandler {
 }
 
 impl RequestHandler {
-    async fn handle(&self, request: Request<Incoming>, has_certificate: bool) -> Response<Body> {
-        if !has_certificate
-            && let Err(error) =
-                auth::authorize(&self.client, &self.node_name, request.method(), request.headers()).await
-        {
+    async fn handle(&self, request: Request<Incoming>, certified: Option<&UserInfo>) -> Response<Body> {
+        let (method, headers) = (request.method(), request.headers());
+        if let Err(error) = auth::authorize(&self.client, &self.node_name, certified, method, headers).await {
             return text_response(error.status(), &error.to_string());
         }
         match route(request.uri().path()) {
@@ -216,6 +219,7 @@ impl RequestHandler {
             upgrade,
             pod: &stored,
             backend: Arc::clone(&self.backend.load()),
+            still_allowed: None,
         };
         self.streams
             .handle(kind, stream_request)

@@ -101,6 +101,17 @@ pub fn volume_for(claim: &PersistentVolumeClaim, node_name: &str) -> PersistentV
     }
 }
 
+/// Whether a volume is reserved for this claim, and not for another one that had its name or names its volume.
+pub fn belongs_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    reference.is_some_and(|reference| {
+        reference.uid.is_some()
+            && reference.uid == claim.metadata.uid
+            && reference.namespace == claim.metadata.namespace
+            && reference.name == claim.metadata.name
+    })
+}
+
 /// Whether a volume was provisioned by this node.
 pub fn is_provisioned_by(volume: &PersistentVolume, node_name: &str) -> bool {
     let by_us = volume.metadata.annotations.as_ref().and_then(|a| a.get(PROVISIONED_BY)).map(String::as_str);
@@ -146,5 +157,10 @@ mod tests {
         assert!(is_provisioned_by(&volume, "node-a"));
         assert!(!is_provisioned_by(&volume, "node-b"));
         assert!(!is_provisioned_by(&PersistentVolume::default(), "node-a"));
+        assert!(belongs_to(&volume, &claim));
+        let mut later = claim.clone();
+        later.metadata.uid = Some("another".to_owned());
+        assert!(!belongs_to(&volume, &later), "a claim of the same name is another claim");
+        assert!(!belongs_to(&PersistentVolume::default(), &PersistentVolumeClaim::default()));
     }
 }

@@ -15,6 +15,7 @@ use crate::kubelet::references::Sources;
 use crate::kubelet::resources::quantity;
 use crate::runtime::{RuntimeError, VolumeKey, VolumeRequest};
 
+pub mod copied;
 pub mod files;
 pub mod host_path;
 pub mod mounts;
@@ -34,6 +35,8 @@ pub enum VolumeError {
         "volume {0:?}: persistentvolume {1:?} was not provisioned by this node; use a claim of this node's storage class"
     )]
     Foreign(String, String),
+    #[error("volume {0:?}: persistentvolume {1:?} belongs to another claim")]
+    Claimed(String, String),
     #[error("volume {0:?}: hostPath {1} {2}")]
     HostPath(String, String, &'static str),
     #[error("volume {volume:?}")]
@@ -70,6 +73,7 @@ pub async fn prepare(
 ) -> Result<BTreeMap<String, PreparedVolume>, VolumeError> {
     let addresses = Addresses { pod_ips, host_ips: node.host_ips.clone() };
     let group = spec.security_context.as_ref().and_then(|s| s.fs_group).and_then(|g| u32::try_from(g).ok());
+    let copied = copied::copied(pod);
     let mut out = BTreeMap::new();
     for volume in spec.volumes.iter().flatten() {
         let prepared = match mounts::kind(volume)? {
@@ -88,7 +92,10 @@ pub async fn prepare(
                 read_only: true,
                 storage: None,
             },
-            VolumeKind::Host { path, type_ } => prepare_host_path(node, &volume.name, path, &type_).await?,
+            VolumeKind::Host { path, type_ } => {
+                let private = copied.get(&volume.name).copied();
+                prepare_host_path(node, &volume.name, path, &type_, private).await?
+            }
         };
         out.insert(volume.name.clone(), prepared);
     }
@@ -128,6 +135,9 @@ async fn claim_request(
     if !crate::kubelet::volume_binding::is_provisioned_by(&persistent, &node.settings.node_name) {
         return Err(VolumeError::Foreign(volume.to_owned(), name));
     }
+    if !crate::kubelet::volume_binding::belongs_to(&persistent, found) {
+        return Err(VolumeError::Claimed(volume.to_owned(), name));
+    }
     let capacity = persistent.spec.as_ref().and_then(|s| s.capacity.as_ref()).and_then(|c| c.get("storage"));
     let limit_bytes = capacity.and_then(|q| quantity::of(q).ok()).map(quantity::Milli::units_u64).filter(|l| *l > 0);
     Ok(VolumeRequest { key: VolumeKey::Persistent { name }, limit_bytes, group })
@@ -155,14 +165,18 @@ async fn write_files(
 }
 
 /// Opens a host path and checks it against its declared type. Admission has already checked that it is allowed.
+/// `copied` is set for a folder of which the Pod gets a copy, and says whether its changes are private.
 async fn prepare_host_path(
     node: &NodeContext,
     volume: &str,
     path: PathBuf,
     type_: &str,
+    copied: Option<bool>,
 ) -> Result<PreparedVolume, VolumeError> {
     let fail = |what| VolumeError::HostPath(volume.to_owned(), path.display().to_string(), what);
-    let (roots, asked, create) = (node.settings.allowed.host_paths.clone(), path.clone(), type_ == "DirectoryOrCreate");
+    let (mut roots, asked, create) =
+        (node.settings.allowed.host_paths.clone(), path.clone(), type_ == "DirectoryOrCreate" && copied.is_none());
+    roots.extend(copied.map(|_| path.clone()));
     let found = tokio::task::spawn_blocking(move || host_path::resolve(&roots, &asked, create)).await;
     let found = match found.map_err(|_| VolumeError::Task(volume.to_owned()))? {
         Ok(found) => found,
@@ -176,6 +190,10 @@ async fn prepare_host_path(
         "Directory" | "DirectoryOrCreate" if !found.kind.is_dir() => Err(fail("is not a directory")),
         "File" | "FileOrCreate" if !found.kind.is_file() => Err(fail("is not a file")),
         "Socket" | "CharDevice" | "BlockDevice" => Err(fail("is of a type this node does not mount")),
-        _ => Ok(PreparedVolume::Host { path: found.path }),
+        _ => match copied {
+            None => Ok(PreparedVolume::Host { path: found.path }),
+            Some(_) if !found.kind.is_dir() => Err(fail("is not a folder, and only folders can be copied")),
+            Some(private) => Ok(PreparedVolume::Copy { path: found.path, private }),
+        },
     }
 }

@@ -22,7 +22,7 @@ pub struct PodSandboxSpec {
     /// Contents of `/etc/hosts` and `/etc/resolv.conf`. `{pod_ip}` in `hosts` is replaced by the Pod's address.
     pub hosts: String,
     pub resolv_conf: String,
-    /// Limits of all containers together; unset values get the node's defaults, never no limit.
+    /// Limits of all containers together; unset values get the node's defaults.
     pub limits: Limits,
     pub handler: RuntimeHandler,
     /// All containers share one pid namespace (`shareProcessNamespace`).
@@ -31,6 +31,10 @@ pub struct PodSandboxSpec {
     pub memory_volumes: BTreeMap<String, Option<u64>>,
     /// Sysctls of the Pod's own namespaces; only the safe, namespaced ones are accepted.
     pub sysctls: BTreeMap<String, String>,
+    /// A container writes to a path of the host, or to a copy of one. Without root, such a Pod has the caller's own id:
+    /// files can be shown under no other.
+    #[serde(default)]
+    pub writes_host_paths: bool,
 }
 
 /// The network of a Pod.
@@ -61,6 +65,12 @@ pub struct Limits {
     pub memory_bytes: Option<u64>,
     /// Thousandths of a core.
     pub cpu_millis: Option<u64>,
+    /// Memory and CPU that the containers request or limit themselves to, as far as they do: a default limit of the Pod
+    /// is never lower.
+    #[serde(default)]
+    pub memory_asked_bytes: u64,
+    #[serde(default)]
+    pub cpu_asked_millis: u64,
     /// Relative weight: the CPU request, in thousandths of a core.
     pub cpu_request_millis: Option<u64>,
     pub pids: Option<u64>,
@@ -207,9 +217,18 @@ pub enum MountSource {
     /// A folder or file of the node (volume, projected files), id-mapped into the Pod's user ids. `sub_path` is
     /// resolved beneath it without following links out of it, and created as a folder if missing.
     Data { path: PathBuf, sub_path: Option<String> },
-    /// A path of the host outside the data folder (an allowed `hostPath`, the sandboxd program): never id-mapped, so
-    /// that inside only world-readable files can be read.
+    /// A path of the host outside the data folder (an allowed `hostPath`): read and written as its owner, which is shown
+    /// as the container's user.
     Host { path: PathBuf },
+    /// A private copy of a folder of the host: an overlay over it. The folder itself is never written.
+    Copy {
+        path: PathBuf,
+        volume: String,
+        /// Changes are of no interest to the user, and are never applied.
+        private: bool,
+    },
+    /// A program of the node (sandboxd) that every sandbox gets: read-only, with inodes of its own in each.
+    Program { path: PathBuf },
     /// One of the Pod's [`PodSandboxSpec::memory_volumes`].
     Memory { volume: String, sub_path: Option<String> },
 }

@@ -100,6 +100,10 @@ pub enum WeaknessKind {
     StorageMeasuredOnly,
     /// Pods have no egress.
     NoEgress,
+    /// What the kernel counts per user is counted for the caller.
+    SharedUserLimits,
+    /// Other programs of root on this machine can connect to Pods.
+    OpenToRoot,
     /// The kernel lacks Landlock.
     NoLandlock,
 }
@@ -112,6 +116,8 @@ impl WeaknessKind {
             Self::LimitNotEnforced => "LimitNotEnforced",
             Self::StorageMeasuredOnly => "StorageMeasuredOnly",
             Self::NoEgress => "NoEgress",
+            Self::SharedUserLimits => "SharedUserLimits",
+            Self::OpenToRoot => "OpenToRoot",
             Self::NoLandlock => "NoLandlock",
         }
     }

@@ -52,4 +52,14 @@ pub struct StorageUsage {
     pub volumes: Vec<(String, u64)>,
     /// The mechanism that limits the writable layers.
     pub layer_mechanism: StorageMechanism,
+    /// Inodes of the layers and volumes whose number of inodes the file system does not limit.
+    pub inodes: u64,
+}
+
+/// Disk usage of one volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VolumeUsage {
+    pub bytes: u64,
+    /// 0 if the file system limits them.
+    pub inodes: u64,
 }

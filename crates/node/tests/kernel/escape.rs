@@ -149,6 +149,7 @@ async fn system_calls_that_open_the_kernel_are_refused() {
         attempt("keyring", "", |isolation| isolation.seccomp = false),
         attempt("userfaultfd", "", |isolation| isolation.seccomp = false),
         attempt("io-uring", "", |isolation| isolation.seccomp = false),
+        attempt("asynchronous-io", "", |isolation| isolation.seccomp = false),
         attempt("hostname", "", |isolation| {
             isolation.seccomp = false;
             isolation.capabilities = false;
@@ -279,4 +280,25 @@ async fn sandboxes_do_not_see_each_other() {
     for uid in ["one", "two"] {
         node.runtime.remove_pod(uid).await.unwrap();
     }
+}
+
+/// Everything that reads a container's accounts would wait for a pipe in their place.
+#[tokio::test(flavor = "multi_thread")]
+async fn pipes_in_place_of_accounts_delay_no_command() {
+    let node = Node::start().await;
+    node.runtime.create_pod(pod("p1")).await.unwrap();
+    let command = "rm /etc/passwd /etc/group && mkfifo /etc/passwd /etc/group && echo made && exec sleep 1000";
+    let mut spec = node.container("p1", "c", &["sh", "-c", command]).await;
+    spec.user.user = "0".into();
+    node.runtime.start_container("p1", spec).await.unwrap();
+    let made = async {
+        while !node.output("p1", "c").contains("made") {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(crate::fixture::DEADLINE, made).await.unwrap();
+    let soon = std::time::Duration::from_secs(10);
+    let (code, ..) = tokio::time::timeout(soon, node.exec("p1", "c", &["true"])).await.expect("it does not wait");
+    assert_eq!(code, 0);
+    node.runtime.remove_pod("p1").await.unwrap();
 }

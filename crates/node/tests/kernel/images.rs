@@ -376,3 +376,37 @@ async fn malicious_layers_are_refused_when_pulled() {
         assert_eq!(left, 0);
     }
 }
+
+/// The engine pulls as root and from within the operator's network, while users of the API name the images: what a
+/// registry redirects to must not reach other services there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_cannot_redirect_to_another_service_of_this_machine() {
+    if std::env::vars().any(|(name, value)| name.to_lowercase().ends_with("_proxy") && !value.is_empty()) {
+        eprintln!("skipped: a proxy is configured, which makes the connections instead");
+        return;
+    }
+    let inside = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, target) = (listener.local_addr().unwrap().port(), inside.local_addr().unwrap());
+    let reached = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seen = Arc::clone(&reached);
+    tokio::spawn(async move {
+        while inside.accept().await.is_ok() {
+            seen.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    });
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 16 * 1024]).await;
+            let head = format!(
+                "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://{target}/secret\r\ncontent-length: 0\r\n\r\n"
+            );
+            let _ = stream.write_all(head.as_bytes()).await;
+        }
+    });
+    let node = Node::start().await;
+    let refused = node.runtime.ensure(&format!("127.0.0.1:{port}/app:v1"), PullPolicy::Always, &[], None).await;
+    let message = refused.expect_err("the redirect is not followed").to_string();
+    assert!(message.contains("refused to connect to 127.0.0.1"), "{message}");
+    assert!(!reached.load(std::sync::atomic::Ordering::Relaxed));
+}

@@ -120,7 +120,7 @@ fn processes_with(text: &str) -> Vec<String> {
 }
 
 /// The node's id, which is part of the names of its veths, cgroups and table.
-fn node_id(data: &Path) -> String {
+pub(crate) fn node_id(data: &Path) -> String {
     use sha2::Digest;
     let hash = sha2::Sha256::digest(data.as_os_str().as_encoded_bytes());
     hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect()

@@ -1,6 +1,9 @@
 //! Limits are enforced, and exceeding them is reported.
 
-use agent_sandbox_node::runtime::{Limits, PodRuntime, PodSandboxSpec, RuntimeEvent, StorageMechanism};
+use agent_sandbox_node::kernel::NodeDefaults;
+use agent_sandbox_node::runtime::{
+    Limits, Mount, MountSource, PodRuntime, PodSandboxSpec, RuntimeEvent, StorageMechanism, VolumeKey, VolumeRequest,
+};
 
 use crate::fixture::{DEADLINE, Node, is_root, pod};
 
@@ -21,6 +24,80 @@ pub(crate) async fn kill_a_memory_bomb(node: &Node) {
     let exit = node.run("p1", spec).await;
     assert_eq!((exit.code, exit.signal, exit.oom_killed), (137, Some(9), true));
     node.runtime.remove_pod("p1").await.unwrap();
+}
+
+/// A Pod that sets no limit has the node's; one that sets its own, greater or smaller, has its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_without_limits_has_the_defaults_of_the_node() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let machine = NodeDefaults::of_machine();
+    let half = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let kib: u64 = half.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert_eq!(machine.memory_bytes, Some((kib / 2 / 1024).max(512) << 20), "of a machine with more than 1 GiB");
+    let cpus = std::thread::available_parallelism().unwrap().get() as u64;
+    assert_eq!(machine.cpu_millis, Some((cpus * 1000 - 1000).max(cpus * 750)));
+    // With and without a supervisor that was ready, and one Pod after the other.
+    let own = Limits { memory_bytes: Some(64 << 30), cpu_millis: Some(250), pids: Some(50), ..Limits::default() };
+    let asking = Limits { memory_asked_bytes: 64 << 30, ..Limits::default() };
+    for (uid, limits, memory, cpu, pids) in [
+        ("p1", Limits::default(), machine.memory_bytes, machine.cpu_millis, Some(1024)),
+        ("p2", own, Some(64 << 30), Some(250), Some(50)),
+        ("p3", asking, Some(64 << 30), machine.cpu_millis, Some(1024)),
+        ("p4", Limits::default(), machine.memory_bytes, machine.cpu_millis, Some(1024)),
+    ] {
+        node.runtime.create_pod(PodSandboxSpec { limits, ..pod(uid) }).await.unwrap();
+        let spec = node.container(uid, "c", &["sleep", "1000"]).await;
+        let pid = node.runtime.start_container(uid, spec).await.unwrap().pid;
+        assert_eq!(limit_of(pid, "memory", "memory.limit_in_bytes", "memory.max"), memory, "{uid}");
+        let quota = limit_of(pid, "cpu", "cpu.cfs_quota_us", "cpu.max");
+        assert_eq!(quota.map(|micros| micros / 100), cpu, "{uid}");
+        assert_eq!(limit_of(pid, "pids", "pids.max", "pids.max"), pids, "{uid}");
+    }
+    for uid in ["p1", "p2", "p3", "p4"] {
+        node.runtime.remove_pod(uid).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_memory_hog_without_limits_is_killed_within_the_default_and_neighbours_go_on() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start_with(|config| config.defaults.memory_bytes = Some(64 << 20)).await;
+    for uid in ["hog", "neighbour"] {
+        node.runtime.create_pod(pod(uid)).await.unwrap();
+    }
+    let spec = node.container("neighbour", "c", &["sleep", "1000"]).await;
+    node.runtime.start_container("neighbour", spec).await.unwrap();
+    let exit = node.run("hog", node.container("hog", "c", &["tail", "/dev/zero"]).await).await;
+    assert_eq!((exit.code, exit.oom_killed), (137, true));
+    assert_eq!(node.exec("neighbour", "c", &["echo", "fine"]).await.1, "fine\n");
+    for uid in ["hog", "neighbour"] {
+        node.runtime.remove_pod(uid).await.unwrap();
+    }
+}
+
+/// The first number of a limit of a process's cgroup or the one above it, in the hierarchy of its controller.
+fn limit_of(pid: u32, controller: &str, v1: &str, v2: &str) -> Option<u64> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let bound = groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        fields.next()?.split(',').any(|name| name == controller).then(|| fields.next().unwrap_or_default())
+    });
+    let (folder, file) = match bound {
+        Some(group) => (format!("/sys/fs/cgroup/{controller}{group}"), v1),
+        None => (format!("/sys/fs/cgroup{}", groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap()), v2),
+    };
+    let read = |folder: &std::path::Path| {
+        let text = std::fs::read_to_string(folder.join(file)).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    // With controllers in the unified hierarchy a container has a cgroup of its own below its Pod's.
+    let folder = std::path::Path::new(&folder);
+    read(folder).or_else(|| read(folder.parent()?))
 }
 
 /// The first process of a container shares its supervisor's memory until exec, and must not share its OOM score.
@@ -130,6 +207,35 @@ async fn a_node_takes_as_many_open_files_as_the_host_allows() {
     let _node = Node::start().await;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     assert_eq!(limit.current, limit.maximum);
+}
+
+/// A Pod with memory volumes has a mount namespace of its own, in which the layers' loop files must appear as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storage_limit_holds_beside_a_memory_volume() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let limits = Limits { layer_bytes: Some(16 << 20), ..Limits::default() };
+    let memory_volumes = [("m".to_owned(), Some(8 << 20))].into();
+    node.runtime.create_pod(PodSandboxSpec { limits, memory_volumes, ..pod("p1") }).await.unwrap();
+    let key = VolumeKey::PodEphemeral { pod: "p1".into(), name: "v".into() };
+    let request = VolumeRequest { key, limit_bytes: Some(16 << 20), group: None };
+    let volume = node.runtime.ensure_volume(request).await.unwrap();
+    for attempt in 0..2 {
+        let script = "echo here > /m/f && head -c 1048576 /dev/zero > /v/f && head -c 25165824 /dev/zero > /tmp/big";
+        let mut spec = node.container("p1", "c", &["sh", "-c", script]).await;
+        (spec.attempt, spec.limits) = (attempt, limits);
+        let mount = |source, target: &str| Mount { source, target: target.to_owned(), read_only: false };
+        spec.mounts.push(mount(MountSource::Memory { volume: "m".to_owned(), sub_path: None }, "/m"));
+        spec.mounts.push(mount(MountSource::Data { path: volume.path.clone(), sub_path: None }, "/v"));
+        let exit = node.run("p1", spec).await;
+        if volume.mechanism != StorageMechanism::Measured {
+            assert!(exit.code != 0 && node.output("p1", "c").contains("No space left"), "{}", node.output("p1", "c"));
+        }
+        assert!(volume.path.join("f").metadata().unwrap().len() >= 1 << 20, "written to the volume's own file system");
+    }
+    node.runtime.remove_pod("p1").await.unwrap();
 }
 
 /// The termination message lies on the same limited storage as the container's own files, and only its end is read: a

@@ -8,7 +8,9 @@
 mod crash;
 mod escape;
 mod fixture;
+mod host_folder;
 mod host_image;
+mod host_view;
 mod images;
 mod leaks;
 mod lifecycle;
@@ -22,4 +24,5 @@ mod plain_user;
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod pod_fixture;
 mod rootless;
+mod user_limits;
 mod vm;

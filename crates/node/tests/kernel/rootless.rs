@@ -17,7 +17,11 @@ const MANY: Ids = Ids::From(2_010_000_000, 1 << 20);
 #[test]
 fn pods_work_the_same_without_privilege() {
     if is_root() {
-        plain_user::run(Ids::None, &["lifecycle::", "escape::", "rootless::alone"], World::Host);
+        plain_user::run(
+            Ids::None,
+            &["lifecycle::", "escape::", "user_limits::", "host_view::", "host_folder::", "rootless::alone"],
+            World::Host,
+        );
     }
 }
 
@@ -25,7 +29,11 @@ fn pods_work_the_same_without_privilege() {
 #[test]
 fn pods_work_the_same_with_few_subordinate_ids() {
     if is_root() && has_uidmap() {
-        plain_user::run(FEW, &["lifecycle::", "escape::", "rootless::blocks"], World::Host);
+        plain_user::run(
+            FEW,
+            &["lifecycle::", "escape::", "user_limits::", "host_view::", "host_folder::", "rootless::blocks"],
+            World::Host,
+        );
     }
 }
 

@@ -24,6 +24,8 @@ fn pods_of_an_ordinary_user_work_with_subordinate_ids() {
 
 mod events {
     use super::*;
+    use k8s_openapi::api::core::v1::Event;
+    use kube::api::{Api, ListParams};
 
     #[tokio::test(flavor = "multi_thread")]
     async fn unenforced_limits_and_shared_ids_are_reported() {
@@ -35,8 +37,11 @@ mod events {
         container["resources"] = json!({"limits": {"memory": "64Mi"}});
         fixture.create("p", plain(), json!({"containers": [container], "terminationGracePeriodSeconds": 0})).await;
         fixture.until_ready("p").await;
-        assert!(fixture.until_event("LimitNotEnforced").await.contains("memory"));
-        assert!(fixture.until_event("SharedUid").await.contains("subuid"));
+        let reported = fixture.until_event("WeakerIsolation").await;
+        assert!(reported.contains("LimitNotEnforced: memory") && reported.contains("subuid"), "{reported}");
+        let events: Api<Event> = Api::namespaced(fixture.client.clone(), "default");
+        let about_pod = events.list(&ListParams::default().fields("involvedObject.name=p,type=Warning")).await.unwrap();
+        assert!(about_pod.items.is_empty(), "once per node, not for each Pod: {:?}", about_pod.items);
         fixture.delete("p").await;
         fixture.close().await;
     }

@@ -66,6 +66,8 @@ fn index() -> PodIndex {
         pod_uid: "p1".into(),
         ips: vec!["10.0.0.7".parse().unwrap()],
         name_routable: true,
+        idle: None,
+        e2b: None,
     });
     index
 }
@@ -118,7 +120,7 @@ fn bearer_tokens_are_extracted_as_the_contract_says() {
 #[tokio::test]
 async fn allow_all_accepts_every_request() {
     let authorizer = Authorizer::new(&AuthzConfig::AllowAll, Reviews::default()).unwrap();
-    let identity = authorizer.authenticate(&HeaderMap::new()).await.unwrap();
+    let identity = authorizer.authenticate(None).await.unwrap();
     assert!(identity.covers(&wanted("any", &[]), &index(), true).is_ok());
 }
 
@@ -131,15 +133,15 @@ async fn reviews_are_cached_and_failures_for_a_shorter_time() {
     let asked = std::time::Instant::now();
     let calls_in_time = || (api.calls.load(Ordering::Relaxed), asked.elapsed() < ttl);
     for _ in 0..3 {
-        assert!(authorizer.authenticate(&with_token("good")).await.is_ok());
+        assert!(authorizer.authenticate(bearer(&with_token("good"))).await.is_ok());
     }
     let (calls, in_time) = calls_in_time();
     assert!(calls == 1 || !in_time, "asked {calls} times within the time to live");
-    assert!(matches!(authorizer.authenticate(&with_token("bad")).await, Err(RouterError::Unauthenticated)));
+    assert!(matches!(authorizer.authenticate(bearer(&with_token("bad"))).await, Err(RouterError::Unauthenticated)));
     api.down.store(true, Ordering::Relaxed);
     let deadline = asked + Duration::from_secs(10);
     let failed = loop {
-        match authorizer.authenticate(&with_token("good")).await {
+        match authorizer.authenticate(bearer(&with_token("good"))).await {
             Err(error) => break error,
             Ok(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
@@ -150,7 +152,7 @@ async fn reviews_are_cached_and_failures_for_a_shorter_time() {
     assert!(!failed.to_string().contains("Lines"), "the API's error message is not sent to clients");
     api.down.store(false, Ordering::Relaxed);
     let failed_at = std::time::Instant::now();
-    while authorizer.authenticate(&with_token("good")).await.is_err() {
+    while authorizer.authenticate(bearer(&with_token("good"))).await.is_err() {
         assert!(std::time::Instant::now() < deadline, "a failure is not cached forever");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -164,7 +166,7 @@ async fn concurrent_requests_share_one_review() {
     let api = Arc::new(FakeApi::default());
     let authorizer = review(&api, |_| {});
     let headers = with_token("good");
-    let all = futures::future::join_all((0..50).map(|_| authorizer.authenticate(&headers))).await;
+    let all = futures::future::join_all((0..50).map(|_| authorizer.authenticate(bearer(&headers)))).await;
     assert!(all.iter().all(Result::is_ok));
     assert_eq!(api.calls.load(Ordering::Relaxed), 1);
 }
@@ -174,10 +176,10 @@ async fn the_cache_of_reviews_is_bounded() {
     let api = Arc::new(FakeApi::default());
     let authorizer = review(&api, |config| config.cache_size = 10);
     for number in 0..1000 {
-        assert!(authorizer.authenticate(&with_token(&format!("bad-{number}"))).await.is_err());
+        assert!(authorizer.authenticate(bearer(&with_token(&format!("bad-{number}")))).await.is_err());
     }
     assert_eq!(api.calls.load(Ordering::Relaxed), 1000);
-    assert!(authorizer.authenticate(&with_token("bad-999")).await.is_err());
+    assert!(authorizer.authenticate(bearer(&with_token("bad-999"))).await.is_err());
     assert_eq!(api.calls.load(Ordering::Relaxed), 1000, "the newest is cached");
 }
 
@@ -185,9 +187,9 @@ async fn the_cache_of_reviews_is_bounded() {
 #[tokio::test]
 async fn token_review_alone_may_accept_anonymous_requests() {
     let api = Arc::new(FakeApi::default());
-    assert!(review(&api, |_| {}).authenticate(&HeaderMap::new()).await.is_ok());
+    assert!(review(&api, |_| {}).authenticate(None).await.is_ok());
     let strict = review(&api, |config| config.require_token = true);
-    assert!(matches!(strict.authenticate(&HeaderMap::new()).await, Err(RouterError::Unauthenticated)));
+    assert!(matches!(strict.authenticate(None).await, Err(RouterError::Unauthenticated)));
     assert_eq!(api.calls.load(Ordering::Relaxed), 0);
 }
 
@@ -196,17 +198,17 @@ async fn token_review_alone_may_accept_anonymous_requests() {
 async fn audiences_are_sent_and_checked_in_the_reply() {
     let wanted = |config: &mut TokenReviewConfig| config.audiences = ["a", "b", "c"].map(str::to_owned).to_vec();
     let api = Arc::new(FakeApi { audiences: vec!["b".into()], ..FakeApi::default() });
-    assert!(review(&api, wanted).authenticate(&with_token("good")).await.is_ok());
+    assert!(review(&api, wanted).authenticate(bearer(&with_token("good"))).await.is_ok());
     assert_eq!(*api.asked_for.lock(), ["a", "b", "c"]);
     let ignorant = Arc::new(FakeApi::default());
-    assert!(review(&ignorant, wanted).authenticate(&with_token("good")).await.is_err());
+    assert!(review(&ignorant, wanted).authenticate(bearer(&with_token("good"))).await.is_err());
 }
 
 /// D-150
 #[tokio::test]
 async fn a_scoped_token_gives_access_to_its_own_sandbox_only() {
     let file = secret_file(SECRET);
-    let identity = scoped(&[&file]).authenticate(&with_token(&token(SECRET, "box-a"))).await.unwrap();
+    let identity = scoped(&[&file]).authenticate(bearer(&with_token(&token(SECRET, "box-a")))).await.unwrap();
     assert!(identity.covers(&wanted("box-a", &[]), &index(), true).is_ok());
     for other in [wanted("box-b", &[]), wanted("box-a", &[("x-sandbox-namespace", "team-a")])] {
         assert!(matches!(identity.covers(&other, &index(), true), Err(RouterError::Forbidden)));
@@ -219,16 +221,19 @@ async fn bad_scoped_tokens_are_unauthenticated() {
     let file = secret_file(SECRET);
     let authorizer = scoped(&[&file]);
     for bad in [&token(&[b'x'; 32], "box-a"), "v1.a.b", "garbage"] {
-        assert!(matches!(authorizer.authenticate(&with_token(bad)).await, Err(RouterError::Unauthenticated)), "{bad}");
+        assert!(
+            matches!(authorizer.authenticate(bearer(&with_token(bad))).await, Err(RouterError::Unauthenticated)),
+            "{bad}"
+        );
     }
-    assert!(matches!(authorizer.authenticate(&HeaderMap::new()).await, Err(RouterError::Unauthenticated)));
+    assert!(matches!(authorizer.authenticate(None).await, Err(RouterError::Unauthenticated)));
 }
 
 /// D-155, D-156
 #[tokio::test]
 async fn a_scoped_callers_address_and_uid_must_be_the_sandboxs_own() {
     let file = secret_file(SECRET);
-    let identity = scoped(&[&file]).authenticate(&with_token(&token(SECRET, "box-a"))).await.unwrap();
+    let identity = scoped(&[&file]).authenticate(bearer(&with_token(&token(SECRET, "box-a")))).await.unwrap();
     let index = index();
     for agreeing in [
         &[("x-sandbox-pod-ip", "10.0.0.7")][..],
@@ -256,14 +261,17 @@ async fn secrets_rotate_without_a_restart() {
     let (old, new) = (secret_file(SECRET), secret_file(&[b'n'; 32]));
     let authorizer = scoped(&[&new, &old]);
     for secret in [SECRET, &[b'n'; 32]] {
-        assert!(authorizer.authenticate(&with_token(&token(secret, "box-a"))).await.is_ok());
+        assert!(authorizer.authenticate(bearer(&with_token(&token(secret, "box-a")))).await.is_ok());
     }
     std::fs::write(old.path(), [b'z'; 32]).unwrap();
     authorizer.secrets().unwrap().reload().unwrap();
-    assert!(authorizer.authenticate(&with_token(&token(SECRET, "box-a"))).await.is_err());
+    assert!(authorizer.authenticate(bearer(&with_token(&token(SECRET, "box-a")))).await.is_err());
     std::fs::write(old.path(), "short").unwrap();
     assert!(authorizer.secrets().unwrap().reload().is_err());
-    assert!(authorizer.authenticate(&with_token(&token(&[b'z'; 32], "box-a"))).await.is_ok(), "the old ones stay");
+    assert!(
+        authorizer.authenticate(bearer(&with_token(&token(&[b'z'; 32], "box-a")))).await.is_ok(),
+        "the old ones stay"
+    );
 }
 
 /// D-153
@@ -281,13 +289,13 @@ fn a_short_secret_stops_the_start() {
 async fn a_static_token_is_compared_without_surrounding_space() {
     let config = modes(|modes| modes.static_token = Some(StaticToken(" secret\n".into())));
     let authorizer = Authorizer::new(&config, Reviews::default()).unwrap();
-    assert!(authorizer.authenticate(&with_token("secret")).await.is_ok());
-    let missing = authorizer.authenticate(&HeaderMap::new()).await.unwrap_err();
+    assert!(authorizer.authenticate(bearer(&with_token("secret"))).await.is_ok());
+    let missing = authorizer.authenticate(None).await.unwrap_err();
     assert_eq!(
         (missing.status().as_u16(), missing.to_string().as_str()),
         (401, "Missing or invalid Authorization header.")
     );
-    let wrong = authorizer.authenticate(&with_token("wrong")).await.unwrap_err();
+    let wrong = authorizer.authenticate(bearer(&with_token("wrong"))).await.unwrap_err();
     assert_eq!((wrong.status().as_u16(), wrong.to_string().as_str()), (401, "Invalid token."));
     assert!(format!("{config:?}").contains("StaticToken([redacted])"));
 }
@@ -301,13 +309,13 @@ async fn combined_modes_each_check_their_own_tokens() {
         modes.scoped_token_secrets = vec![file.path().to_owned()];
     });
     let authorizer = Authorizer::new(&config, reviews(&api)).unwrap();
-    assert!(matches!(authorizer.authenticate(&with_token("good")).await, Ok(Identity::Unrestricted)));
-    let identity = authorizer.authenticate(&with_token(&token(SECRET, "box-a"))).await.unwrap();
+    assert!(matches!(authorizer.authenticate(bearer(&with_token("good"))).await, Ok(Identity::Unrestricted)));
+    let identity = authorizer.authenticate(bearer(&with_token(&token(SECRET, "box-a")))).await.unwrap();
     assert!(identity.covers(&wanted("box-b", &[]), &index(), true).is_err());
     let calls = api.calls.load(Ordering::Relaxed);
-    assert!(authorizer.authenticate(&with_token(&token(&[b'x'; 32], "box-a"))).await.is_err());
+    assert!(authorizer.authenticate(bearer(&with_token(&token(&[b'x'; 32], "box-a")))).await.is_err());
     assert_eq!(api.calls.load(Ordering::Relaxed), calls, "an invalid scoped token is not sent to the API");
-    assert!(authorizer.authenticate(&HeaderMap::new()).await.is_err(), "anonymous callers need one of the modes");
+    assert!(authorizer.authenticate(None).await.is_err(), "anonymous callers need one of the modes");
 }
 
 /// Grants by user, namespace and Pod name; an empty Pod name grants all of the namespace.
@@ -343,7 +351,7 @@ fn rbac(access: &Arc<FakeAccess>, access_ttl: Duration) -> Authorizer {
 }
 
 async fn reaches(authorizer: &Authorizer, token: &str, request: &SandboxRequest) -> Result<(), RouterError> {
-    let identity = authorizer.authenticate(&with_token(token)).await?;
+    let identity = authorizer.authenticate(bearer(&with_token(token))).await?;
     authorizer.authorize(&identity, request, &index(), true).await
 }
 
@@ -358,7 +366,7 @@ async fn mode_rbac_decides_by_the_namespace_of_the_sandbox() {
     assert!(matches!(reaches(&authorizer, "good-alice", &foreign).await, Err(RouterError::Forbidden)));
     assert!(matches!(reaches(&authorizer, "good-bob", &own).await, Err(RouterError::Forbidden)));
     assert!(matches!(reaches(&authorizer, "bad", &own).await, Err(RouterError::Unauthenticated)));
-    assert!(matches!(authorizer.authenticate(&HeaderMap::new()).await, Err(RouterError::Unauthenticated)));
+    assert!(matches!(authorizer.authenticate(None).await, Err(RouterError::Unauthenticated)));
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Every setting of the router process in one table: flag, environment variable, default and help. Command line beats
 //! file beats environment beats default; all errors are reported at once.
 
+mod browser;
 mod parse;
 mod read;
 
@@ -89,8 +90,58 @@ pub const SETTINGS: &[Setting] = &[
     switch("authz-tokenreview-require-token", "false", "Refuse requests without a token in mode tokenreview"),
     value("authz-tokenreview-audiences", "", "Comma list of audiences a token must be for"),
     value("authz-scoped-token-secret-file", "", "Comma list of files with secrets of scoped tokens; each is accepted"),
+    value(
+        "sandbox-token-key-file",
+        "",
+        "Ed25519 private key (PEM); requests to sandboxes carry a token signed with it, which sandboxd can require",
+    ),
     value("authz-static-token", "", "The token of mode static-token; prefer the variable").env("ROUTER_AUTH_TOKEN"),
+    value(
+        "path-routing-prefix",
+        "",
+        "Serve <prefix>/<namespace>/<id>/<port>/... without headers, for browsers; empty disables it",
+    ),
+    value(
+        "host-routing-domain",
+        "",
+        "Serve <port>-<id>--<namespace>.<domain> without headers, for browsers; empty disables it",
+    ),
+    value(
+        "authz-cookie-name",
+        "",
+        "Accept credentials in this cookie where the URL names the sandbox; empty disables it",
+    ),
+    value("authz-cookie-query-param", "", "Parameter of a link whose credential becomes the cookie; empty disables it"),
+    value("authz-cookie-samesite", "lax", "SameSite of the cookie: lax, strict or none"),
+    switch("authz-cookie-insecure", "false", "Let browsers send the cookie without TLS (local development only)"),
+    value(
+        "authz-cookie-allowed-origins",
+        "",
+        "Comma list of origins, scheme://host[:port], whose pages may use the cookie, beside the router's own",
+    ),
+    switch(
+        "authz-trust-forwarded-proto",
+        "false",
+        "Take the scheme of the router's own pages from X-Forwarded-Proto; only behind a proxy that sets it",
+    ),
+    value(
+        "allowed-origins",
+        "",
+        "Comma list of origins whose pages may name a sandbox in a URL where no credential is required (allow-all)",
+    ),
+    value(
+        "allowed-hosts",
+        "",
+        "Comma list of names, *.domain or *, by which clients may call the router, beside addresses, localhost and names of Services; empty for any",
+    ),
+    switch(
+        "wake-sandboxes",
+        "false",
+        "Wake suspended sandboxes for requests, and record use so that idle ones are suspended; needs to get and patch Sandboxes",
+    ),
     switch("access-log", "true", "Write a JSON line per request to standard error"),
+    value("audit-log", "", "Write audit records: a file, which is rotated, or '-' for standard output; empty for none"),
+    value("audit-redact-file", "", "File with regular expressions, one per line, that are removed from audit records"),
     value("enable-tracing", "auto", "Export spans over OTLP: auto (when an endpoint is set), true or false"),
     value("enable-otel-metrics", "auto", "Export metrics over OTLP: auto (when an endpoint is set), true or false"),
     value(

@@ -1,23 +1,14 @@
 //! The access log: one JSON line per request, formatted on the worker and written by a separate thread.
-//!
-//! If the reader of the log is too slow, lines are dropped and counted; requests never wait for it.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
-use agent_sandbox_telemetry::Hex;
+use agent_sandbox_telemetry::{Hex, LineWriter};
 use jiff::Timestamp;
-use parking_lot::{Condvar, Mutex};
 
 use crate::observability::trace::TraceContext;
-
-/// Maximum number of bytes that wait for the writer.
-const MAX_PENDING: usize = 4 * 1024 * 1024;
-/// Time for which the writer collects lines, so that a busy router does not make a system call per line.
-const BATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// The fields of one request.
 pub(crate) struct Line<'a> {
@@ -33,92 +24,22 @@ pub(crate) struct Line<'a> {
     pub(crate) trace: &'a TraceContext,
 }
 
-#[derive(Default)]
-struct Pending {
-    text: String,
-    dropped: u64,
-    closed: bool,
-}
-
-#[derive(Default)]
-struct Queue {
-    pending: Mutex<Pending>,
-    ready: Condvar,
-}
-
 /// Takes the lines of all workers.
-pub(crate) struct AccessLog {
-    queue: Arc<Queue>,
-    writer: Option<std::thread::JoinHandle<()>>,
-}
+pub(crate) struct AccessLog(LineWriter);
 
 impl AccessLog {
     /// Starts the writer thread.
     pub(crate) fn start(sink: Box<dyn Write + Send>) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue::default());
-        let writer_queue = Arc::clone(&queue);
-        let writer =
-            std::thread::Builder::new().name("access-log".to_owned()).spawn(move || drain(&writer_queue, sink))?;
-        Ok(Self { queue, writer: Some(writer) })
+        LineWriter::start("access-log", sink).map(Self)
     }
 
-    /// Queues a line. It is formatted before the lock is taken, so that only a copy happens under the lock.
+    /// Queues a line. It is formatted before the queue is locked, so that only a copy happens under the lock.
     pub(crate) fn write(&self, line: &Line<'_>) {
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.line.clear();
             scratch.format(line, Timestamp::now());
-            let mut pending = self.queue.pending.lock();
-            if pending.text.len() >= MAX_PENDING {
-                pending.dropped += 1;
-                return;
-            }
-            let was_empty = pending.text.is_empty();
-            pending.text.push_str(&scratch.line);
-            drop(pending);
-            if was_empty {
-                self.queue.ready.notify_one();
-            }
+            self.0.write(&scratch.line);
         });
-    }
-}
-
-impl Drop for AccessLog {
-    fn drop(&mut self) {
-        self.queue.pending.lock().closed = true;
-        self.queue.ready.notify_one();
-        if let Some(writer) = self.writer.take() {
-            // The writer ends after its last write. A sink that blocks forever delays only the exit.
-            let _ = writer.join();
-        }
-    }
-}
-
-fn drain(queue: &Queue, mut sink: Box<dyn Write + Send>) {
-    let mut batch = String::new();
-    loop {
-        let (dropped, closed) = {
-            let mut pending = queue.pending.lock();
-            while pending.text.is_empty() && !pending.closed {
-                queue.ready.wait(&mut pending);
-            }
-            if !pending.closed {
-                drop(pending);
-                std::thread::sleep(BATCH_DELAY);
-                pending = queue.pending.lock();
-            }
-            std::mem::swap(&mut batch, &mut pending.text);
-            (std::mem::take(&mut pending.dropped), pending.closed)
-        };
-        // A failing log cannot be reported anywhere.
-        let _ = sink.write_all(batch.as_bytes());
-        batch.clear();
-        if dropped > 0 {
-            tracing::warn!(dropped, "Access log reader is too slow; lines were lost");
-        }
-        let _ = sink.flush();
-        if closed && queue.pending.lock().text.is_empty() {
-            return;
-        }
     }
 }
 
@@ -227,28 +148,5 @@ mod tests {
         assert_eq!(value["trace_id"], "ab".repeat(16));
         assert_eq!(value["span_id"], "0101010101010101");
         assert!(text.ends_with("}\n") && text.lines().count() == 1);
-    }
-
-    #[test]
-    fn lines_written_before_the_end_are_not_lost() {
-        let (reader, writer) = std::io::pipe().unwrap();
-        let log = AccessLog::start(Box::new(writer)).unwrap();
-        let trace = TraceContext::default();
-        for status in 0..100 {
-            log.write(&Line {
-                method: "GET",
-                path: "/",
-                status,
-                duration: Duration::ZERO,
-                client_ip: "",
-                sandbox_id: "",
-                sandbox_namespace: "",
-                bytes_out: 0,
-                user_agent: b"",
-                trace: &trace,
-            });
-        }
-        drop(log);
-        assert_eq!(std::io::read_to_string(reader).unwrap().lines().count(), 100);
     }
 }

@@ -141,6 +141,7 @@ pub(crate) struct Metrics {
     pub(crate) in_flight: Gauge<i64, AtomicI64>,
     upstream_errors: Family<ErrorLabels, Counter>,
     retries: Family<NamespaceLabels, Counter>,
+    woken: Family<NamespaceLabels, Counter>,
     invalidations: Family<NamespaceLabels, Counter>,
     decisions: Family<DecisionLabels, Counter>,
     cert_reloads: Family<OutcomeLabels, Counter>,
@@ -156,6 +157,7 @@ impl Default for Metrics {
             in_flight: Gauge::default(),
             upstream_errors: Family::default(),
             retries: Family::default(),
+            woken: Family::default(),
             invalidations: Family::default(),
             decisions: Family::default(),
             cert_reloads: Family::default(),
@@ -171,6 +173,11 @@ impl Default for Metrics {
         registry.register("inflight_requests", "Requests being served", this.in_flight.clone());
         registry.register("upstream_errors", "Failures on the sandboxes' side", this.upstream_errors.clone());
         registry.register("upstream_retries", "Repeated connection attempts", this.retries.clone());
+        registry.register(
+            "waited_for_wake",
+            "Requests that waited for a suspended sandbox to wake",
+            this.woken.clone(),
+        );
         registry.register(
             "cache_invalidations",
             "Pods taken out of use after failed dials",
@@ -204,6 +211,7 @@ impl Metrics {
     /// Creates series before their first event, so that a zero is not mistaken for a missing metric.
     fn create_series(&self) {
         self.retries.get_or_create(&NamespaceLabels { sandbox_namespace: label(None) }).inc_by(0);
+        self.woken.get_or_create(&NamespaceLabels { sandbox_namespace: label(None) }).inc_by(0);
         self.invalidations.get_or_create(&NamespaceLabels { sandbox_namespace: label(None) }).inc_by(0);
         for outcome in ["success", "failure"] {
             self.cert_reloads.get_or_create(&OutcomeLabels { outcome }).inc_by(0);
@@ -237,6 +245,10 @@ impl Metrics {
 
     pub(crate) fn retry(&self, namespace: Option<&Arc<str>>) {
         self.retries.get_or_create(&NamespaceLabels { sandbox_namespace: label(namespace) }).inc();
+    }
+
+    pub(crate) fn woken(&self, namespace: Option<&Arc<str>>) {
+        self.woken.get_or_create(&NamespaceLabels { sandbox_namespace: label(namespace) }).inc();
     }
 
     pub(crate) fn invalidation(&self, namespace: Option<&Arc<str>>) {

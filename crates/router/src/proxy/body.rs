@@ -13,6 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
+use crate::observability::audit::PendingRecord;
 use crate::proxy::exchange::Exchange;
 use crate::proxy::pool::Lease;
 
@@ -50,6 +51,8 @@ pub(crate) struct RequestBody {
     progress: Option<Arc<UploadProgress>>,
     /// Number of bytes that may still come; `None` means no limit.
     remaining: Option<u64>,
+    /// Gets a copy of the body's beginning.
+    audit: Option<PendingRecord>,
 }
 
 /// Why an upload was aborted.
@@ -63,15 +66,16 @@ pub(crate) enum RequestBodyError {
 
 impl RequestBody {
     /// Wraps a request's body; `limit` 0 means no limit.
-    pub(crate) fn new(inner: Incoming, limit: u64) -> Self {
+    pub(crate) fn new(inner: Incoming, limit: u64, audit: Option<PendingRecord>) -> Self {
         if inner.is_end_stream() {
             return Self::empty();
         }
-        Self { inner: Some(inner), progress: Some(UploadProgress::begin()), remaining: (limit > 0).then_some(limit) }
+        let remaining = (limit > 0).then_some(limit);
+        Self { inner: Some(inner), progress: Some(UploadProgress::begin()), remaining, audit }
     }
 
     pub(crate) fn empty() -> Self {
-        Self { inner: None, progress: None, remaining: None }
+        Self { inner: None, progress: None, remaining: None, audit: None }
     }
 
     pub(crate) fn progress(&self) -> Option<Arc<UploadProgress>> {
@@ -96,6 +100,9 @@ impl Body for RequestBody {
         };
         if let Some(progress) = &this.progress {
             progress.record();
+        }
+        if let (Some(audit), Some(data)) = (&this.audit, frame.data_ref()) {
+            audit.capture(data);
         }
         if let (Some(remaining), Some(data)) = (&mut this.remaining, frame.data_ref()) {
             match remaining.checked_sub(data.remaining() as u64) {

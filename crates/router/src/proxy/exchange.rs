@@ -10,12 +10,15 @@ use http::header::{HeaderValue, USER_AGENT};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Version};
 
+use crate::auth::Identity;
 use crate::error::{RouterError, UpstreamReason};
 use crate::observability::access_log::Line;
+use crate::observability::audit::PendingRecord;
 use crate::observability::metrics::MethodLabel;
 use crate::observability::trace::TraceContext;
 use crate::resolve::index::LivePod;
 use crate::server::client_connection::ClientConnection;
+use crate::sleep::{ActivityGuard, Suspended};
 use crate::state::Worker;
 
 /// Status recorded if the client disconnected before there was a response (as nginx does).
@@ -36,9 +39,14 @@ pub(crate) struct Exchange {
     namespace: Option<Arc<str>>,
     path: Option<PathAndQuery>,
     sandbox: Option<SandboxRequest>,
+    /// The sandbox's id as E2B's clients know it, if one of them sent the request.
+    pub(crate) e2b_id: Option<String>,
     log: Option<LogFields>,
+    audit: Option<PendingRecord>,
     pub(crate) trace: TraceContext,
     sandbox_slot: Option<Arc<LivePod>>,
+    /// The use of a Sandbox with an idle time, which does not sleep before the response has ended.
+    activity: Option<ActivityGuard>,
 }
 
 struct LogFields {
@@ -57,6 +65,8 @@ impl Exchange {
             method: request.method().clone(),
             user_agent: request.headers().get(USER_AGENT).cloned(),
         });
+        let peer = client.inbound.peer.to_str().unwrap_or_default();
+        let audit = shared.audit.as_ref().map(|audit| PendingRecord::begin(audit, peer, request));
         Box::new(Self {
             worker: Arc::clone(worker),
             client: Arc::clone(client),
@@ -69,9 +79,12 @@ impl Exchange {
             namespace: None,
             path: request.uri().path_and_query().cloned(),
             sandbox: None,
+            e2b_id: None,
             log,
+            audit,
             trace: TraceContext::begin(request.headers(), shared.traces.is_some()),
             sandbox_slot: None,
+            activity: None,
         })
     }
 
@@ -83,6 +96,21 @@ impl Exchange {
     pub(crate) fn set_sandbox(&mut self, sandbox: &SandboxRequest) {
         self.namespace = self.worker.shared.namespace_label(sandbox.namespace.as_str());
         self.sandbox = Some(sandbox.clone());
+        if let Some(audit) = &self.audit {
+            audit.set_sandbox(sandbox);
+        }
+    }
+
+    /// Records who makes the request.
+    pub(crate) fn set_caller(&self, identity: &Identity) {
+        if let Some(audit) = &self.audit {
+            audit.set_caller(identity);
+        }
+    }
+
+    /// The request's audit record, if requests are audited.
+    pub(crate) fn audit(&self) -> Option<&PendingRecord> {
+        self.audit.as_ref()
     }
 
     /// Counts the request against its sandbox; `false` if the sandbox is at its limit.
@@ -100,12 +128,24 @@ impl Exchange {
         true
     }
 
+    /// Counts the request as a use of its Sandbox; an error if the Sandbox was just suspended.
+    pub(crate) async fn begin_activity(&mut self, pod: &Arc<LivePod>) -> Result<(), Suspended> {
+        let shared = &self.worker.shared;
+        if let (Some(sleep), None) = (&shared.sleep, &self.activity) {
+            self.activity = sleep.begin(&shared.index, pod).await?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn namespace(&self) -> Option<&Arc<str>> {
         self.namespace.as_ref()
     }
 
     pub(crate) fn set_status(&mut self, status: u16) {
         self.status = status;
+        if let Some(audit) = &self.audit {
+            audit.responded(status);
+        }
     }
 
     pub(crate) fn add_bytes_out(&mut self, count: u64) {
@@ -119,6 +159,9 @@ impl Exchange {
 
     pub(crate) fn record_error(&mut self, error: &RouterError) {
         self.status = error.status().as_u16();
+        if let Some(audit) = &self.audit {
+            audit.failed(self.status, &error.to_string());
+        }
         if let Some(reason) = error.upstream_reason() {
             self.worker.shared.metrics.upstream_error(self.namespace.as_ref(), reason);
         }
@@ -128,6 +171,9 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         let shared = &self.worker.shared;
+        if let Some(audit) = &self.audit {
+            audit.ended(self.status);
+        }
         self.client.request_ends();
         shared.in_flight.fetch_sub(1, Ordering::Relaxed);
         shared.metrics.in_flight.dec();

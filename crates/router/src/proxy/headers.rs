@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use agent_sandbox_protocol::address::{self, AddressClass};
+use agent_sandbox_protocol::e2b::PUBLIC_ACCESS;
 use http::header::{
     AUTHORIZATION, CONNECTION, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
@@ -33,14 +33,10 @@ impl Inbound {
     }
 }
 
-/// Whether a `Host` value names the local machine.
-pub(crate) fn is_loopback_host(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(bracketed) => bracketed.split_once(']').map_or(bracketed, |(address, _)| address),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name.eq_ignore_ascii_case("localhost")
-        || name.parse().is_ok_and(|ip| address::classify(ip) == AddressClass::Loopback)
+impl Inbound {
+    pub(crate) fn is_tls(&self) -> bool {
+        self.scheme == "https"
+    }
 }
 
 /// The protocol that a request wants to switch to, if it is a well-formed upgrade.
@@ -67,6 +63,7 @@ pub(crate) fn prepare_request(
     let trailers = headers.get(TE).is_some_and(|te| te.as_bytes().eq_ignore_ascii_case(b"trailers"));
     strip_hop_by_hop(headers);
     headers.remove(AUTHORIZATION);
+    headers.remove(PUBLIC_ACCESS);
     strip_forwarding(headers);
     if let Some(host) = headers.remove(HOST).or(authority) {
         headers.insert(FORWARDED_HOST, host);

@@ -12,6 +12,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::UpgradeLimits;
+use crate::observability::audit::PendingRecord;
 use crate::proxy::websocket::{CloseCode, FrameTracker, close_to_backend, close_to_client};
 
 /// Maximum number of bytes per read. All tunnels of a thread share the buffer.
@@ -58,6 +59,8 @@ struct Flow {
     bytes: u64,
     frames: Option<FrameTracker>,
     too_big: bool,
+    /// Gets a copy of the first bytes.
+    audit: Option<PendingRecord>,
 }
 
 impl Flow {
@@ -123,6 +126,9 @@ impl Flow {
             self.read_ended = true;
             return Poll::Ready(Ok(()));
         }
+        if let Some(audit) = &self.audit {
+            audit.capture(data);
+        }
         if let Some(frames) = &mut self.frames
             && frames.feed(data).is_err()
         {
@@ -156,13 +162,14 @@ pub(crate) async fn run<C, B>(
     websocket: bool,
     limits: &UpgradeLimits,
     abort: &CancellationToken,
+    audit: Option<PendingRecord>,
 ) -> Report
 where
     C: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
     let tracker = || websocket.then(|| FrameTracker::new(limits.max_message_bytes));
-    let mut up = Flow::new(tracker());
+    let mut up = Flow { audit, ..Flow::new(tracker()) };
     let mut down = Flow::new(tracker());
     let mut timers = Timers::new(limits);
     let mut aborted = std::pin::pin!(abort.cancelled());

@@ -84,7 +84,7 @@ pub(crate) fn refuse(protocol: &HeaderValue, mut request: Request<Incoming>) -> 
     headers.insert(UPGRADE, protocol.clone());
     let accept = HeaderValue::from_str(&accept_key(key.as_bytes())).expect("base64 is visible ASCII");
     headers.insert(WEBSOCKET_ACCEPT, accept);
-    Ok(Served::Refused(response))
+    Ok(Served::Own(response))
 }
 
 fn is_websocket(protocol: &HeaderValue) -> bool {
@@ -124,6 +124,7 @@ impl PendingUpgrade {
         parts.headers.remove(CONTENT_LENGTH);
         parts.extensions.clear();
         exchange.set_status(parts.status.as_u16());
+        let audit = exchange.audit().cloned();
         let shared = Arc::clone(&worker.shared);
         worker.shared.tasks.spawn(async move {
             let _permit = permit;
@@ -143,6 +144,7 @@ impl PendingUpgrade {
                 websocket,
                 &shared.config.upgrades,
                 &shared.abort,
+                audit,
             )
             .await;
             exchange.add_bytes_out(report.to_client);

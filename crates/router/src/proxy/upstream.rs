@@ -2,6 +2,7 @@
 //! the response.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use agent_sandbox_protocol::router_headers::SandboxRequest;
@@ -15,10 +16,13 @@ use crate::proxy::body::{RequestBody, UploadProgress};
 use crate::proxy::connector::Stream;
 use crate::proxy::exchange::Exchange;
 use crate::proxy::pool::{Lease, PoolKey, SendError};
-use crate::resolve::index::PodIndex;
-use crate::resolve::wake::WakeOutcome;
+use crate::resolve::index::{LivePod, PodIndex};
 use crate::resolve::{self, Decision, Endpoint};
+use crate::sleep::WakeAnswer;
 use crate::state::Worker;
+
+/// Interval between two looks at the index while a request waits for a Pod and nothing changes.
+const RECHECK: Duration = Duration::from_secs(1);
 
 /// The head of a response, with the connection that carries its body.
 pub(crate) enum UpstreamResponse {
@@ -47,7 +51,8 @@ pub(crate) async fn send(
     let budget = budget(exchange.worker(), sandbox);
     let limit = exchange.worker().shared.config.limits.request_body_bytes;
     let upload = request.body().progress();
-    let mut attempt = std::pin::pin!(attempt(exchange, sandbox, request, protocol));
+    let waking = AtomicBool::new(false);
+    let mut attempt = std::pin::pin!(attempt(exchange, sandbox, request, protocol, &waking));
     let mut deadline = std::pin::pin!(sleep(budget));
     let result = loop {
         tokio::select! {
@@ -55,6 +60,9 @@ pub(crate) async fn send(
             result = &mut attempt => break result,
             () = &mut deadline => match extended_deadline(upload.as_deref(), budget) {
                 Some(later) => deadline.as_mut().reset(later),
+                None if waking.load(Ordering::Relaxed) => {
+                    break Err(RouterError::NotAwake { id: sandbox.id.clone(), waited: budget });
+                }
                 None => break Err(RouterError::Timeout { id: sandbox.id.clone() }),
             },
         }
@@ -82,6 +90,8 @@ async fn attempt(
     sandbox: &SandboxRequest,
     mut request: Request<RequestBody>,
     protocol: UpstreamProtocol,
+    // Set while the request waits for a Sandbox that is being woken.
+    waking: &AtomicBool,
 ) -> Result<UpstreamResponse, RouterError> {
     let worker = Arc::clone(exchange.worker());
     let retries = &worker.shared.config.retries;
@@ -89,14 +99,16 @@ async fn attempt(
     let mut woken = false;
     let mut tries = 0;
     loop {
-        let dial_error = match locate(&worker, sandbox).await? {
+        let located = match locate(&worker, sandbox).await? {
+            Ok(endpoint) => admit_to_sandbox(exchange, sandbox, endpoint).await?,
+            Err(error) => Err(error),
+        };
+        let dial_error = match located {
             Ok(endpoint) => {
-                if let Some(pod) = &endpoint.pod
-                    && !exchange.acquire_sandbox_slot(pod)
-                {
-                    return Err(RouterError::SandboxOverloaded { id: sandbox.id.clone() });
-                }
                 set_authority(&mut request, &endpoint, protocol);
+                if let Some(signer) = &worker.shared.signer {
+                    signer.sign(request.headers_mut(), endpoint.pod.as_deref());
+                }
                 match send_once(&worker, &endpoint, request, protocol).await {
                     Outcome::Response(response) => return Ok(response),
                     Outcome::Failed(error) => return Err(upstream_error(sandbox, &error)),
@@ -109,9 +121,8 @@ async fn attempt(
             }
             Err(error) => error,
         };
-        if matches!(dial_error, DialError::NoPod) && !woken && wake(&worker, sandbox).await {
+        if matches!(dial_error, DialError::NoPod) && !woken && wake(&worker, sandbox, waking).await? {
             woken = true;
-            wait_for_pod(&worker, sandbox).await;
             continue;
         }
         if tries >= retries.max {
@@ -278,10 +289,49 @@ fn upstream_error(sandbox: &SandboxRequest, error: &hyper::Error) -> RouterError
     RouterError::Upstream { id: sandbox.id.clone(), reason }
 }
 
-async fn wake(worker: &Worker, sandbox: &SandboxRequest) -> bool {
-    match &worker.shared.wake {
-        Some(hook) => hook.wake(sandbox.namespace.as_str(), sandbox.id.as_str()).await == WakeOutcome::Waking,
-        None => false,
+/// Counts the request against its sandbox and as a use of it. The inner error may go away with time.
+async fn admit_to_sandbox(
+    exchange: &mut Exchange,
+    sandbox: &SandboxRequest,
+    endpoint: Endpoint,
+) -> Result<Result<Endpoint, DialError>, RouterError> {
+    let Some(pod) = &endpoint.pod else { return Ok(Ok(endpoint)) };
+    if !exchange.acquire_sandbox_slot(pod) {
+        return Err(RouterError::SandboxOverloaded { id: sandbox.id.clone() });
+    }
+    match exchange.begin_activity(pod).await {
+        Ok(()) => Ok(Ok(endpoint)),
+        // The Pod is about to be deleted.
+        Err(_) => Ok(Err(DialError::NoPod)),
+    }
+}
+
+/// Wakes the Sandbox if it is suspended and requests wake it, and waits for its Pod; the caller sets a timeout.
+async fn wake(worker: &Worker, sandbox: &SandboxRequest, waking: &AtomicBool) -> Result<bool, RouterError> {
+    let shared = &worker.shared;
+    let Some(sleep) = &shared.sleep else { return Ok(false) };
+    let (namespace, id) = (sandbox.namespace.as_str(), sandbox.id.as_str());
+    let limit = shared.config.limits.requests_per_sandbox;
+    let ticket = sleep.waker.ticket(namespace, id, limit);
+    let ticket = ticket.ok_or_else(|| RouterError::SandboxOverloaded { id: sandbox.id.clone() })?;
+    waking.store(true, Ordering::Relaxed);
+    let asked = Instant::now();
+    match ticket.answer(sandbox.uid_str()).await {
+        WakeAnswer::Waking => {
+            shared.metrics.woken(shared.namespace_label(namespace).as_ref());
+            let pod = wait_for_pod(worker, sandbox).await;
+            waking.store(false, Ordering::Relaxed);
+            if let Some(pod) = pod {
+                // The controller recorded activity as it woke the Sandbox, or its idle time counts from being Ready.
+                pod.activity.confirm_age(asked.elapsed());
+            }
+            Ok(true)
+        }
+        WakeAnswer::NotSuspended => {
+            waking.store(false, Ordering::Relaxed);
+            Ok(false)
+        }
+        WakeAnswer::StaysSuspended => Err(RouterError::Suspended { id: sandbox.id.clone() }),
     }
 }
 
@@ -296,7 +346,7 @@ async fn pause(worker: &Worker, sandbox: &SandboxRequest, error: &DialError, del
 }
 
 /// Completes when the index has a live Pod for the request; the caller sets a timeout.
-async fn wait_for_pod(worker: &Worker, sandbox: &SandboxRequest) {
+async fn wait_for_pod(worker: &Worker, sandbox: &SandboxRequest) -> Option<Arc<LivePod>> {
     let index: &PodIndex = &worker.shared.index;
     let mut changes = index.subscribe();
     loop {
@@ -305,12 +355,14 @@ async fn wait_for_pod(worker: &Worker, sandbox: &SandboxRequest) {
             .uid_str()
             .and_then(|uid| index.by_uid(namespace, uid))
             .or_else(|| index.by_name(namespace, sandbox.id.as_str()));
-        if known.is_some_and(|pod| pod.name_routable || sandbox.pod_ip.is_some() || sandbox.uid.is_some()) {
-            return;
+        if let Some(pod) = known.filter(|pod| pod.name_routable || sandbox.pod_ip.is_some() || sandbox.uid.is_some()) {
+            return Some(pod);
         }
-        // The sender is part of the index, so this does not happen while the index is in use.
-        if changes.changed().await.is_err() {
-            return;
+        // A Pod that was not used for a while comes back without a change.
+        match timeout(RECHECK, changes.changed()).await {
+            Ok(Ok(())) | Err(_) => {}
+            // The sender is part of the index, so this does not happen while the index is in use.
+            Ok(Err(_)) => return None,
         }
     }
 }

@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use agent_sandbox_api::sleep::IdlePolicy;
 use parking_lot::RwLock;
 use tokio::sync::watch as signal;
 
+use crate::sleep::activity::SandboxActivity;
 use tables::Tables;
 
 /// How long a Pod whose host looked dead is not used. Then it is tried again, so that a burst of packet loss does not
@@ -33,10 +35,16 @@ pub struct LivePod {
     pub ips: Box<[IpAddr]>,
     /// Unclaimed members of a warm pool are not reachable by name alone.
     pub name_routable: bool,
+    /// Set if the sandbox serves E2B's clients.
+    pub e2b: Option<Traffic>,
     /// Unique per Pod and set of addresses: connections to one incarnation are never used for another.
     pub(crate) incarnation: u64,
     /// Number of requests being served, for the per-sandbox limit.
     pub(crate) in_flight: Arc<AtomicU32>,
+    /// When the Sandbox is suspended for being idle; `None` for never.
+    pub(crate) idle: Option<IdlePolicy>,
+    /// The Sandbox's use, as far as this router knows.
+    pub(crate) activity: Arc<SandboxActivity>,
     /// Milliseconds after `started` of the index until which the Pod is not used.
     unreachable_until: AtomicU64,
 }
@@ -58,6 +66,18 @@ pub struct PodFacts {
     pub pod_uid: String,
     pub ips: Vec<IpAddr>,
     pub name_routable: bool,
+    /// When the Sandbox is suspended for being idle; `None` for never.
+    pub idle: Option<IdlePolicy>,
+    pub e2b: Option<Traffic>,
+}
+
+/// Who reaches the ports of programs in a sandbox of E2B's clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// Everyone who knows the sandbox's id.
+    Public,
+    /// Holders of the sandbox's traffic token.
+    Private,
 }
 
 /// Index of live sandbox Pods. Reads hold a lock for a hash lookup only.
@@ -123,6 +143,24 @@ impl PodIndex {
     /// The live Pod of the named Sandbox, also if it is not reachable by name alone.
     pub fn by_name(&self, namespace: &str, sandbox: &str) -> Option<Arc<LivePod>> {
         self.if_reachable(self.tables.read().by_name(namespace, sandbox))
+    }
+
+    /// The live Pod of this name.
+    pub(crate) fn by_pod(&self, namespace: &str, pod: &str) -> Option<Arc<LivePod>> {
+        self.if_reachable(self.tables.read().by_pod(namespace, pod))
+    }
+
+    /// The live Pods of Sandboxes with an idle time.
+    pub(crate) fn sleepers(&self) -> Vec<(Arc<LivePod>, IdlePolicy)> {
+        let tables = self.tables.read();
+        tables.pods().filter_map(|pod| Some((Arc::clone(pod), pod.idle?))).collect()
+    }
+
+    /// The first live Pod with E2B's ports that `wanted` accepts. Calls it for each of them.
+    pub(crate) fn find_e2b(&self, wanted: impl Fn(&LivePod) -> bool) -> Option<Arc<LivePod>> {
+        let pods: Vec<Arc<LivePod>> =
+            self.tables.read().pods().filter(|pod| pod.e2b.is_some() && pod.name_routable).cloned().collect();
+        pods.into_iter().find(|pod| wanted(pod))
     }
 
     /// Whether a live Pod in any namespace belongs to this Sandbox UID.
@@ -191,6 +229,8 @@ impl PodIndex {
             incarnation: same
                 .map_or_else(|| self.next_incarnation.fetch_add(1, Ordering::Relaxed), |same| same.incarnation),
             in_flight: sibling.map_or_else(Arc::default, |sibling| Arc::clone(&sibling.in_flight)),
+            idle: facts.idle,
+            activity: sibling.map_or_else(Arc::default, |sibling| Arc::clone(&sibling.activity)),
             unreachable_until: AtomicU64::new(0),
             namespace: facts.namespace.into(),
             sandbox: facts.sandbox.into(),
@@ -199,6 +239,7 @@ impl PodIndex {
             pod_uid: facts.pod_uid.into(),
             ips: facts.ips.into(),
             name_routable: facts.name_routable,
+            e2b: facts.e2b,
         };
         tables.insert(Arc::new(live));
     }

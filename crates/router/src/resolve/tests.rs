@@ -18,6 +18,8 @@ fn index() -> PodIndex {
         pod_uid: format!("{uid}-pod"),
         ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
         name_routable,
+        idle: None,
+        e2b: None,
     };
     let pod = |sandbox: &str, uid: &str, ips: &[&str], name_routable| {
         in_namespace("default", sandbox, uid, ips, name_routable)
@@ -146,6 +148,8 @@ fn a_former_address_of_the_sandbox_resolves_to_its_current_one() {
         pod_uid: "u1-pod".into(),
         ips: vec![ip.parse().unwrap()],
         name_routable: true,
+        idle: None,
+        e2b: None,
     };
     index.apply(was("10.0.0.20"));
     let decided = |ip: &str| decide(&request(&[BOX, ("x-sandbox-pod-ip", ip)]), &index, STRICT, None);

@@ -34,6 +34,23 @@ struct Accepted {
     peer: SocketAddr,
     tls: Option<Acceptor>,
     stop: CancellationToken,
+    place: Place,
+}
+
+/// One connection in a worker's load; counted until it is dropped, however the connection ends.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(load: Arc<AtomicUsize>) -> Self {
+        load.fetch_add(1, Ordering::Relaxed);
+        Self(load)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Workers {
@@ -65,8 +82,8 @@ impl Workers {
                 let Ok(stream) = stream.into_std() else { return };
                 let least = threads.iter().min_by_key(|thread| thread.load.load(Ordering::Relaxed));
                 let Some(thread) = least else { return };
-                thread.load.fetch_add(1, Ordering::Relaxed);
-                let accepted = Accepted { stream, peer, tls, stop: stop.clone() };
+                let accepted =
+                    Accepted { stream, peer, tls, stop: stop.clone(), place: Place::take(Arc::clone(&thread.load)) };
                 if thread.queue.send(accepted).await.is_err() {
                     tracing::error!("A worker thread has ended; a connection was dropped");
                 }
@@ -79,17 +96,16 @@ impl WorkerThread {
     fn start(shared: Arc<Shared>, number: usize) -> io::Result<Self> {
         let (queue, mut accepted) = mpsc::channel::<Accepted>(WORKER_QUEUE);
         let load = Arc::new(AtomicUsize::new(0));
-        let connections = Arc::clone(&load);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let tracker = shared.tasks.clone();
         let run = async move {
             let worker = Worker::new(shared);
-            while let Some(Accepted { stream, peer, tls, stop }) = accepted.recv().await {
+            while let Some(Accepted { stream, peer, tls, stop, place }) = accepted.recv().await {
                 let Ok(stream) = TcpStream::from_std(stream) else { continue };
-                let (worker, load) = (Arc::clone(&worker), Arc::clone(&connections));
+                let worker = Arc::clone(&worker);
                 tracker.spawn(async move {
+                    let _place = place;
                     serve_accepted(worker, stream, peer, tls, stop).await;
-                    load.fetch_sub(1, Ordering::Relaxed);
                 });
             }
             // The router is dropped; open connections end with its drain.
@@ -98,5 +114,19 @@ impl WorkerThread {
         };
         std::thread::Builder::new().name(format!("router-{number}")).spawn(move || runtime.block_on(run))?;
         Ok(Self { queue, load })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_is_never_served_leaves_the_load() {
+        let load = Arc::new(AtomicUsize::new(0));
+        let place = Place::take(Arc::clone(&load));
+        assert_eq!(load.load(Ordering::Relaxed), 1);
+        drop(place);
+        assert_eq!(load.load(Ordering::Relaxed), 0);
     }
 }

@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use agent_sandbox_protocol::sandbox_token::VerifyingKeys;
 use agent_sandbox_protocol::scoped_token::Secret;
+use agent_sandbox_protocol::web::AllowedHosts;
 use agent_sandbox_router::{
     AccessReview, AuthzConfig, Caller, ConnectionAuth, Deps, Modes, ReviewOutcome, RouterConfig, StaticToken,
     TokenReview, TokenReviewConfig,
@@ -149,7 +151,7 @@ impl AccessReview for Grants {
 async fn every_request_of_an_authenticated_connection_needs_access_to_its_namespace() {
     let backend = Backend::echo().await;
     let config = RouterConfig {
-        loopback_hosts_only: true,
+        allowed_hosts: AllowedHosts::loopback(),
         access_ttl: Duration::ZERO,
         ..any_of(|modes| modes.static_token = Some(StaticToken("s3cret".into())))
     };
@@ -169,7 +171,7 @@ async fn every_request_of_an_authenticated_connection_needs_access_to_its_namesp
             vec![("default", StatusCode::OK), ("team-b", StatusCode::FORBIDDEN), ("default", StatusCode::OK)],
         ),
         (caller("bob"), vec![("default", StatusCode::FORBIDDEN)]),
-        (ConnectionAuth::Unauthenticated, vec![("default", StatusCode::FORBIDDEN)]),
+        (ConnectionAuth::Unauthenticated, vec![("default", StatusCode::MISDIRECTED_REQUEST)]),
     ] {
         let (mut sender, connection) = connect(auth.clone()).await.unwrap();
         let connection = tokio::spawn(connection);
@@ -194,17 +196,19 @@ async fn every_request_of_an_authenticated_connection_needs_access_to_its_namesp
 #[tokio::test]
 async fn a_local_router_is_reached_by_local_names_only() {
     let backend = Backend::echo().await;
-    let router = TestRouter::with(RouterConfig { loopback_hosts_only: true, ..quiet() }, backend.addr).await;
-    for host in ["localhost:1", "127.0.0.1", "[::1]:8080"] {
+    let router =
+        TestRouter::with(RouterConfig { allowed_hosts: AllowedHosts::loopback(), ..quiet() }, backend.addr).await;
+    for host in ["localhost:1", "127.0.0.1", "[::1]:8080", "8888-box--default.localhost:8080"] {
         assert_eq!(router.get_with("/", &[("host", host)]).await.status, StatusCode::OK, "{host}");
     }
-    for host in ["evil.example", "127.0.0.1.nip.io", "10.0.0.1"] {
-        assert_eq!(router.get_with("/", &[("host", host)]).await.status, StatusCode::FORBIDDEN, "{host}");
+    for host in ["evil.example", "127.0.0.1.nip.io", "10.0.0.1", "[::1]evil.example", "localhost:evil.example"] {
+        let status = router.get_with("/", &[("host", host)]).await.status;
+        assert_eq!(status, StatusCode::MISDIRECTED_REQUEST, "{host}");
     }
     let foreign_target =
         "GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-ID: box\r\nConnection: close\r\n\r\n";
     let answer = raw(router.addr, foreign_target.as_bytes(), TIMEOUT).await;
-    assert!(answer.starts_with(b"HTTP/1.1 403"), "{}", String::from_utf8_lossy(&answer));
+    assert!(answer.starts_with(b"HTTP/1.1 421"), "{}", String::from_utf8_lossy(&answer));
 }
 
 /// D-167; and clients cannot create label values.
@@ -276,4 +280,34 @@ async fn every_request_leaves_one_line_in_the_access_log() {
     }
     assert_eq!((&lines[0]["status"], &lines[0]["bytes_out"]), (&200.into(), &0.into()));
     assert!(lines[0]["duration_ms"].as_f64().unwrap() > 0.0);
+}
+
+/// The daemon in the Pod can check that a request came through the router, with the public half of its key.
+#[tokio::test]
+async fn requests_are_signed_for_the_pod_that_they_go_to() {
+    let backend = Backend::echo().await;
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key.pem");
+    // PKCS #8 of the seed 0x07 repeated, and its public key.
+    let der = [&[0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20][..], &[7; 32]].concat();
+    let pem = |label: &str, der: &[u8]| {
+        use base64::Engine as _;
+        let text = base64::engine::general_purpose::STANDARD.encode(der);
+        format!("-----BEGIN {label}-----\n{text}\n-----END {label}-----\n")
+    };
+    std::fs::write(&key, pem("PRIVATE KEY", &der)).unwrap();
+    let pair = ring::signature::Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap();
+    let public = ring::signature::KeyPair::public_key(&pair).as_ref().to_vec();
+    let spki = [&[0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0][..], &public].concat();
+    let keys = VerifyingKeys::from_pem(&pem("PUBLIC KEY", &spki)).unwrap();
+    let router = TestRouter::with(RouterConfig { sandbox_token_key: Some(key), ..quiet() }, backend.addr).await;
+    assert_eq!(router.get_with("/", &[("x-sandbox-token", "forged")]).await.status, StatusCode::OK);
+    let seen = backend.only();
+    let token = seen.header("x-sandbox-token").unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+    assert_eq!(keys.verify(token, "pod-uid-box", now), Ok(()));
+    assert!(keys.verify(token, "pod-uid-box", now + 600).is_err(), "short-lived");
+    assert!(keys.verify(token, "pod-uid-other", now).is_err());
+    let unusable = RouterConfig { sandbox_token_key: Some(folder.path().join("none")), ..quiet() };
+    assert!(agent_sandbox_router::Router::new(unusable, Deps::detached()).is_err());
 }

@@ -4,9 +4,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent_sandbox_router::{Deps, Limits, Retries, RouterConfig, Timeouts, Wake, WakeOutcome};
-use async_trait::async_trait;
-use bytes::Bytes;
+use agent_sandbox_router::{Limits, Retries, RouterConfig, Timeouts};
 use http::{Request, StatusCode};
 use http_body_util::Full;
 use parking_lot::Mutex;
@@ -135,39 +133,6 @@ async fn a_pod_that_appears_while_a_request_waits_is_used_at_once() {
     assert_eq!(router.send(request).await.status, StatusCode::OK);
     assert!(start.elapsed() < TIMEOUT / 2, "it did not wait for the retry");
     assert_eq!(router.dialled(), ["10.0.0.8:8888".parse().unwrap()]);
-}
-
-/// Wakes a sandbox by adding its Pod a moment later.
-struct Resumes(Mutex<Option<Arc<agent_sandbox_router::PodIndex>>>, Mutex<Vec<String>>);
-
-#[async_trait]
-impl Wake for Resumes {
-    async fn wake(&self, namespace: &str, sandbox: &str) -> WakeOutcome {
-        self.1.lock().push(format!("{namespace}/{sandbox}"));
-        if sandbox != "asleep" {
-            return WakeOutcome::NotSuspended;
-        }
-        let index = self.0.lock().clone().unwrap();
-        tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            index.apply(pod("asleep", "10.0.0.8"));
-        });
-        WakeOutcome::Waking
-    }
-}
-
-#[tokio::test]
-async fn a_suspended_sandbox_is_resumed_and_waited_for() {
-    let backend = Backend::echo().await;
-    let hook = Arc::new(Resumes(Mutex::default(), Mutex::default()));
-    let deps = Deps { wake: Some(Arc::clone(&hook) as _), ..Deps::detached() };
-    let router = TestRouter::with_deps(retries(0, 1), backend.addr, deps).await;
-    *hook.0.lock() = Some(Arc::clone(router.router.index()));
-    let to = |id: &str| Request::get("/").header("x-sandbox-id", id).body(Full::<Bytes>::default()).unwrap();
-    assert_eq!(router.send(to("asleep")).await.status, StatusCode::OK);
-    assert_eq!(router.send(to("gone")).await.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(router.get("/").await.status, StatusCode::OK);
-    assert_eq!(*hook.1.lock(), ["default/asleep", "default/gone"], "a running sandbox is not woken");
 }
 
 /// D-169

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on should stop")]
 
 mod admission;
+mod browsers;
 mod contract;
 mod dialling;
 mod drain;
 mod grpc;
+mod sleeping;
 mod ssrf;
 mod streams;
 mod support;

@@ -171,6 +171,8 @@ pub(crate) fn pod(sandbox: &str, ip: &str) -> PodFacts {
         pod_uid: format!("pod-uid-{sandbox}"),
         ips: vec![ip.parse().unwrap()],
         name_routable: true,
+        idle: None,
+        e2b: None,
     }
 }
 

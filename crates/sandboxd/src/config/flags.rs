@@ -8,10 +8,17 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::variables::{BASE_DIR, EXEC_TIMEOUT_SECONDS, LISTEN_FDS, LISTEN_PID, inherited_sockets, seconds, trimmed};
+use agent_sandbox_protocol::e2b::{ENVD_PORT, INTERPRETER_PORT};
+use agent_sandbox_protocol::sandbox_token::VerifyingKeys;
+use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins};
+
+use super::variables::{
+    ALLOWED_HOSTS, ALLOWED_ORIGINS, BASE_DIR, E2B, EXEC_TIMEOUT_SECONDS, LISTEN_FDS, LISTEN_PID, POD_UID,
+    ROUTER_PUBLIC_KEY, inherited_sockets, seconds, trimmed,
+};
 use super::{
-    Config, ConfigError, DEFAULT_EXEC_TIMEOUT, DEFAULT_MAX_PROCESSES, DEFAULT_OUTPUT_LIMIT, Invocation, TokenSource,
-    default_addresses,
+    Config, ConfigError, DEFAULT_EXEC_TIMEOUT, DEFAULT_MAX_PROCESSES, DEFAULT_OUTPUT_LIMIT, Invocation, RouterKeys,
+    TokenSource, default_addresses,
 };
 use crate::core::paths::Mode;
 use crate::dialects::runtime::ExecMode;
@@ -28,6 +35,9 @@ usage: sandboxd [FLAGS] [-- COMMAND ARGS...]
   --listen-host HOST          without --listen: host of ports 8888, 8080 and 9090 (0.0.0.0)
   --rest-port PORT            without --listen: instead of 8080
   --grpc-port PORT            without --listen: instead of 9090
+  --e2b                       serve E2B's clients on ports 49983 and 49999 (SANDBOX_E2B=true)
+  --envd-listen HOST:PORT     serve E2B's processes and files here (repeatable)
+  --interpreter-listen HOST:PORT  serve E2B's code interpreter here (repeatable)
   --mode natural|strict       how the runtime dialect understands commands and paths (natural)
   --exec-mode shell|argv      shell text, or words without a shell (shell; argv in strict mode)
   --shell PATH                the shell (/bin/sh)
@@ -46,6 +56,12 @@ usage: sandboxd [FLAGS] [-- COMMAND ARGS...]
   --signal-exit-minus-one     gRPC reports -1 instead of 128+N for signals
   --token-file PATH           file with the bearer token that every request must carry
   --token-fd N                the same, from an inherited descriptor
+  --router-key-file PATH      file with the public key (PEM) of the router that every request must come through
+                              (SANDBOX_ROUTER_PUBLIC_KEY: the key itself)
+  --pod-uid UID               with it: UID of this Pod (SANDBOX_POD_UID)
+  --allowed-host NAME         accept requests with this Host, *.DOMAIN or * (repeatable; SANDBOX_ALLOWED_HOSTS)
+  --allowed-origin ORIGIN     accept requests of web pages of this origin (repeatable; SANDBOX_ALLOWED_ORIGINS)
+  --history-file PATH         keep the history of commands in this file over restarts (only in memory)
   --keep-running              keep serving after COMMAND has ended
   --log-level LEVEL           error, warn, info, debug or trace (info)
   --version, --help
@@ -53,13 +69,15 @@ usage: sandboxd [FLAGS] [-- COMMAND ARGS...]
 Listening sockets passed by systemd socket activation (LISTEN_FDS) are served, too.
 ";
 
-const SWITCHES: [&str; 2] = ["signal-exit-minus-one", "keep-running"];
+const SWITCHES: [&str; 3] = ["signal-exit-minus-one", "keep-running", "e2b"];
 
-const VALUES: [&str; 26] = [
+const VALUES: [&str; 33] = [
     "listen",
     "listen-if-free",
     "unix",
     "listen-host",
+    "envd-listen",
+    "interpreter-listen",
     "rest-port",
     "grpc-port",
     "mode",
@@ -79,6 +97,11 @@ const VALUES: [&str; 26] = [
     "metadata-env-prefix",
     "token-file",
     "token-fd",
+    "router-key-file",
+    "pod-uid",
+    "allowed-host",
+    "allowed-origin",
+    "history-file",
     "log-level",
     "zap-log-level",
     "zap-encoder",
@@ -181,8 +204,63 @@ impl Arguments {
         )
     }
 
-    fn addresses(&mut self) -> Vec<SocketAddr> {
-        let host = self.parsed("listen-host", IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    /// The values of a repeatable flag and of a variable with a comma list.
+    fn list(&mut self, flag: &'static str, variable: Option<String>) -> Vec<String> {
+        let variable = variable.unwrap_or_default();
+        let listed = variable.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(str::to_owned);
+        self.values.remove(flag).unwrap_or_default().into_iter().chain(listed).collect()
+    }
+
+    fn router(&mut self, variable: impl Fn(&str) -> Option<String>) -> Option<RouterKeys> {
+        let pod_uid = self.last("pod-uid").or_else(|| trimmed(variable(POD_UID)));
+        let pem = match self.last("router-key-file") {
+            Some(path) => match std::fs::read_to_string(&path) {
+                Ok(text) => text,
+                Err(error) => {
+                    self.add_error(format!("--router-key-file: cannot read {path}: {error}"));
+                    return None;
+                }
+            },
+            None => trimmed(variable(ROUTER_PUBLIC_KEY))?,
+        };
+        match (VerifyingKeys::from_pem(&pem), pod_uid) {
+            (Ok(keys), Some(pod_uid)) => return Some(RouterKeys { keys, pod_uid }),
+            (Ok(_), None) => self.add_error(
+                "a router's key needs the UID of this Pod: set SANDBOX_POD_UID from fieldRef metadata.uid, or --pod-uid",
+            ),
+            (Err(error), _) => self.add_error(format!("the router's key is {error}")),
+        }
+        None
+    }
+
+    fn allowed_hosts(&mut self, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+        let list = self.list("allowed-host", variable(ALLOWED_HOSTS));
+        if let Err(error) = AllowedHosts::listed().and(list.clone()) {
+            self.add_error(format!("--allowed-host: {error}"));
+        }
+        list
+    }
+
+    fn allowed_origins(&mut self, variable: impl Fn(&str) -> Option<String>) -> AllowedOrigins {
+        let list = self.list("allowed-origin", variable(ALLOWED_ORIGINS));
+        AllowedOrigins::new(list).unwrap_or_else(|error| {
+            self.add_error(format!("--allowed-origin: {error}"));
+            AllowedOrigins::default()
+        })
+    }
+
+    /// Addresses of E2B's two ports.
+    fn e2b_addresses(&mut self, host: IpAddr, variable: Option<String>) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
+        let wanted = self.switch("e2b") || matches!(trimmed(variable).as_deref(), Some("true" | "1"));
+        let [envd, interpreter] =
+            [("envd-listen", ENVD_PORT), ("interpreter-listen", INTERPRETER_PORT)].map(|(flag, port)| {
+                let given = self.address_list(flag);
+                if given.is_empty() && wanted { vec![SocketAddr::new(host, port)] } else { given }
+            });
+        (envd, interpreter)
+    }
+
+    fn addresses(&mut self, host: IpAddr) -> Vec<SocketAddr> {
         let rest = self.parsed("rest-port", 8080_u16);
         let grpc = self.parsed("grpc-port", 9090_u16);
         for (flag, port) in [("rest-port", rest), ("grpc-port", grpc)] {
@@ -242,7 +320,9 @@ impl Arguments {
         command: Vec<OsString>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Invocation, ConfigError> {
-        let listen = self.addresses();
+        let host = self.parsed("listen-host", IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let listen = self.addresses(host);
+        let (envd, interpreter) = self.e2b_addresses(host, variable(E2B));
         let mode = self.choice("mode", Mode::Natural, &[("natural", Mode::Natural), ("strict", Mode::Strict)]);
         let exec_default = if mode == Mode::Strict { ExecMode::Argv } else { ExecMode::Shell };
         let exec_modes = [("shell", ExecMode::Shell), ("argv", ExecMode::Argv)];
@@ -253,6 +333,8 @@ impl Arguments {
             listen,
             listen_if_free: self.address_list("listen-if-free"),
             unix: self.values.remove("unix").unwrap_or_default().into_iter().map(PathBuf::from).collect(),
+            envd,
+            interpreter,
             inherited_sockets: inherited_sockets(variable(LISTEN_FDS), variable(LISTEN_PID), std::process::id()),
             mode,
             exec_mode: self.choice("exec-mode", exec_default, &exec_modes),
@@ -271,6 +353,10 @@ impl Arguments {
             metadata_env_prefix: self.last("metadata-env-prefix").unwrap_or_else(|| "SANDBOX_".into()),
             signal_exit_minus_one: self.switch("signal-exit-minus-one"),
             token: self.token(),
+            router: self.router(&variable),
+            allowed_hosts: self.allowed_hosts(&variable),
+            allowed_origins: self.allowed_origins(&variable),
+            history_file: self.last("history-file").map(PathBuf::from),
             log_level: self.parsed("log-level", tracing::Level::INFO),
             command,
             keep_running: self.switch("keep-running"),
@@ -332,6 +418,22 @@ mod tests {
         assert_eq!(ports, [8888, 81, 9090]);
     }
 
+    #[test]
+    fn the_ports_of_e2b_are_opened_only_when_asked_for() {
+        let ports = |config: &Config| -> Vec<u16> {
+            config.envd.iter().chain(&config.interpreter).map(SocketAddr::port).collect()
+        };
+        assert!(ports(&config(&[])).is_empty());
+        assert_eq!(ports(&config(&["--e2b"])), [49983, 49999]);
+        assert_eq!(ports(&config(&["--e2b", "--envd-listen", "127.0.0.1:7"])), [7, 49999]);
+        assert_eq!(ports(&config(&["--interpreter-listen", ":8"])), [8]);
+        for (value, count) in [("true", 2), ("1", 2), ("false", 0), ("", 0)] {
+            let request = parse([], |name| (name == E2B).then(|| value.to_owned()));
+            let Ok(Invocation::Run(config)) = request else { panic!("{request:?}") };
+            assert_eq!(ports(&config).len(), count, "{value}");
+        }
+    }
+
     /// D-005, D-006
     #[test]
     fn the_time_limit_comes_from_the_variable_when_it_is_usable() {
@@ -340,6 +442,19 @@ mod tests {
             let Ok(Invocation::Run(config)) = request else { panic!("{request:?}") };
             assert_eq!(config.exec_timeout, Duration::from_secs(expected), "{value}");
         }
+    }
+
+    #[test]
+    fn names_and_origins_come_from_flags_and_variables() {
+        let variable = |name: &str| (name == ALLOWED_HOSTS).then(|| "a.example, *.b.example,".to_owned());
+        let flags = ["--allowed-host=c.example", "--allowed-origin", "https://app.example"];
+        let request = parse(flags.iter().map(OsString::from), variable);
+        let Ok(Invocation::Run(config)) = request else { panic!("{request:?}") };
+        assert_eq!(config.allowed_hosts, ["c.example", "a.example", "*.b.example"]);
+        assert!(!config.allowed_origins.is_empty());
+        let ConfigError(errors) =
+            read(&["--allowed-host=a:1", "--allowed-origin=app.example"]).expect_err("two errors");
+        assert_eq!(errors.len(), 2, "{errors:?}");
     }
 
     #[test]

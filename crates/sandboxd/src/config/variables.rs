@@ -8,6 +8,17 @@ pub const BASE_DIR: &str = "SANDBOX_BASE_DIR";
 /// Wall-clock limit of one `/execute` in seconds. A value that is not a finite number above zero is ignored.
 pub const EXEC_TIMEOUT_SECONDS: &str = "SANDBOX_EXEC_TIMEOUT_SECONDS";
 
+/// Comma lists of names and of web pages' origins, as in `--allowed-host` and `--allowed-origin`.
+pub const ALLOWED_HOSTS: &str = "SANDBOX_ALLOWED_HOSTS";
+pub const ALLOWED_ORIGINS: &str = "SANDBOX_ALLOWED_ORIGINS";
+
+/// Public key (PEM) of the router whose tokens every request must carry, and UID of the Pod that they must be for.
+pub const ROUTER_PUBLIC_KEY: &str = "SANDBOX_ROUTER_PUBLIC_KEY";
+pub const POD_UID: &str = "SANDBOX_POD_UID";
+
+/// `true` or `1` serves E2B's clients, as the flag `--e2b` does.
+pub const E2B: &str = "SANDBOX_E2B";
+
 /// Number of sockets that the parent process passes in, starting at descriptor 3, and the process they are for:
 /// systemd's socket activation protocol.
 pub const LISTEN_FDS: &str = "LISTEN_FDS";

@@ -3,6 +3,7 @@
 pub mod archive;
 mod checks;
 pub mod list;
+pub mod owned;
 pub mod root;
 pub mod search;
 pub mod tree;

@@ -1,6 +1,5 @@
 //! Processes: launching, reaping, bounded output, time limits, signals to process groups.
 
-pub mod capture;
 mod fork_exec;
 pub mod inherited;
 pub mod launch;

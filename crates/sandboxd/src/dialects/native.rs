@@ -3,7 +3,9 @@
 mod error;
 mod exec;
 mod files;
+mod history;
 mod idempotency;
+mod json_body;
 mod machine;
 mod processes;
 mod request;
@@ -21,6 +23,7 @@ pub use idempotency::IdempotencyKeys;
 pub use routes::{Operation, ROUTES};
 
 use crate::core::Sandbox;
+use crate::core::processes::users;
 use crate::http_io::body::{self, Body};
 use error::ApiError;
 use routes::RouteMatch;
@@ -68,6 +71,9 @@ impl Native {
             Operation::ProcessSignal => processes::signal(self.process(id)?, request).await,
             Operation::ProcessResize => processes::resize(self.process(id)?, request).await,
             Operation::ProcessDelete => self.delete_process(id).await,
+            Operation::HistoryList => self.list_history(&query),
+            Operation::HistoryGet => self.history_entry(id),
+            Operation::HistoryAdd => self.add_history(request).await,
             Operation::Ports => machine::ports().await,
             Operation::Usage => machine::usage(&self).await,
             file_operation => files::perform(self.sandbox.clone(), file_operation, &query, request).await,
@@ -83,8 +89,16 @@ impl Native {
             shell: self.sandbox.shell.to_string_lossy().into_owned(),
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
-            can_change_user: request::can_change_user(),
+            can_change_user: users::can_change_user(),
             uptime_seconds: self.started.elapsed().as_secs(),
         }
     }
+}
+
+/// Fuzz target: route and query of a request.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(request: &Request<Body>) {
+    let Ok(RouteMatch { query, .. }) = routes::route(request.method(), request.uri()) else { return };
+    let _ = (query.required("path").is_ok(), query.flag("follow").is_ok(), query.number("offset", 0_u64).is_ok());
+    let _ = stream::Format::accepted(request.headers());
 }

@@ -13,6 +13,8 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use crate::core::Sandbox;
 use crate::core::paths::Mode;
 use crate::http_io::body::{self, Body};
+#[cfg(any(test, fuzzing))]
+pub(crate) use split::fuzz;
 
 /// Whether a command's text is passed to a shell or split into words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

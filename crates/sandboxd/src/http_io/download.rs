@@ -121,6 +121,24 @@ fn parse_http_date(text: &str) -> Option<i64> {
     Some(civil.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp().as_second())
 }
 
+/// Fuzz target: ranges, dates and names.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(request: &Request<crate::http_io::body::Body>) {
+    let headers = request.headers();
+    let _ = is_unchanged(headers, "\"etag\"", 0);
+    for value in headers.values().filter_map(|value| value.to_str().ok()) {
+        for size in [0, 1, 1000, u64::MAX] {
+            if let ByteRange::Slice { start, end } = parse_range(value, size) {
+                assert!(start < end && end <= size, "{value:?} of {size} bytes selects {start}..{end}");
+            }
+        }
+        if let Some(date) = parse_http_date(value) {
+            let _ = http_date(date);
+        }
+        assert!(HeaderValue::try_from(disposition(value)).is_ok());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -56,11 +56,16 @@ pub enum FormError {
 }
 
 impl Form {
-    /// The form in a request; `None` if the content type is not a form with a boundary.
-    pub fn of(request: Request<Body>) -> Option<Self> {
-        let boundary = boundary(request.headers())?;
+    /// The form in a request; its body if the content type is not a form with a boundary.
+    pub fn of(request: Request<Body>) -> Result<Self, Body> {
+        let Some(boundary) = boundary(request.headers()) else { return Err(request.into_body()) };
         let delimiter = Finder::new(format!("\r\n--{boundary}").as_bytes()).into_owned();
-        Some(Self { body: request.into_body(), buffer: Bytes::new(), delimiter, position: Position::Preamble })
+        Ok(Self { body: request.into_body(), buffer: Bytes::new(), delimiter, position: Position::Preamble })
+    }
+
+    /// What is left of the body.
+    pub fn into_body(self) -> Body {
+        self.body
     }
 
     /// The next part, discarding the rest of the previous one; `None` after the last.

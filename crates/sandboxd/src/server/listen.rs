@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{App, is_probe};
+use super::{App, Transport, is_probe};
 use crate::http_io::body::Body;
 
 /// Maximum number of connections served at once; more wait in the kernel's accept queue.
@@ -32,10 +32,30 @@ const MAX_BUFFER: usize = 256 * 1024;
 /// Pause after a failed accept: descriptors may become available again.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
+/// What is served on a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// Every dialect that has paths of its own.
+    Main,
+    /// E2B's processes and files.
+    Envd,
+    /// E2B's code interpreter.
+    Interpreter,
+}
+
+impl Port {
+    pub(super) fn is_probe(self, path: &str) -> bool {
+        match self {
+            Self::Main => is_probe(path),
+            Self::Envd | Self::Interpreter => path == "/health",
+        }
+    }
+}
+
 /// Bound sockets, not yet served.
 #[derive(Debug)]
 pub struct Listeners {
-    tcp: Vec<TcpListener>,
+    tcp: Vec<(Port, TcpListener)>,
     unix: Vec<UnixListener>,
 }
 
@@ -71,11 +91,26 @@ impl Listeners {
             remove_dead_socket(path)?;
             unix.push(UnixListener::bind(path).map_err(|error| named(&path.display(), error))?);
         }
-        Ok(Self { tcp, unix })
+        Ok(Self { tcp: tcp.into_iter().map(|listener| (Port::Main, listener)).collect(), unix })
     }
 
-    pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.tcp.iter().filter_map(|listener| listener.local_addr().ok()).collect()
+    /// Binds further addresses, for one kind of port; a socket that is open already changes its kind.
+    pub async fn add(&mut self, port: Port, addresses: &[SocketAddr]) -> io::Result<()> {
+        for address in addresses {
+            let open = self.tcp.iter_mut().find(|(_, listener)| listener.local_addr().is_ok_and(|own| own == *address));
+            if let Some((kind, _)) = open {
+                *kind = port;
+                continue;
+            }
+            let listener = TcpListener::bind(address).await;
+            let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
+            self.tcp.push((port, listener.map_err(named)?));
+        }
+        Ok(())
+    }
+
+    pub fn addresses(&self) -> Vec<(Port, SocketAddr)> {
+        self.tcp.iter().filter_map(|(port, listener)| Some((*port, listener.local_addr().ok()?))).collect()
     }
 }
 
@@ -99,11 +134,11 @@ pub async fn serve(listeners: Listeners, app: Arc<App>, idle: Duration, stop: Ca
         slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
     };
     let acceptors = TaskTracker::new();
-    for listener in listeners.tcp {
+    for (port, listener) in listeners.tcp {
         let connections = connections.clone();
         acceptors.spawn(async move {
             connections
-                .accept(|| async {
+                .accept(Transport::Tcp, port, || async {
                     let (stream, _) = listener.accept().await?;
                     // Responses are small and written whole: Nagle's algorithm would only delay them.
                     stream.set_nodelay(true)?;
@@ -115,7 +150,7 @@ pub async fn serve(listeners: Listeners, app: Arc<App>, idle: Duration, stop: Ca
     for listener in listeners.unix {
         let connections = connections.clone();
         acceptors.spawn(async move {
-            connections.accept(|| async { Ok(listener.accept().await?.0) }).await;
+            connections.accept(Transport::Unix, Port::Main, || async { Ok(listener.accept().await?.0) }).await;
         });
     }
     acceptors.close();
@@ -134,7 +169,7 @@ struct Connections {
 }
 
 impl Connections {
-    async fn accept<S, A, F>(&self, mut next: A)
+    async fn accept<S, A, F>(&self, transport: Transport, port: Port, mut next: A)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         A: FnMut() -> F,
@@ -149,7 +184,7 @@ impl Connections {
             match accepted {
                 Ok(stream) => {
                     let used = Arc::new(AtomicBool::new(false));
-                    let connection = self.clone().connection(stream, Arc::clone(&used));
+                    let connection = self.clone().connection(transport, port, stream, Arc::clone(&used));
                     let activity = Arc::clone(&self.app.activity);
                     self.tasks.spawn(async move {
                         connection.await;
@@ -168,17 +203,23 @@ impl Connections {
     }
 
     /// Sets `used` with the first request that is not a probe.
-    async fn connection<S>(self, stream: S, used: Arc<AtomicBool>)
+    async fn connection<S>(self, transport: Transport, port: Port, stream: S, used: Arc<AtomicBool>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let app = self.app;
         let service = service_fn(move |request: Request<Incoming>| {
             let app = Arc::clone(&app);
-            if !is_probe(request.uri().path()) {
+            if !port.is_probe(request.uri().path()) {
                 used.store(true, Ordering::Relaxed);
             }
-            async move { Ok::<_, Infallible>(app.handle(request.map(Body::new)).await) }
+            async move {
+                let request = request.map(Body::new);
+                Ok::<_, Infallible>(match port {
+                    Port::Main => app.handle(transport, request).await,
+                    Port::Envd | Port::Interpreter => app.handle_e2b(port, request).await,
+                })
+            }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(self.idle).max_buf_size(MAX_BUFFER);

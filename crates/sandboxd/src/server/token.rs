@@ -1,14 +1,17 @@
-//! The optional bearer token, read from a descriptor or a file and compared in constant time.
+//! Who may send requests: holders of the optional bearer token, which is read from a descriptor or a file and compared
+//! in constant time, and the router whose public key the daemon was given.
 
 #![expect(unsafe_code, reason = "taking ownership of an inherited descriptor")]
 
 use std::io::Read;
 use std::os::fd::FromRawFd;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use agent_sandbox_protocol::sandbox_token::SANDBOX_TOKEN;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use subtle::ConstantTimeEq;
 
-use crate::config::TokenSource;
+use crate::config::{RouterKeys, TokenSource};
 use crate::http_io::body::{self, Body};
 
 /// Maximum length of a token.
@@ -41,6 +44,11 @@ impl Token {
         Ok(Self(token))
     }
 
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn of(token: &[u8]) -> Self {
+        Self(token.to_vec())
+    }
+
     pub(super) fn allows(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
         let Some((scheme, token)) = given.split_at_checked(7) else { return false };
@@ -48,8 +56,41 @@ impl Token {
     }
 }
 
-pub(super) fn unauthorized() -> Response<Body> {
-    let mut response = body::text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
+/// Whether a request may be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Nothing is required.
+    NotRequired,
+    Proven,
+    /// The text says what is missing.
+    Refused(&'static str),
+}
+
+/// Checks what a request carries against what is required: one of both suffices.
+pub(super) fn check(token: Option<&Token>, router: Option<&RouterKeys>, headers: &HeaderMap) -> Access {
+    let signed = |router: &RouterKeys| {
+        let text = headers.get(SANDBOX_TOKEN).and_then(|value| value.to_str().ok());
+        text.is_some_and(|text| router.keys.verify(text, &router.pod_uid, unix_seconds()).is_ok())
+    };
+    match (token, router) {
+        (None, None) => Access::NotRequired,
+        (Some(token), _) if token.allows(headers) => Access::Proven,
+        (_, Some(router)) if signed(router) => Access::Proven,
+        (Some(_), _) => Access::Refused("a bearer token is required\n"),
+        (None, Some(_)) => Access::Refused(
+            "this sandbox accepts only requests that its router has signed (X-Sandbox-Token): send them to the router\n",
+        ),
+    }
+}
+
+fn unix_seconds() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
+}
+
+pub(super) async fn unauthorized(why: &'static str, request: Request<Body>) -> Response<Body> {
+    body::discard(request.into_body()).await;
+    let mut response = body::text(StatusCode::UNAUTHORIZED, why);
     response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
 }

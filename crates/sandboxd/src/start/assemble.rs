@@ -12,18 +12,26 @@ use super::RunError;
 use crate::config::Config;
 use crate::config::variables::{LISTEN_FDNAMES, LISTEN_FDS, LISTEN_PID};
 use crate::core::files::{FileError, Root};
+use crate::core::history::History;
 use crate::core::paths::{Mode, PathResolver, RelPath};
 use crate::core::processes::Reaper;
 use crate::core::processes::launch::Environment;
 use crate::core::processes::managed::Registry;
 use crate::core::{Limits, Sandbox};
+use crate::dialects::envd::{Envd, Settings};
+use crate::dialects::interpreter::Interpreter;
 use crate::dialects::native::{IdempotencyKeys, Native};
 use crate::dialects::runtime::Runtime;
 use crate::dialects::workspace::{self, Workspace};
-use crate::server::{App, Token};
+use crate::server::{App, E2b, Token, page_rules};
 
 /// Default root of the workspace dialect.
 const WORKSPACE: &str = "/workspace";
+
+/// The history below the home folder, as the XDG base directory specification places it.
+const HISTORY_IN_HOME: &str = ".local/state/agent-sandbox/history";
+
+const RESOLVER: &str = "/etc/resolv.conf";
 
 fn unusable(path: &Path) -> impl FnOnce(FileError) -> RunError + use<> {
     let path = path.to_path_buf();
@@ -50,6 +58,13 @@ pub(super) fn app(config: &Config, base: &Path, reaper: &Reaper, token: Option<T
         started: Instant::now(),
         stopping: Arc::clone(&stopping),
     });
+    let e2b = (!config.envd.is_empty() || !config.interpreter.is_empty()).then(|| {
+        let settings = Arc::new(Settings::default());
+        E2b {
+            envd: Arc::new(Envd::new(Arc::clone(&sandbox), Arc::clone(&settings))),
+            interpreter: Arc::new(Interpreter::new(Arc::clone(&sandbox), settings)),
+        }
+    });
     let native = Native {
         sandbox,
         keys: IdempotencyKeys::new(),
@@ -57,12 +72,17 @@ pub(super) fn app(config: &Config, base: &Path, reaper: &Reaper, token: Option<T
         root_dir: root_dir.display().to_string(),
         started: Instant::now(),
     };
+    let resolver = std::fs::read_to_string(RESOLVER).unwrap_or_default();
+    let pages = page_rules(config.allowed_hosts.clone(), config.allowed_origins.clone(), &resolver)?;
     Ok(App {
         runtime: Arc::new(runtime),
         grpc: workspace::routes(&workspace),
         workspace,
         native: Arc::new(native),
+        e2b,
         token,
+        router: config.router.clone(),
+        pages,
         stopping,
         activity: Arc::default(),
     })
@@ -79,14 +99,25 @@ fn sandbox(config: &Config, base: &Path, reaper: &Reaper) -> Result<Sandbox, Run
         output_bytes: config.output_limit,
         upload_bytes: config.max_body,
     };
+    let env = command_environment(base);
+    let history = History::new(history_files(config, &env));
+    let slots = Arc::clone(&limits.command_slots);
     Ok(Sandbox {
         shell: config.shell.clone(),
         paths: paths.map_err(unusable(base))?,
-        env: Arc::new(command_environment(base)),
+        env: Arc::new(env),
         reaper: reaper.clone(),
-        registry: Registry::new(reaper.clone(), Arc::clone(&limits.command_slots), limits.kill_grace),
+        registry: Registry::new(reaper.clone(), slots, Arc::clone(&history), limits.kill_grace),
+        history,
         limits,
     })
+}
+
+/// The configured file, and one in the home folder for a daemon that may not write there.
+fn history_files(config: &Config, env: &Environment) -> Vec<PathBuf> {
+    let Some(configured) = &config.history_file else { return Vec::new() };
+    let home = env.get("HOME").map(|home| Path::new(home).join(HISTORY_IN_HOME));
+    std::iter::once(configured.clone()).chain(home).collect()
 }
 
 /// The daemon's environment, with PWD as the configured path of the working directory.

@@ -54,7 +54,12 @@ pub(crate) fn send(
 }
 
 pub(crate) fn head(method: &str, path: &str, headers: &[(&str, &str)], length: usize) -> Vec<u8> {
-    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: sandbox\r\nconnection: close\r\n");
+    let mut head = format!("{method} {path} HTTP/1.1\r\n");
+    for (name, value) in [("host", "sandbox"), ("connection", "close")] {
+        if !headers.iter().any(|(given, _)| *given == name) {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+    }
     if length > 0 || matches!(method, "POST" | "PUT") {
         head.push_str(&format!("content-length: {length}\r\n"));
     }

@@ -7,13 +7,18 @@ use crate::fixture::{Daemon, is_root, start_command};
 
 /// A daemon that sees an empty `/home/user` and an empty `/tmp`.
 pub(crate) fn with_home() -> Option<Daemon> {
+    with_home_and("")
+}
+
+/// The same, with further flags.
+pub(crate) fn with_home_and(flags: &str) -> Option<Daemon> {
     if !is_root() {
         println!("skipped: a home directory of its own needs root");
         return None;
     }
     let script = format!(
         "mount -t tmpfs home /home && mkdir /home/user && mkdir -p /run && mount -t tmpfs tmp /tmp && \
-         exec env HOME=/home/user {} --listen 127.0.0.1:0 --listen 127.0.0.1:0 --root-dir /home/user",
+         exec env HOME=/home/user {} --listen 127.0.0.1:0 --listen 127.0.0.1:0 --root-dir /home/user {flags}",
         crate::fixture::program()
     );
     let mut command = Command::new("unshare");

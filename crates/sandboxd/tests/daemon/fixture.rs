@@ -181,6 +181,16 @@ impl Daemon {
         self.outside.join("sandbox/workspace")
     }
 
+    /// The address that the log gives for a kind of port, such as `Envd`.
+    pub(crate) fn port(&self, kind: &str) -> SocketAddr {
+        let address = || {
+            let log = self.log.lock().expect("a log");
+            let line = log.lines().find(|line| line.ends_with(&format!("port={kind}")))?;
+            line.split("Listening address=").nth(1)?.split(' ').next()?.parse().ok()
+        };
+        wait_for(address, "the port is served")
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }

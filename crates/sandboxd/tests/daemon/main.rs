@@ -4,10 +4,11 @@
 
 mod client;
 mod confinement;
-
+mod envd;
 mod examples;
 mod fixture;
 mod grpc;
+mod history;
 mod idempotency;
 mod inherited_sockets;
 mod malformed_requests;
@@ -16,8 +17,10 @@ mod native_exec;
 mod native_files;
 mod native_openapi;
 mod pid_one;
+mod router_tokens;
 mod runtime_execute;
 mod runtime_files;
 mod sdk;
 
+mod web_pages;
 mod workspace_rest;

@@ -65,9 +65,11 @@ fn answers_match_the_served_document() {
     assert_eq!(document["openapi"], "3.1.0");
     daemon.upload("dir/file.txt", b"needle");
     daemon.post("/sandbox/v1/processes", &json!({"argv": ["sleep", "20"]}));
+    daemon.execute("echo recorded");
     for path in [
         "/sandbox/v1",
         "/sandbox/v1/processes",
+        "/sandbox/v1/history",
         "/sandbox/v1/files/stat?path=dir",
         "/sandbox/v1/files/list",
         "/sandbox/v1/files/glob?pattern=**",
@@ -80,6 +82,8 @@ fn answers_match_the_served_document() {
         let documented = &document["paths"][path.split('?').next().expect("a path")]["get"]["responses"]["200"];
         check(&document, &documented["content"]["application/json"]["schema"], &response.json(), path);
     }
+    let entry = daemon.get("/sandbox/v1/history/1").json();
+    check(&document, &json!({"$ref": "#/components/schemas/HistoryEntry"}), &entry, "history entry");
     let exec = daemon.post("/sandbox/v1/exec", &json!({"command": "kill -9 $$"})).json();
     check(&document, &json!({"$ref": "#/components/schemas/ExecResult"}), &exec, "exec");
     let headers = [("content-type", "application/json"), ("accept", "application/x-ndjson")];
@@ -161,6 +165,7 @@ fn query_parameters_match_the_document() {
         include_str!("../../src/dialects/native/files/inspect.rs"),
         include_str!("../../src/dialects/native/files/tar.rs"),
         include_str!("../../src/dialects/native/files/transfer.rs"),
+        include_str!("../../src/dialects/native/history.rs"),
         include_str!("../../src/dialects/native/processes.rs"),
         include_str!("../../src/dialects/native/websocket.rs"),
     ];

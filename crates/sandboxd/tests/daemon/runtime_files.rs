@@ -269,3 +269,17 @@ fn ranges_and_heads_are_answered() {
         );
     }
 }
+
+/// A refusal that closes the connection while the client still sends is seen as a broken connection.
+#[test]
+fn a_refused_upload_is_read_before_its_answer() {
+    let daemon = daemon().start();
+    let content = vec![b'x'; 200 * 1024];
+    for _ in 0..20 {
+        assert_eq!(daemon.upload("../../../outside", &content).status, 403);
+        let other_field = form("other", Some("x"), None, &content);
+        let multipart = send(daemon.address, "POST", "/upload", &[("content-type", &form_type())], &other_field);
+        assert_eq!(multipart.status, 422);
+        assert_eq!(send(daemon.address, "POST", "/upload", &[("content-type", "text/plain")], &content).status, 422);
+    }
+}

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::examples::with_home;
+use crate::client::send;
+use crate::examples::{with_home, with_home_and};
 use crate::fixture::wait_for;
 
 /// Part of the cache key: a change here rebuilds every environment.
@@ -18,18 +19,24 @@ fn cache() -> PathBuf {
 
 /// The interpreter of an environment that has this version of the SDK.
 fn environment(version: &str) -> Option<PathBuf> {
-    let directory = cache().join(version);
+    environment_with(version, "installed-with-grpc", &[&format!("k8s-agent-sandbox[{EXTRAS}]=={version}")])
+}
+
+/// The interpreter of the environment `name`, which has these packages.
+fn environment_with(name: &str, mark: &str, packages: &[&str]) -> Option<PathBuf> {
+    let directory = cache().join(name);
     let python = directory.join("bin/python");
-    let done = directory.join("installed-with-grpc");
+    let done = directory.join(mark);
     if done.exists() {
         return Some(python);
     }
     let run = |command: &mut Command| command.status().is_ok_and(|status| status.success());
-    let package = format!("k8s-agent-sandbox[{EXTRAS}]=={version}");
     let made = run(Command::new("python3").args(["-m", "venv"]).arg(&directory))
-        && run(Command::new(&python).args(["-m", "pip", "install", "-q", "--disable-pip-version-check", &package]));
+        && run(Command::new(&python)
+            .args(["-m", "pip", "install", "-q", "--disable-pip-version-check"])
+            .args(packages));
     if !made {
-        println!("skipped: cannot install k8s-agent-sandbox {version}");
+        println!("skipped: cannot install {}", packages.join(" "));
         return None;
     }
     std::fs::write(done, "").expect("the cache is ours");
@@ -74,4 +81,40 @@ fn version_0_5_6_passes() {
 #[test]
 fn version_1_0_8_passes() {
     run_scenario("1.0.8");
+}
+
+/// E2B's client with its `scenario`, against the port `Envd` of a sandbox with this access token, if any.
+fn run_e2b(scenario: &str, token: &str) {
+    let packages = ["e2b==2.63.0", "e2b-code-interpreter==2.11.5"];
+    let Some(python) = environment_with("e2b-2.63.0", "installed", &packages) else { return };
+    let flags = "--envd-listen 127.0.0.1:0 --interpreter-listen 127.0.0.1:0";
+    let Some(daemon) = with_home_and(flags) else { return };
+    let init = format!(r#"{{"accessToken":"{token}","envVars":{{"GREETING":"hello"}}}}"#);
+    assert_eq!(send(daemon.port("Envd"), "POST", "/init", &[], init.as_bytes()).status, 204);
+    let output = Command::new(python)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk").join(scenario))
+        .args([&format!("http://{}", daemon.port("Envd")), token])
+        .output()
+        .expect("python runs");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && stdout.ends_with("passed\n"), "{scenario}: {stdout}\n{stderr}");
+}
+
+/// E-003, E-009, E-012, E-071, E-072, E-073, E-074, E-075, E-080, E-081, E-082, E-083, E-084, E-085, E-086, E-090,
+/// E-091, E-092, E-093, E-100, E-101, E-102, E-103
+#[test]
+fn the_published_e2b_client_runs_commands_and_moves_files() {
+    run_e2b("e2b.py", "a token");
+}
+
+/// E-004, E-110, E-111, E-112, E-113, E-115, E-116, E-117, E-118
+#[test]
+fn the_published_code_interpreter_client_runs_code() {
+    run_e2b("e2b_code.py", "");
+}
+
+/// E-010, E-111, E-117
+#[test]
+fn the_published_code_interpreter_client_sends_the_token_with_code() {
+    run_e2b("e2b_code.py", "a token");
 }

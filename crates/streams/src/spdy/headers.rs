@@ -148,6 +148,20 @@ impl Encoder {
     }
 }
 
+/// Fuzz target: the bytes are a compressed block, then the content of one.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let _ = Decoder::default().decode(data);
+    if let Ok(headers) = parse(data) {
+        let block = Encoder::default().encode(&headers).expect("headers that were read can be written");
+        match Decoder::default().decode(&block) {
+            Ok(again) => assert_eq!(again, headers),
+            // Replacing invalid UTF-8 can make a block longer than it was.
+            Err(error) => assert!(matches!(error, SpdyError::HeadersTooLong), "{error}"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

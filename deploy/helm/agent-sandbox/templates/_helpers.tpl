@@ -17,8 +17,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: agent-sandbox
 {{- end }}
 
+{{- /* Upstream's selector, which cannot change: `helm upgrade` takes over a release of upstream's chart in place. */ -}}
 {{- define "agent-sandbox.controller.selector" -}}
-app.kubernetes.io/name: agent-sandbox-controller
+app.kubernetes.io/name: agent-sandbox
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -85,4 +86,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and (gt (int .Values.replicaCount) 1) (not .Values.controller.leaderElect) -}}
 {{- fail "replicaCount above 1 needs controller.leaderElect=true: two controllers would work against each other" -}}
 {{- end -}}
+{{- end }}
+
+{{- /* Not empty if the router wakes sandboxes: it is wanted, and the API that restricts what it may write exists. */ -}}
+{{- define "agent-sandbox.router.wakes" -}}
+{{- if and .Values.router.enabled .Values.router.wakeSandboxes (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
 {{- end }}

@@ -1,4 +1,5 @@
-// Package v1beta1 holds the types of agents.x-k8s.io/v1beta1. Generated from the CRDs by internal/apigen; do not edit.
+// Generated from the CRDs by internal/apigen; do not edit.
+
 package v1beta1
 
 import (
@@ -10,6 +11,14 @@ import (
 
 // GroupVersion of these types.
 var GroupVersion = schema.GroupVersion{Group: "agents.x-k8s.io", Version: "v1beta1"}
+
+// SchemeGroupVersion is GroupVersion under the name that generated clients use.
+var SchemeGroupVersion = GroupVersion
+
+// Resource is a resource of this group, for errors of generated listers.
+func Resource(resource string) schema.GroupResource {
+	return GroupVersion.WithResource(resource).GroupResource()
+}
 
 // AddToScheme registers these types.
 func AddToScheme(scheme *runtime.Scheme) error {
@@ -242,6 +251,8 @@ func (in *SandboxStatus) DeepCopy() *SandboxStatus {
 	in.DeepCopyInto(out)
 	return out
 }
+
+// +genclient
 
 // Sandbox: Sandbox is one isolated, stateful, singleton computer with a stable name.
 type Sandbox struct {

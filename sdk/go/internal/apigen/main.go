@@ -101,8 +101,19 @@ func write(folder, version string, kinds []kind) error {
 		registered = append(registered, fmt.Sprintf("&%s{}, &%sList{},", k.name, k.name))
 	}
 	var out bytes.Buffer
-	fmt.Fprintf(&out, "// Package %s holds the types of %s/%s. Generated from the CRDs by internal/apigen; do not edit.\n", version, kinds[0].group, version)
-	fmt.Fprintf(&out, "package %s\n\nimport (\n", version)
+	// The generators of clients/k8s read markers in doc.go only.
+	goName := "Agents"
+	if strings.HasPrefix(kinds[0].group, "extensions.") {
+		goName = "Extensions"
+	}
+	doc := fmt.Sprintf("// Package %s holds the types of %s/%s. Generated from the CRDs by internal/apigen; do not edit.\n//\n// +groupName=%s\n// +groupGoName=%s\npackage %s\n", version, kinds[0].group, version, kinds[0].group, goName, version)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(folder, "doc.go"), []byte(doc), 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintf(&out, "// Generated from the CRDs by internal/apigen; do not edit.\n\npackage %s\n\nimport (\n", version)
 	body := strings.Join(g.all(), "\n")
 	for _, use := range []struct{ name, path string }{
 		{"corev1.", `corev1 "k8s.io/api/core/v1"`},
@@ -120,14 +131,13 @@ func write(folder, version string, kinds []kind) error {
 
 `)
 	fmt.Fprintf(&out, "// GroupVersion of these types.\nvar GroupVersion = schema.GroupVersion{Group: %q, Version: %q}\n\n", kinds[0].group, version)
+	fmt.Fprint(&out, "// SchemeGroupVersion is GroupVersion under the name that generated clients use.\nvar SchemeGroupVersion = GroupVersion\n\n")
+	fmt.Fprint(&out, "// Resource is a resource of this group, for errors of generated listers.\nfunc Resource(resource string) schema.GroupResource {\nreturn GroupVersion.WithResource(resource).GroupResource()\n}\n\n")
 	fmt.Fprintf(&out, "// AddToScheme registers these types.\nfunc AddToScheme(scheme *runtime.Scheme) error {\nscheme.AddKnownTypes(GroupVersion,\n%s\n)\nmetav1.AddToGroupVersion(scheme, GroupVersion)\nreturn nil\n}\n\n", strings.Join(registered, "\n"))
 	out.WriteString(body)
 	formatted, err := format.Source(out.Bytes())
 	if err != nil {
 		return fmt.Errorf("%s: %w\n%s", folder, err, out.String())
-	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return err
 	}
 	return os.WriteFile(filepath.Join(folder, "zz_generated.types.go"), formatted, 0o644)
 }
@@ -153,7 +163,7 @@ func (g *generator) kind(k kind) {
 			fmt.Fprintf(&copies, "in.%s.DeepCopyInto(&out.%s)\n", title(part), title(part))
 		}
 	}
-	g.add(k.name, doc(k.name, k.schema.Description)+fmt.Sprintf("type %s struct {\n%s}\n", k.name, fields.String()),
+	g.add(k.name, "// +genclient\n\n"+doc(k.name, k.schema.Description)+fmt.Sprintf("type %s struct {\n%s}\n", k.name, fields.String()),
 		copyInto(k.name, copies.String())+runtimeObject(k.name))
 	list := k.name + "List"
 	g.add(list, fmt.Sprintf("// %s is a list of them.\ntype %s struct {\nmetav1.TypeMeta `json:\",inline\"`\nmetav1.ListMeta `json:\"metadata,omitempty\"`\nItems []%s `json:\"items\"`\n}\n", list, list, k.name),

@@ -9,11 +9,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 
 from . import errors
 from ._connections import Connection
-from ._results import Change, CommandError, CommandResult, Event, FileInfo, Match, ProcessInfo
+from ._results import Change, CommandError, CommandResult, Event, FileInfo, HistoryEntry, Match, ProcessInfo
 from ._sync import Changes, Chunks, Client, EventStream, Files, Process, Sandbox
 from .errors import SandboxError
 
@@ -51,6 +52,7 @@ __all__ = [
     "EventStream",
     "FileInfo",
     "Files",
+    "HistoryEntry",
     "Match",
     "Process",
     "ProcessInfo",
@@ -59,6 +61,16 @@ __all__ = [
     "errors",
 ]
 
+
+
+def _use_bundled_program() -> None:
+    """Names the engine's program that the wheel of a release installs beside the interpreter, unless the environment names another one."""
+    program = os.path.join(os.path.dirname(sys.executable), "agent-sandbox")
+    if "AGENT_SANDBOX_BIN" not in os.environ and os.access(program, os.X_OK):
+        os.environ["AGENT_SANDBOX_BIN"] = program
+
+
+_use_bundled_program()
 
 
 # The native module is loaded at first use, so that importing the package alone costs nothing.

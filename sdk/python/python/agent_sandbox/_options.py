@@ -47,7 +47,7 @@ def open_options(
         "context": context,
         "data_dir": data_dir,
         "local": local,
-        "start_local": local,
+        "start_local": True,
         "home_first": False,
         "connection": connection._options,
         "port": port,

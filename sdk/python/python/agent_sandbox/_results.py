@@ -168,3 +168,22 @@ class ProcessInfo:
     def __repr__(self) -> str:
         state = "running" if self.running else f"ended with {self.exit_code}"
         return f"ProcessInfo({self.id}, {state})"
+
+
+class HistoryEntry:
+    """A command that has ended. ``stdout`` and ``stderr`` are ``None`` in lists; long output keeps its two ends."""
+
+    __slots__ = ("id", "argv", "exit_code", "timed_out", "started_at", "duration_ms", "stdout", "stderr")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.id: int = raw["id"]
+        self.argv: list[str] = raw["argv"]
+        self.exit_code: int = raw["exitCode"]
+        self.timed_out: bool = raw.get("timedOut", False)
+        self.started_at: str = raw["startedAt"]
+        self.duration_ms: int = raw["durationMs"]
+        self.stdout: str | None = raw.get("stdout")
+        self.stderr: str | None = raw.get("stderr")
+
+    def __repr__(self) -> str:
+        return f"HistoryEntry({self.id}, {self.argv!r}, exit_code={self.exit_code})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._connections import Connection
 from ._options import claim_options, command_options, create_options, open_options
-from ._results import Change, CommandResult, Event, FileInfo, Match, ProcessInfo
+from ._results import Change, CommandResult, Event, FileInfo, HistoryEntry, Match, ProcessInfo
 from ._waiting import _wait
 
 # Loading `typing` would cost more than everything else here; checkers know this name.
@@ -21,7 +21,8 @@ class Client:
     """A cluster, and the connection to the sandboxes in it.
 
     Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine that runs on this
-    machine, else `~/.kube/config`. ``local=True`` uses the engine on this machine, and starts one when none runs.
+    machine, else `~/.kube/config`. If there is none, an engine is
+    started on this machine. ``local=True`` uses only that engine, and starts it when it does not run.
     """
 
     def __init__(
@@ -267,6 +268,16 @@ class Sandbox:
         """All running processes, and those that ended recently."""
         handle = self._ready()  # await
         return [ProcessInfo(raw) for raw in _wait(handle.processes())]
+
+    def history(self, limit: int | None = None) -> List[HistoryEntry]:  # async
+        """The last commands that ended in the sandbox, oldest first, whichever client ran them; without output."""
+        handle = self._ready()  # await
+        return [HistoryEntry(raw) for raw in _wait(handle.history(limit))]
+
+    def history_entry(self, id: int) -> HistoryEntry:  # async
+        """One command of the history, with its output."""
+        handle = self._ready()  # await
+        return HistoryEntry(_wait(handle.history_entry(id)))
 
     def info(self) -> dict[str, Any]:  # async
         """Facts about the sandbox's daemon: version, boot id, base directory, user."""

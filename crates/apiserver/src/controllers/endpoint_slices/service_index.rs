@@ -53,14 +53,20 @@ pub(crate) fn cluster_ip(service: &Facts) -> Option<&str> {
 impl ServiceIndex {
     /// Applies an event of a Service; returns the Service if its slice must be reconciled.
     pub(in crate::controllers) fn apply(&self, event: &Event) -> Option<ObjectKey> {
+        let key = &event.object.key;
+        let mut index = self.index.lock();
+        // A Service may be changed to another cluster IP, or to none.
+        if let Some(ip) = event.previous.as_ref().and_then(|before| cluster_ip(&before.facts)) {
+            index.release_ip(ip, key);
+        }
         if event.kind == EventKind::Deleted {
-            let mut index = self.index.lock();
-            index.remove(&event.object.key);
+            index.remove(key);
             if let Some(ip) = cluster_ip(&event.object.facts) {
-                index.by_cluster_ip.remove(ip);
+                index.release_ip(ip, key);
             }
             return None;
         }
+        drop(index);
         Some(self.load(&event.object))
     }
 
@@ -129,6 +135,13 @@ impl ServiceIndex {
 }
 
 impl Index {
+    /// Forgets the cluster IP of a Service, unless another Service has it meanwhile.
+    fn release_ip(&mut self, ip: &str, key: &ObjectKey) {
+        if self.by_cluster_ip.get(ip).is_some_and(|holder| holder == key) {
+            self.by_cluster_ip.remove(ip);
+        }
+    }
+
     fn put(&mut self, key: &ObjectKey, selector: Selector) {
         if self.services.get(key).is_some_and(|known| known.selector == selector) {
             return;

@@ -2,16 +2,25 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
+use base64::Engine as _;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use jiff::Timestamp;
+use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::UserInfo;
 use super::rbac::{AccessTarget, Attributes, Policy};
+use super::token_registry::TokenRegistry;
 use super::tokens::{Claims, ISSUER, TokenError, TokenSigner};
+use super::user::Credential;
 use crate::status::ApiError;
 
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+/// Prefix of the ids of administrators' tokens.
+const ADMIN_PREFIX: &str = "admin-";
 const IMPERSONATE_USER: &str = "impersonate-user";
 const IMPERSONATE_UID: &str = "impersonate-uid";
 const IMPERSONATE_GROUP: &str = "impersonate-group";
@@ -26,22 +35,67 @@ pub trait Objects: Send + Sync {
 /// Verifies the administrator's token and ServiceAccount tokens.
 #[derive(Clone)]
 pub struct Authenticator {
-    admin_token: Arc<str>,
+    admin_token: Arc<ArcSwap<String>>,
     signer: TokenSigner,
     objects: Arc<dyn Objects>,
+    registry: Arc<TokenRegistry>,
 }
 
 impl Authenticator {
     pub fn new(admin_token: &str, signing_key: &[u8], objects: Arc<dyn Objects>) -> Self {
-        Self { admin_token: admin_token.into(), signer: TokenSigner::new(signing_key), objects }
+        Self {
+            admin_token: Arc::new(ArcSwap::from_pointee(admin_token.to_owned())),
+            signer: TokenSigner::new(signing_key),
+            objects,
+            registry: Arc::default(),
+        }
+    }
+
+    /// Refuses the tokens that `registry` knows as revoked.
+    pub fn with_registry(self, registry: Arc<TokenRegistry>) -> Self {
+        Self { registry, ..self }
+    }
+
+    /// Replaces the administrator's token: the old one is refused from now on.
+    pub fn set_admin_token(&self, token: &str) {
+        self.admin_token.store(Arc::new(token.to_owned()));
+    }
+
+    /// True while a user could still authenticate: the token is neither expired nor revoked or replaced, and the
+    /// ServiceAccount and the Pod that it is bound to exist. Users without a token belong to this process.
+    pub fn is_still_valid(&self, user: &UserInfo, now: Timestamp) -> bool {
+        let Credential { id, expires } = &user.credential;
+        let accepted = match id.strip_prefix(ADMIN_PREFIX) {
+            Some(_) => *id == admin_id(&self.admin_token.load()),
+            None => !self.registry.is_revoked(id),
+        };
+        let account = service_account_name(&user.username).filter(|_| !user.uid.is_empty());
+        let exists = account.is_none_or(|(namespace, name)| {
+            self.objects.uid("serviceaccounts", namespace, name).is_some_and(|uid| uid == user.uid)
+        });
+        let extra = |key: &str| {
+            let found = user.extra.iter().find(|(name, _)| name == key)?;
+            found.1.first().map(String::as_str)
+        };
+        let bound = match (account, extra(POD_NAME), extra(POD_UID)) {
+            (Some((namespace, _)), Some(pod), Some(wanted)) => {
+                self.objects.uid("pods", namespace, pod).is_some_and(|uid| uid == wanted)
+            }
+            _ => true,
+        };
+        accepted && exists && bound && expires.is_none_or(|end| now.as_second() < end)
     }
 
     pub fn signer(&self) -> &TokenSigner {
         &self.signer
     }
 
-    /// The user who sent the request. Fails with 401 if the request has no valid token.
+    /// The user who sent the request: anonymous without credentials. Fails with 401 if the request has credentials that
+    /// are not a valid token.
     pub fn authenticate(&self, headers: &HeaderMap, now: Timestamp) -> Result<UserInfo, ApiError> {
+        if !headers.contains_key(AUTHORIZATION) {
+            return Ok(UserInfo::anonymous());
+        }
         let token = bearer(headers).ok_or_else(ApiError::unauthorized)?;
         let authenticated = self.identify(token, now).and_then(|(user, audiences)| match audiences {
             // A token for another audience is refused: that audience has seen the token and could use it here.
@@ -56,10 +110,15 @@ impl Authenticator {
 
     /// The user of a token and, for a ServiceAccount token, its audiences.
     pub fn identify(&self, token: &str, now: Timestamp) -> Result<(UserInfo, Option<Vec<String>>), TokenError> {
-        if bool::from(token.as_bytes().ct_eq(self.admin_token.as_bytes())) {
-            return Ok((UserInfo::administrator(), None));
+        let admin_token = self.admin_token.load();
+        if bool::from(token.as_bytes().ct_eq(admin_token.as_bytes())) {
+            let credential = Credential { id: admin_id(&admin_token), expires: None };
+            return Ok((UserInfo { credential, ..UserInfo::administrator() }, None));
         }
         let claims = self.signer.verify(token, now)?;
+        if self.registry.is_revoked(&claims.id) {
+            return Err(TokenError::Revoked);
+        }
         if !self.still_bound(&claims) {
             return Err(TokenError::BoundObjectDeleted);
         }
@@ -78,6 +137,12 @@ impl Authenticator {
     }
 }
 
+/// The id of the administrator's token: a digest that does not reveal it.
+fn admin_id(token: &str) -> String {
+    let digest = Sha256::digest(token.as_bytes());
+    format!("{ADMIN_PREFIX}{}", base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(digest))
+}
+
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
@@ -88,8 +153,8 @@ fn service_account(claims: &Claims) -> UserInfo {
     let bound = &claims.kubernetes;
     let mut extra = vec![("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={}", claims.id)])];
     if let Some(pod) = &bound.pod {
-        extra.push(("authentication.kubernetes.io/pod-name".into(), vec![pod.name.clone()]));
-        extra.push(("authentication.kubernetes.io/pod-uid".into(), vec![pod.uid.clone()]));
+        extra.push((POD_NAME.into(), vec![pod.name.clone()]));
+        extra.push((POD_UID.into(), vec![pod.uid.clone()]));
     }
     UserInfo {
         username: claims.subject.clone(),
@@ -100,6 +165,7 @@ fn service_account(claims: &Claims) -> UserInfo {
             "system:authenticated".into(),
         ],
         extra,
+        credential: Credential { id: claims.id.clone(), expires: Some(claims.expires) },
     }
 }
 
@@ -124,7 +190,9 @@ pub fn impersonate(headers: &HeaderMap, user: UserInfo, policy: &Policy) -> Resu
         check_impersonation(policy, &user, "groups", "", group)?;
     }
     let mut impersonated =
-        UserInfo { username: wanted.to_owned(), uid: text(IMPERSONATE_UID).to_owned(), groups, extra: Vec::new() };
+        UserInfo { username: wanted.to_owned(), uid: text(IMPERSONATE_UID).to_owned(), groups, ..UserInfo::default() };
+    // The impersonating user's token remains what the request depends on.
+    impersonated.credential = user.credential.clone();
     if !impersonated.uid.is_empty() {
         check_impersonation(policy, &user, "uids", "", &impersonated.uid)?;
     }
@@ -243,7 +311,7 @@ mod tests {
         for wrong in ["", "the-admin-toke", "the-admin-token-and-more", "x.y.z"] {
             assert_eq!(authenticator().authenticate(&with_token(wrong), now).unwrap_err().code, 401, "{wrong}");
         }
-        assert_eq!(authenticator().authenticate(&HeaderMap::new(), now).unwrap_err().code, 401);
+        assert!(authenticator().authenticate(&HeaderMap::new(), now).unwrap().is_anonymous());
         let basic = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Basic the-admin-token"))]);
         assert_eq!(authenticator().authenticate(&basic, now).unwrap_err().code, 401);
     }

@@ -4,7 +4,7 @@
 //! `tests/kubernetes` compares the two. In particular none of them may write `status` subresources, quotas, limit ranges or
 //! endpoints: those belong to controllers and administrators.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 const READ: &[&str] = &["get", "list", "watch"];
 const WRITE: &[&str] = &["create", "delete", "deletecollection", "patch", "update"];
@@ -103,7 +103,8 @@ const EDIT: &[Grant] = &[
 /// What `admin` has beyond [`EDIT`].
 const ADMIN: &[Grant] = &[(READ_WRITE, &["rbac.authorization.k8s.io"], &["rolebindings", "roles"])];
 
-/// `cluster-admin`, `admin`, `edit` and `view`. The last three aggregate, so a CRD's author can add to them.
+/// `cluster-admin`, `admin`, `edit` and `view`, of which the last three aggregate, so that a CRD's author can add to
+/// them; and what metrics-server adds to those three.
 pub fn cluster_roles() -> Vec<Value> {
     let label = |role: &str| format!("rbac.authorization.k8s.io/aggregate-to-{role}");
     let aggregate = |name: &str, from: &[&str], grants: &[&[Grant]]| {
@@ -116,6 +117,12 @@ pub fn cluster_roles() -> Vec<Value> {
         role["aggregationRule"] = json!({"clusterRoleSelectors": selectors});
         role
     };
+    let mut metrics_reader = cluster_role(
+        "system:aggregated-metrics-reader",
+        json!([{"apiGroups": ["metrics.k8s.io"], "resources": ["pods", "nodes"], "verbs": READ}]),
+    );
+    metrics_reader["metadata"]["labels"] =
+        ["admin", "edit", "view"].iter().map(|role| (label(role), "true".into())).collect::<Map<_, _>>().into();
     vec![
         cluster_role(
             "cluster-admin",
@@ -127,6 +134,7 @@ pub fn cluster_roles() -> Vec<Value> {
         aggregate("admin", &["admin", "edit", "view"], &[VIEW, EDIT, ADMIN]),
         aggregate("edit", &["edit", "view"], &[VIEW, EDIT]),
         aggregate("view", &["view"], &[VIEW]),
+        metrics_reader,
     ]
 }
 

@@ -298,7 +298,7 @@ fn unauthenticated_users() -> Grant {
         subjects: vec![Subject::Group("system:unauthenticated".into())],
         rules: vec![Rule {
             verbs: list(&["get", "head"]),
-            non_resource_urls: list(&["/healthz", "/livez", "/readyz"]),
+            non_resource_urls: list(&["/healthz", "/livez", "/readyz", "/version"]),
             ..Rule::default()
         }],
         source: "the rules for probes".into(),

@@ -68,6 +68,7 @@ fn named_user(spec: &Value) -> UserInfo {
         uid: text(&spec["uid"]),
         groups: texts(&spec["groups"]),
         extra: extra.map(|(key, values)| (key.clone(), texts(values))).collect(),
+        ..UserInfo::default()
     }
 }
 
@@ -123,13 +124,14 @@ pub struct TokenRequest<'a> {
     pub body: Value,
 }
 
-/// Signs a token that is bound to the account and, if requested, to a Pod, Secret or Node.
+/// Signs a token that is bound to the account and, if requested, to a Pod, Secret or Node. Returns the response and
+/// what was signed.
 pub fn token_request(
     request: TokenRequest<'_>,
     authenticator: &Authenticator,
     objects: &dyn Objects,
     now: Timestamp,
-) -> Result<Value, ApiError> {
+) -> Result<(Value, Claims), ApiError> {
     let TokenRequest { namespace, account, mut body } = request;
     let spec = &body["spec"];
     let lifetime = match &spec["expirationSeconds"] {
@@ -152,7 +154,8 @@ pub fn token_request(
     bind_to_object(&mut claims, &spec["boundObjectRef"], objects)?;
     let lifetime = SignedDuration::from_secs(lifetime);
     let account_name = claims.serviceaccount.name.clone();
-    let token = authenticator.signer().sign(&Claims::new(claims, audiences.clone(), now, lifetime));
+    let claims = Claims::new(claims, audiences.clone(), now, lifetime);
+    let token = authenticator.signer().sign(&claims);
     let expires = Timestamp::from_second((now + lifetime).as_second()).expect("a whole second of a valid time");
     body["apiVersion"] = "authentication.k8s.io/v1".into();
     body["kind"] = "TokenRequest".into();
@@ -160,7 +163,7 @@ pub fn token_request(
     body["spec"]["audiences"] = audiences.into();
     body["spec"]["expirationSeconds"] = lifetime.as_secs().into();
     body["status"] = json!({"token": token, "expirationTimestamp": expires.to_string()});
-    Ok(body)
+    Ok((body, claims))
 }
 
 fn checked_lifetime(value: &Value) -> Result<i64, ApiError> {

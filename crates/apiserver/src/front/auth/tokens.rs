@@ -28,6 +28,8 @@ pub enum TokenError {
     NotYet,
     #[error("the token's service account or bound object was deleted")]
     BoundObjectDeleted,
+    #[error("the token was revoked")]
+    Revoked,
     #[error("the token is meant for another audience")]
     Audience,
 }
@@ -99,7 +101,11 @@ impl TokenSigner {
     }
 
     pub fn sign(&self, claims: &Claims) -> String {
-        let payload = serde_json::to_vec(claims).expect("claims are strings and numbers");
+        self.seal(&serde_json::to_vec(claims).expect("claims are strings and numbers"))
+    }
+
+    /// Signs any payload.
+    pub(crate) fn seal(&self, payload: &[u8]) -> String {
         let signed = format!("{}.{}", BASE64.encode(HEADER), BASE64.encode(payload));
         let mut mac = self.mac.clone();
         mac.update(signed.as_bytes());

@@ -16,7 +16,6 @@ use jiff::Timestamp;
 use rustls::crypto::ring;
 use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -25,6 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tower::Service;
 
 use super::certificates::ServerCertificate;
+use super::connections::{AUTHENTICATION_TIMEOUT, Connection, Connections};
 use super::{Credentials, ListenerError, kubeconfig};
 use crate::render::Body;
 
@@ -109,11 +109,8 @@ impl Listener {
             kubeconfig::write(path, &text)?;
         }
         let stop = CancellationToken::new();
-        let accept_loop = AcceptLoop {
-            tls,
-            service: service(stop.clone()),
-            permits: Arc::new(Semaphore::new(config.max_connections)),
-        };
+        let accept_loop =
+            AcceptLoop { tls, service: service(stop.clone()), connections: Connections::new(config.max_connections) };
         Ok(Self {
             address,
             kubeconfig: text,
@@ -157,7 +154,7 @@ fn tls_config(certificate: Arc<ServerCertificate>) -> Result<rustls::ServerConfi
 struct AcceptLoop<S> {
     tls: TlsAcceptor,
     service: S,
-    permits: Arc<Semaphore>,
+    connections: Arc<Connections>,
 }
 
 impl<S> AcceptLoop<S>
@@ -169,20 +166,18 @@ where
         let graceful = GracefulShutdown::new();
         let mut connections = JoinSet::new();
         loop {
-            let permits = self.permits.clone();
             tokio::select! {
                 () = stop.cancelled() => break,
                 Some(_) = connections.join_next() => {}
-                // Without a permit no connection is accepted: further clients wait in the kernel's backlog.
-                next = async {
-                    let permit = permits.acquire_owned().await.expect("the semaphore is never closed");
-                    (permit, socket.accept().await)
-                } => match next {
-                    (permit, Ok((stream, _))) => {
-                        connections.spawn(serve(stream, permit, self.tls.clone(), self.service.clone(), graceful.watcher()));
-                    }
-                    (_, Err(error)) => {
+                next = socket.accept() => match next {
+                    // A connection without room is dropped, which closes it: the client can try again.
+                    Ok((stream, address)) => if let Some(connection) = self.connections.add(address) {
+                        let service = self.service.clone();
+                        connections.spawn(serve(stream, connection, self.tls.clone(), service, graceful.watcher()));
+                    },
+                    Err(error) => {
                         tracing::warn!(%error, "Could not accept a connection");
+                        self.connections.make_room();
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -194,12 +189,31 @@ where
     }
 }
 
-async fn serve<S>(stream: TcpStream, permit: OwnedSemaphorePermit, tls: TlsAcceptor, service: S, watcher: Watcher)
+/// Serves a connection to its end, until it has to give way to another one, or until its client has not authenticated
+/// in time.
+async fn serve<S>(stream: TcpStream, connection: Arc<Connection>, tls: TlsAcceptor, service: S, watcher: Watcher)
 where
     S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
-    let _permit = permit;
+    let unauthenticated = async {
+        tokio::time::sleep(AUTHENTICATION_TIMEOUT).await;
+        if connection.is_authenticated() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = serve_http(stream, connection.clone(), tls, service, watcher) => {}
+        () = connection.closed.cancelled() => tracing::debug!("Closed an idle connection in favour of a new one"),
+        () = unauthenticated => tracing::debug!("Closed a connection without an authenticated request"),
+    }
+}
+
+async fn serve_http<S>(stream: TcpStream, connection: Arc<Connection>, tls: TlsAcceptor, service: S, watcher: Watcher)
+where
+    S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "Client disconnected before the handshake");
         return;
@@ -221,6 +235,11 @@ where
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
+    // The service that authenticates a request finds its connection in the request's extensions.
+    let service = tower::util::MapRequest::new(service, move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(connection.clone());
+        request
+    });
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service));
     if let Err(error) = watcher.watch(connection.into_owned()).await {
         tracing::debug!(%error, "Connection ended");

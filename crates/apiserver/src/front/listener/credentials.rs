@@ -108,6 +108,17 @@ impl Credentials {
         Ok(credentials)
     }
 
+    /// The same secrets with another token of the administrator.
+    pub(crate) fn with_new_admin_token(&self) -> Self {
+        Self { admin_token: random_secret(), ..self.clone() }
+    }
+
+    /// Writes the secrets to their file.
+    pub(crate) fn save(&self, path: &Path) -> Result<(), ListenerError> {
+        let text = serde_json::to_vec_pretty(self).expect("strings and a time are always JSON");
+        private_file::write(path, &text)
+    }
+
     pub fn ca_certificate(&self) -> &str {
         &self.ca_certificate
     }

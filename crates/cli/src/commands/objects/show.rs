@@ -1,25 +1,35 @@
 //! Tables and pages about sandboxes.
 
 use crate::output::{Table, age};
-use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
+use agent_sandbox_api::{
+    keys::annotations,
+    sleep::{self, IdlePolicy},
+    v1beta1::{OperatingMode, Sandbox, SandboxClaim},
+};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use std::fmt::Write as _;
 
-/// State of a Sandbox in one word: Ready, Suspended, or the reason why it is neither.
+/// State of a Sandbox in one word: Ready, Suspended, Asleep (suspended because it was idle), or the reason why it is
+/// none of these.
 pub(crate) fn state(sandbox: &Sandbox) -> String {
     let ready = sandbox.conditions().iter().find(|condition| condition.type_ == "Ready");
     match ready {
         Some(condition) if condition.status == "True" => "Ready".to_owned(),
         _ if sandbox.metadata.deletion_timestamp.is_some() => "Deleting".to_owned(),
-        _ if sandbox.operating_mode() == OperatingMode::Suspended => "Suspended".to_owned(),
+        _ if sandbox.operating_mode() == OperatingMode::Suspended => {
+            let by_idleness = sandbox.annotation(annotations::SUSPENDED_BY).is_some();
+            if by_idleness { "Asleep" } else { "Suspended" }.to_owned()
+        }
         Some(condition) => condition.reason.clone(),
         None => "Pending".to_owned(),
     }
 }
 
-pub(crate) fn table(sandboxes: &[Sandbox], with_namespace: bool, now: Timestamp) -> String {
-    if sandboxes.is_empty() {
+/// A table of Sandboxes, each under its claim's name if it has one, and of claims without a Sandbox.
+pub(crate) fn table(sandboxes: &[Sandbox], claims: &[SandboxClaim], with_namespace: bool, now: Timestamp) -> String {
+    if sandboxes.is_empty() && claims.is_empty() {
         return "no sandboxes; make one with `agent-sandbox create NAME`\n".to_owned();
     }
     let columns = ["NAMESPACE", "NAME", "STATE", "ADDRESS", "OWNER", "AGE"];
@@ -28,15 +38,29 @@ pub(crate) fn table(sandboxes: &[Sandbox], with_namespace: bool, now: Timestamp)
     for sandbox in sandboxes {
         let cells = [
             sandbox.namespace().to_owned(),
-            sandbox.name_any(),
+            claim_of(sandbox).unwrap_or_else(|| sandbox.name_any()),
             state(sandbox),
             sandbox.pod_ips().first().cloned().unwrap_or_else(|| "-".to_owned()),
             owner(sandbox).unwrap_or_else(|| "-".to_owned()),
-            age_of(sandbox, now),
+            age_of(&sandbox.metadata, now),
         ];
         table.row(cells[skip..].to_vec());
     }
+    for claim in claims {
+        let ready = claim.conditions().iter().find(|condition| condition.type_ == "Ready");
+        let state = ready.map_or("Pending", |condition| condition.reason.as_str());
+        let none = "-".to_owned();
+        let age = age_of(&claim.metadata, now);
+        let cells = [claim.namespace().to_owned(), claim.name_any(), state.to_owned(), none.clone(), none, age];
+        table.row(cells[skip..].to_vec());
+    }
     table.render()
+}
+
+/// Name of the claim that owns a Sandbox.
+fn claim_of(sandbox: &Sandbox) -> Option<String> {
+    let owner = sandbox.owner_references().iter().find(|owner| owner.controller == Some(true))?;
+    (owner.kind == "SandboxClaim").then(|| owner.name.clone())
 }
 
 /// All details of one Sandbox, as a page of text.
@@ -56,7 +80,8 @@ pub(crate) fn details(sandbox: &Sandbox, claim: Option<&SandboxClaim>, now: Time
     line("Node:", sandbox.status.as_ref().and_then(|status| status.node_name.as_deref()).unwrap_or_default());
     line("Service:", sandbox.status.as_ref().and_then(|status| status.service_fqdn.as_deref()).unwrap_or_default());
     line("Owner:", &owner(sandbox).unwrap_or_default());
-    line("Age:", &age_of(sandbox, now));
+    line("Age:", &age_of(&sandbox.metadata, now));
+    line("Sleeps:", &sleeps(sandbox).unwrap_or_default());
     if let Some(time) = &sandbox.spec.shutdown_time {
         line("Expires:", &time.0.to_string());
     }
@@ -75,6 +100,25 @@ pub(crate) fn details(sandbox: &Sandbox, claim: Option<&SandboxClaim>, now: Time
     text
 }
 
+/// When a running Sandbox with an idle time is suspended, if it is not used before, in whole seconds.
+pub(crate) fn asleep_at(sandbox: &Sandbox) -> Option<Timestamp> {
+    let annotation = |key| sandbox.annotation(key);
+    let due = IdlePolicy::read(annotation).ok()??.due_at(annotation, sandbox.conditions())?;
+    Timestamp::from_second(due.as_second()).ok()
+}
+
+/// When the Sandbox sleeps, or why it does.
+fn sleeps(sandbox: &Sandbox) -> Option<String> {
+    let policy = IdlePolicy::read(|key| sandbox.annotation(key)).ok()??;
+    let after = sleep::format_duration(policy.after);
+    let by_idleness = sandbox.annotation(annotations::SUSPENDED_BY).is_some();
+    Some(match (sandbox.operating_mode(), asleep_at(sandbox)) {
+        (OperatingMode::Suspended, _) if by_idleness => format!("since it was not used for {after}"),
+        (OperatingMode::Running, Some(at)) => format!("after {after} without use, not before {at}"),
+        _ => format!("after {after} without use"),
+    })
+}
+
 fn images(sandbox: &Sandbox) -> Vec<String> {
     let spec = serde_json::to_value(&sandbox.spec.pod_template.spec).unwrap_or_default();
     let containers = spec["containers"].as_array().cloned().unwrap_or_default();
@@ -91,8 +135,8 @@ fn owner(sandbox: &Sandbox) -> Option<String> {
     Some(format!("{kind}/{}", owner.name))
 }
 
-fn age_of(sandbox: &Sandbox, now: Timestamp) -> String {
-    match &sandbox.metadata.creation_timestamp {
+fn age_of(metadata: &ObjectMeta, now: Timestamp) -> String {
+    match &metadata.creation_timestamp {
         Some(created) => age(now.as_second() - created.0.as_second()),
         None => "-".to_owned(),
     }
@@ -117,10 +161,21 @@ mod tests {
             "status": {"podIPs": ["10.0.0.1"], "conditions": [{"type": "Ready", "status": "True", "reason": "R", "message": "m", "lastTransitionTime": "2030-01-01T00:00:00Z"}]}
         }));
         let asleep = sandbox(json!({"metadata": {"name": "b"}, "spec": {"operatingMode": "Suspended"}}));
-        insta::assert_snapshot!(table(&[ready.clone(), asleep], false, now), @r"
-        NAME   STATE       ADDRESS    OWNER    AGE
-        a      Ready       10.0.0.1   pool/p   60s
-        b      Suspended   -          -        -
+        let claimed = sandbox(json!({
+            "metadata": {"name": "p-x2x4x", "ownerReferences": [{"apiVersion": "v", "kind": "SandboxClaim", "name": "mine", "uid": "u", "controller": true}]},
+            "spec": {}
+        }));
+        let waiting: SandboxClaim = serde_json::from_value(json!({
+            "metadata": {"name": "w"}, "spec": {"warmPoolRef": {"name": "p"}},
+            "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "TemplateNotFound", "message": "m", "lastTransitionTime": "2030-01-01T00:00:00Z"}]}
+        }))
+        .unwrap();
+        insta::assert_snapshot!(table(&[ready.clone(), asleep, claimed], &[waiting], false, now), @r"
+        NAME   STATE              ADDRESS    OWNER        AGE
+        a      Ready              10.0.0.1   pool/p       60s
+        b      Suspended          -          -            -
+        mine   Pending            -          claim/mine   -
+        w      TemplateNotFound   -          -            -
         ");
         insta::assert_snapshot!(details(&ready, None, now), @r"
         Name:        a
@@ -138,6 +193,6 @@ mod tests {
 
     #[test]
     fn an_empty_list_prints_the_next_step() {
-        assert!(table(&[], true, Timestamp::UNIX_EPOCH).contains("agent-sandbox create"));
+        assert!(table(&[], &[], true, Timestamp::UNIX_EPOCH).contains("agent-sandbox create"));
     }
 }

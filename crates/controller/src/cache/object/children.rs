@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Meta;
 use crate::cache::intern;
@@ -23,6 +23,28 @@ pub struct Pod {
 pub struct PodSpec {
     #[serde(default)]
     pub node_name: Option<Arc<str>>,
+    /// Names of the PersistentVolumeClaims among the volumes.
+    #[serde(default, rename = "volumes", deserialize_with = "claim_names")]
+    pub claims: Box<[Box<str>]>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VolumeWire {
+    #[serde(default)]
+    persistent_volume_claim: Option<VolumeClaimWire>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VolumeClaimWire {
+    #[serde(default)]
+    claim_name: Box<str>,
+}
+
+fn claim_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[Box<str>]>, D::Error> {
+    let volumes = Option::<Vec<VolumeWire>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(volumes.into_iter().filter_map(|volume| volume.persistent_volume_claim).map(|claim| claim.claim_name).collect())
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

@@ -76,6 +76,11 @@ impl Sandbox {
         self.status.as_ref().and_then(|status| status.pod_ips.as_deref()).unwrap_or_default()
     }
 
+    /// The DNS name of the headless Service, while there is one.
+    pub fn service_fqdn(&self) -> Option<&str> {
+        self.status.as_ref()?.service_fqdn.as_deref().filter(|name| !name.is_empty())
+    }
+
     /// A controller owner reference to this object, always in the stored version.
     pub fn controller_reference(&self) -> OwnerReference {
         owners::controller_reference(groups::CORE, groups::SANDBOX, self.name(), &self.metadata.uid)

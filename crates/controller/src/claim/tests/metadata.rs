@@ -183,3 +183,25 @@ async fn x_061_metadata_is_checked_before_anything_is_looked_up() {
     fixture.claim("c").await.expect("no error");
     assert_eq!(fixture.ready_of("c").1, "InvalidMetadata");
 }
+
+/// When a Sandbox sleeps and wakes: the claim's word, else the template's; the claim's later changes as well.
+#[tokio::test]
+async fn a_sandbox_inherits_its_sleep_policy() {
+    for warm in [0, 1] {
+        let fixture = Fixture::new();
+        fixture.warm_pool(warm).await;
+        let policy = json!({annotations::IDLE_TIMEOUT: "15m", annotations::WAKE: "Never", "other": "x"});
+        fixture.api.edit(Kind::Template, &key("t"), json!({"metadata": {"annotations": policy}}));
+        let claimed = |time: &str| json!({"annotations": {annotations::IDLE_TIMEOUT: time}});
+        fixture.claim_with("c", claimed("5m"), json!({"warmPoolRef": {"name": "p"}}));
+        fixture.claim("c").await.expect("no error");
+        let name = if warm > 0 { fixture.bound("c").expect("bound") } else { "c".to_owned() };
+        let sandbox = fixture.sandbox(&name);
+        assert_eq!(sandbox.annotation(annotations::IDLE_TIMEOUT), Some("5m"), "warm: {warm}");
+        assert_eq!(sandbox.annotation(annotations::WAKE), Some("Never"), "warm: {warm}");
+        assert_eq!(sandbox.annotation("other"), None);
+        fixture.api.edit(Kind::Claim, &key("c"), json!({"metadata": claimed("1h")}));
+        fixture.claim("c").await.expect("no error");
+        assert_eq!(fixture.sandbox(&name).annotation(annotations::IDLE_TIMEOUT), Some("1h"), "warm: {warm}");
+    }
+}

@@ -106,6 +106,22 @@ fn name_of(fixture: &Fixture) -> String {
     fixture.bound("c").expect("bound")
 }
 
+/// A client that reads only the claim learns the Service's name from it, and that it is gone.
+#[tokio::test]
+async fn the_name_of_the_service_is_mirrored() {
+    let fixture = Fixture::new();
+    let name = bound(&fixture).await;
+    let mirrored = |fixture: &Fixture| fixture.stored_claim("c").status?.sandbox?.service_fqdn;
+    assert_eq!(mirrored(&fixture), None);
+    let fqdn = format!("{name}.n.svc.cluster.local");
+    fixture.api.edit(Kind::Sandbox, &key(&name), json!({"status": {"serviceFQDN": fqdn}}));
+    fixture.claim("c").await.expect("no error");
+    assert_eq!(mirrored(&fixture), Some(fqdn));
+    fixture.api.edit(Kind::Sandbox, &key(&name), json!({"status": {"serviceFQDN": null}}));
+    fixture.claim("c").await.expect("no error");
+    assert_eq!(mirrored(&fixture), None);
+}
+
 #[tokio::test]
 async fn x_155_suspension_is_mirrored_and_resumption_too() {
     let fixture = Fixture::new();

@@ -320,3 +320,40 @@ async fn s_160_s_161_no_service() {
         assert_eq!(fixture.status().service, None);
     }
 }
+
+/// A volume of an existing claim that is added to a running Sandbox waits for the next resume, and a condition says so
+/// until then. Claim templates stay immutable, which the schema enforces.
+#[tokio::test]
+async fn an_added_volume_is_attached_at_the_next_resume() {
+    let volumes = |names: &[&str]| -> Value {
+        names.iter().map(|name| json!({ "name": name, "persistentVolumeClaim": { "claimName": name } })).collect()
+    };
+    let edit = |fixture: &SandboxFixture, spec: Value| fixture.api.edit(Kind::Sandbox, &key(), json!({ "spec": spec }));
+    let mut fixture = SandboxFixture::new();
+    fixture.create(with(json!({ "spec": { "podTemplate": { "spec": { "volumes": volumes(&["old"]) } } } })));
+    fixture.converge().await;
+    fixture.pod_runs(NAME);
+    fixture.converge().await;
+    assert_eq!(fixture.condition(ConditionType::VolumesPending), None, "what the Pod has is not pending");
+    let uid = fixture.pod().metadata.uid;
+
+    edit(&fixture, json!({ "podTemplate": { "spec": { "volumes": volumes(&["old", "new"]) } } }));
+    fixture.converge().await;
+    let text = "A running Pod keeps its volumes. Attached when the Sandbox is resumed: new";
+    assert_eq!(
+        fixture.condition(ConditionType::VolumesPending),
+        Some(words("True", "AttachedAtResume", text)),
+        "the running Pod keeps its volumes"
+    );
+    assert_eq!(fixture.pod().metadata.uid, uid);
+    assert_eq!(fixture.ready().0, "True");
+
+    edit(&fixture, json!({ "operatingMode": "Suspended" }));
+    fixture.converge().await;
+    assert_eq!(fixture.condition(ConditionType::VolumesPending), None);
+    edit(&fixture, json!({ "operatingMode": "Running" }));
+    fixture.converge().await;
+    assert_eq!(fixture.condition(ConditionType::VolumesPending), None);
+    let mounted = fixture.api.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"].clone();
+    assert_eq!(mounted, volumes(&["old", "new"]));
+}

@@ -13,13 +13,17 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
-use super::WeakStore;
-use crate::cache::ReconcilerKind;
-
-use crate::cache::Sandbox;
+use super::{
+    WeakStore,
+    lifecycle::{owner_label, template_label},
+};
+use crate::cache::{Cached, ReconcilerKind, Sandbox};
 
 /// `agent_sandboxes`: how many Sandboxes of each description there are.
 pub(super) struct Sandboxes(pub(super) WeakStore);
+
+/// `agent_sandbox_warmpool_size`: how many members of each state a pool has.
+pub(super) struct Pools(pub(super) WeakStore);
 
 /// `workqueue_*`.
 pub(super) struct Queues(pub(super) WeakStore);
@@ -27,6 +31,12 @@ pub(super) struct Queues(pub(super) WeakStore);
 impl fmt::Debug for Sandboxes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Sandboxes")
+    }
+}
+
+impl fmt::Debug for Pools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pools")
     }
 }
 
@@ -52,13 +62,6 @@ impl Description {
     pub(super) fn of(sandbox: &Sandbox) -> Self {
         let word = |holds: bool| if holds { "true" } else { "false" };
         let ready = sandbox.condition(ConditionType::Ready);
-        let owned_by = if owners::owning_claim(&sandbox.metadata).is_some() {
-            "SandboxClaim"
-        } else if owners::owning_pool(&sandbox.metadata).is_some() {
-            "SandboxWarmPool"
-        } else {
-            "None"
-        };
         Self {
             namespace: sandbox.namespace().to_owned(),
             ready_condition: word(conditions::is_true(ready)),
@@ -68,12 +71,8 @@ impl Description {
             } else {
                 keys::LAUNCH_COLD
             },
-            sandbox_template: sandbox
-                .annotation(annotations::TEMPLATE_REF)
-                .filter(|name| !name.is_empty())
-                .unwrap_or("unknown")
-                .to_owned(),
-            owned_by,
+            sandbox_template: template_label(sandbox).to_owned(),
+            owned_by: owner_label(sandbox),
             created_by: keys::normalised_created_by(sandbox.label(labels::CREATED_BY).unwrap_or_default()),
         }
     }
@@ -91,6 +90,74 @@ impl Collector for Sandboxes {
         for (description, count) in &counts {
             let count = i64::try_from(*count).unwrap_or(i64::MAX);
             ConstGauge::new(count).encode(family.encode_family(description)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// States of pool members, as label values.
+const MEMBER_STATES: [&str; 4] = ["ready", "pending", "succeeded", "failed"];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
+struct PoolLabels {
+    namespace: String,
+    warmpool_name: String,
+    sandbox_template: String,
+    sandbox_status: &'static str,
+}
+
+fn member_state(sandbox: &Sandbox) -> &'static str {
+    let finished = sandbox.condition(ConditionType::Finished).filter(|finished| conditions::is_true(Some(finished)));
+    match finished.map(|finished| finished.reason.as_str()) {
+        Some(reason) if reason == Reason::PodSucceeded.as_str() => "succeeded",
+        Some(reason) if reason == Reason::PodFailed.as_str() => "failed",
+        _ if conditions::is_true(sandbox.condition(ConditionType::Ready)) => "ready",
+        _ => "pending",
+    }
+}
+
+impl Collector for Pools {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(store) = self.0.upgrade() else { return Ok(()) };
+        let world = store.read();
+        let mut counts: BTreeMap<PoolLabels, u64> = BTreeMap::new();
+        // A pool without members shows zeros, so that an alert on an empty pool has a series to read.
+        for pool in world.pools.iter() {
+            for sandbox_status in MEMBER_STATES {
+                let labels = PoolLabels {
+                    namespace: pool.namespace().to_owned(),
+                    warmpool_name: pool.name().to_owned(),
+                    sandbox_template: pool.spec.sandbox_template_ref.name.clone(),
+                    sandbox_status,
+                };
+                counts.insert(labels, 0);
+            }
+        }
+        for sandbox in world.sandboxes.iter() {
+            if sandbox.label(labels::WARM_POOL_SANDBOX).is_none() {
+                continue;
+            }
+            let Some(owner) = owners::owning_pool(&sandbox.metadata) else { continue };
+            let Some(pool) = world.pools.get(&Cached::key(&**sandbox).sibling(owner.name.as_str())) else { continue };
+            let template = sandbox.annotation(annotations::TEMPLATE_REF).filter(|name| !name.is_empty());
+            let labels = PoolLabels {
+                namespace: pool.namespace().to_owned(),
+                warmpool_name: pool.name().to_owned(),
+                sandbox_template: template.unwrap_or(&pool.spec.sandbox_template_ref.name).to_owned(),
+                sandbox_status: member_state(sandbox),
+            };
+            *counts.entry(labels).or_default() += 1;
+        }
+        drop(world);
+        let mut family = encoder.encode_descriptor(
+            "agent_sandbox_warmpool_size",
+            "Members of each warm pool by state",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (labels, count) in &counts {
+            let count = i64::try_from(*count).unwrap_or(i64::MAX);
+            ConstGauge::new(count).encode(family.encode_family(labels)?)?;
         }
         Ok(())
     }

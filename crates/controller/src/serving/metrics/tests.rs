@@ -112,3 +112,50 @@ fn claim_latencies() {
     ));
     assert!(!page.contains("agent_sandbox_client_claim_startup_latency_ms_count"));
 }
+
+/// Every pool has a series for each state, and a member is counted under the template that it was made from.
+#[test]
+fn warm_pool_sizes() {
+    let member = |name: &str, ready: Option<(&str, &str)>| {
+        let mut metadata = owner("SandboxWarmPool", "v1beta1");
+        metadata["labels"] = json!({ "agents.x-k8s.io/warm-pool-sandbox": "hash" });
+        metadata["annotations"] = json!({ "agents.x-k8s.io/sandbox-template-ref": "t" });
+        sandbox(name, metadata, ready)
+    };
+    let mut failed = member("failed", Some(("False", "PodFailed")));
+    let finished = json!({
+        "type": "Finished", "status": "True", "reason": "PodFailed", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    failed["status"]["conditions"].as_array_mut().expect("a list").push(finished);
+    let store = store_with(vec![
+        member("ready", Some(("True", "DependenciesReady"))),
+        member("new", None),
+        failed,
+        sandbox("claimed", owner("SandboxClaim", "v1beta1"), Some(("True", "DependenciesReady"))),
+    ]);
+    let pool = |name: &str| {
+        let object = json!({
+            "metadata": { "name": name, "namespace": "n", "uid": name, "resourceVersion": "1" },
+            "spec": { "sandboxTemplateRef": { "name": "t" } },
+        });
+        serde_json::from_value(object).expect("valid")
+    };
+    store.apply_update::<agent_sandbox_api::v1beta1::SandboxWarmPool>(CacheUpdate::Listed(
+        vec![pool("o"), pool("empty")],
+        10,
+    ));
+    let page = Metrics::with_store(&store).render();
+    for (name, state, count) in [
+        ("o", "ready", 1),
+        ("o", "pending", 1),
+        ("o", "failed", 1),
+        ("o", "succeeded", 0),
+        ("empty", "ready", 0),
+        ("empty", "pending", 0),
+    ] {
+        let line = format!(
+            "agent_sandbox_warmpool_size{{namespace=\"n\",warmpool_name=\"{name}\",sandbox_template=\"t\",sandbox_status=\"{state}\"}} {count}"
+        );
+        assert!(page.contains(&line), "{line}\nnot in\n{page}");
+    }
+}

@@ -76,7 +76,7 @@ pub(super) async fn ensure(client: &Client, config: &WebhookConfig, now: Timesta
             Err(error) => return Err(api("write the webhook's Secret", error)),
         }
     }
-    Err(CertificateError::InvalidSecret { secret: SECRET_NAME.to_owned(), key: KEYS[0] }.into())
+    Err(WebhookError::Contended { secret: SECRET_NAME, attempts: ATTEMPTS })
 }
 
 /// Writes the webhook's Service and CA bundle into the CRDs that use conversion by webhook.

@@ -55,6 +55,7 @@ impl Process {
                 client.clone(),
                 clock.clone(),
                 Events::disabled(),
+                metrics.clone(),
                 Settings::default(),
                 Tracing::default(),
             )),
@@ -67,7 +68,7 @@ impl Process {
                 metrics.clone(),
                 ClaimSettings::default(),
             )),
-            Arc::new(PoolReconciler::new(store.clone(), client, clock, Events::disabled(), metrics, pools)),
+            Arc::new(PoolReconciler::new(store.clone(), client, clock, Events::disabled(), pools)),
         ];
         let mut process = Self {
             store,

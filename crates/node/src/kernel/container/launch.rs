@@ -240,7 +240,8 @@ fn run(
     filter: &[libc::sock_filter],
     mounts: Option<OwnedFd>,
 ) -> ! {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    // The container may have replaced them by anything: a pipe, for example, or a file of any size.
+    let read = |path: &str| rootfs::read_beneath(Path::new("/"), path).unwrap_or_default();
     let found = match find_user(program.user, &read("/etc/passwd"), &read("/etc/group")) {
         Ok(found) => found,
         Err(error) => fail(report, cannot_run(program, error.to_string(), false)),
@@ -395,10 +396,15 @@ fn nest_user_namespace(found: &FoundUser) -> io::Result<()> {
     fs::write("/proc/self/gid_map", format!("{} 0 1", found.gid))
 }
 
-fn set_limits(ids: IdMode) -> io::Result<()> {
+/// Sets the limits that every process of a container has.
+pub(crate) fn set_process_limits() -> io::Result<()> {
     sys::set_limit(libc::RLIMIT_CORE, 0, 0)?;
     let hard = open_files();
-    sys::set_limit(libc::RLIMIT_NOFILE, hard, hard)?;
+    sys::set_limit(libc::RLIMIT_NOFILE, hard, hard)
+}
+
+fn set_limits(ids: IdMode) -> io::Result<()> {
+    set_process_limits()?;
     if !ids.is_privileged() {
         let processes = rustix::process::getrlimit(rustix::process::Resource::Nproc);
         let hard = processes.maximum.unwrap_or(MAX_ROOTLESS_PROCESSES).min(MAX_ROOTLESS_PROCESSES);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::PidfdFlags;
 
+use crate::kernel::container::launch::{open_files, set_process_limits};
 use crate::kernel::host::cgroup::{self, CgroupPlan};
 use crate::kernel::supervisor::plan::{ContainerPlan, PodPlan};
 use crate::kernel::supervisor::protocol::Failure;
@@ -49,6 +50,12 @@ pub(crate) struct Convention {
 const NETWORK_SETTINGS: &str = "/proc/sys/net";
 
 impl Convention {
+    /// The limit that the runtime sets for the container's processes. In a user namespace of the Pod's own user that needs
+    /// a capability which root may lack, so that the limits are inherited instead.
+    pub(crate) fn open_files(self) -> Option<u64> {
+        (!self.user_namespace).then(open_files)
+    }
+
     /// Determined by the program's name; an unknown program is treated like runc, which set the convention.
     pub(crate) fn of(program: &str) -> Self {
         let plain = Self {
@@ -227,6 +234,9 @@ impl OciRuntime {
         let words: Vec<_> = line.into_iter().filter_map(|word| std::ffi::CString::new(word).ok()).collect();
         let environment = [c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
         let _ = sys::close_from_on_exec(3);
+        if self.convention.user_namespace && set_process_limits().is_err() {
+            sys::exit_now(127);
+        }
         if let Some(program) = words.first() {
             let _ = sys::exec(program, &words, &environment);
         }

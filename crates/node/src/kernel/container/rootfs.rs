@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::mount::{
@@ -16,9 +16,17 @@ use rustix::mount::{
 };
 
 use crate::kernel::container::step::{StepExt, StepResult};
+use crate::kernel::container::user::find_user;
 use crate::kernel::sys::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY, MountChange};
 
+mod bind;
+mod copied_folder;
+mod host_folder;
 mod plan;
+mod view;
+
+pub(crate) use bind::{BindContext, expose};
+pub(crate) use copied_folder::CopiedFolder;
 
 pub(crate) use plan::{
     BindSource, FileKind, LOW_PORTS, MountStep, RootPlan, memory_volume_path, opens_low_ports, own_files,
@@ -38,7 +46,7 @@ pub(crate) struct Owner<'a> {
 pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> StepResult<()> {
     sys::make_private_recursive(c"/").step("making mounts private")?;
     let (root, stage) = mount_root(plan, owner, scratch)?;
-    let builder = Builder::new(root.as_fd(), owner, stage.as_ref().map(AsFd::as_fd));
+    let builder = Builder::new(plan, root.as_fd(), owner, stage.as_ref().map(AsFd::as_fd));
     for step in &plan.steps {
         builder.apply(step).map_err(|(name, error)| {
             (name, io::Error::new(error.kind(), WithPath { path: step.target().to_owned(), source: error }))
@@ -79,7 +87,7 @@ pub(crate) fn mount_tree(
     working_dir: &str,
 ) -> StepResult<()> {
     let (root, _) = mount_root(plan, owner, scratch)?;
-    let built = Builder::new(root.as_fd(), owner, None).ensure(working_dir, FileKind::Folder).and_then(|_| {
+    let built = Builder::new(plan, root.as_fd(), owner, None).ensure(working_dir, FileKind::Folder).and_then(|_| {
         // A copy, because only the host's root can enter the staging mount around the original.
         let copy = clone_tree(&root, Path::new(""), false).step("copying the root")?;
         attach_at_path(&copy, at).step("attaching the root")
@@ -88,23 +96,16 @@ pub(crate) fn mount_tree(
     built
 }
 
-/// Mounts a bind's source at a path of the node, restricted as it will be inside.
-pub(crate) fn expose(source: &BindSource, read_only: bool, owner: Owner<'_>, at: &Path) -> StepResult<()> {
-    let (tree, kind) = open_bind(source, read_only, owner)?;
-    match kind {
-        FileKind::Folder => std::fs::create_dir(at),
-        FileKind::File => std::fs::File::create(at).map(drop),
-    }
-    .step("making a mount target")?;
-    attach_at_path(&tree, at).step("attaching a mount")
+/// Reads a regular file of a tree that a sandbox may have changed: links cannot lead out of the tree, and neither a pipe
+/// nor a lease nor a file of any size makes the caller wait.
+pub(crate) fn read_beneath(root: &Path, path: &str) -> io::Result<String> {
+    read_at(reopen(root)?.as_fd(), path)
 }
 
-/// Reads a file of a tree; links cannot lead out of the tree.
-pub(crate) fn read_beneath(root: &Path, path: &str) -> io::Result<String> {
-    let root = reopen(root)?;
+fn read_at(root: BorrowedFd<'_>, path: &str) -> io::Result<String> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = std::fs::File::from(rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve)?);
+    let file = std::fs::File::from(rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)?);
     if !file.metadata()?.is_file() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
@@ -126,9 +127,10 @@ fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> StepResult<(
         mount_tmpfs(&[("mode", "0700"), ("size", STAGE_BYTES)], ATTR_NOSUID | ATTR_NODEV).step("making the stage")?;
     attach_at_path(&stage, scratch).step("attaching the stage")?;
     let stage = reopen(scratch).step("opening the stage")?;
-    for (name, mode) in [("images", 0o700), ("root", 0o700), (EMPTY, 0o555)] {
-        rustix::fs::mkdirat(&stage, name, Mode::from_raw_mode(mode)).step("making the stage")?;
+    for name in ["images", "root", view::FOLDER] {
+        rustix::fs::mkdirat(&stage, name, Mode::from_raw_mode(0o700)).step("making the stage")?;
     }
+    make_stage_folder(stage.as_fd(), EMPTY).step("making the stage")?;
     let images = clone_tree(CWD, &plan.images_dir, false).step("cloning the image folder")?;
     let change =
         MountChange { set: ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY, idmap: owner.idmap, ..MountChange::default() };
@@ -168,10 +170,26 @@ fn mount_overlay(plan: &RootPlan, scratch: &Path) -> StepResult<()> {
 /// Size of the staging file system, which holds the generated files of a container.
 const STAGE_BYTES: &str = "1m";
 
+/// Maximum number of pseudo-terminals of a container. The kernel counts those of all containers together (4,096, of
+/// which 1,024 are kept for the host), and processes inside cannot mount again what they were given.
+pub(crate) const MAX_TERMINALS: &str = "128";
+
 /// An empty folder of the staging file system, for hiding other folders.
 const EMPTY: &str = "empty";
 
+/// A folder of the staging file system with mount points for the parts of a folder that is otherwise hidden.
+const KEPT: &str = "kept";
+
+/// A folder of the staging file system that every user may enter, whatever the node's umask; it may exist.
+fn make_stage_folder(stage: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    match rustix::fs::mkdirat(stage, name, Mode::from_raw_mode(0o555)) {
+        Err(rustix::io::Errno::EXIST) => Ok(()),
+        made => Ok(made.and_then(|()| rustix::fs::chmodat(stage, name, Mode::from_raw_mode(0o555), AtFlags::empty()))?),
+    }
+}
+
 struct Builder<'a> {
+    plan: &'a RootPlan,
     root: BorrowedFd<'a>,
     owner: Owner<'a>,
     stage: Option<BorrowedFd<'a>>,
@@ -180,8 +198,16 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(root: BorrowedFd<'a>, owner: Owner<'a>, stage: Option<BorrowedFd<'a>>) -> Self {
-        Self { root, owner, stage, null: OnceCell::new() }
+    fn new(plan: &'a RootPlan, root: BorrowedFd<'a>, owner: Owner<'a>, stage: Option<BorrowedFd<'a>>) -> Self {
+        Self { plan, root, owner, stage, null: OnceCell::new() }
+    }
+
+    /// The ids that the container runs as, as seen by the set-up process. The container's start reports a user that the
+    /// image does not have.
+    fn guest(&self) -> Option<(u32, u32)> {
+        let read = |path: &str| read_at(self.root, path).unwrap_or_default();
+        let found = find_user(&self.plan.user, &read("etc/passwd"), &read("etc/group")).ok()?;
+        Some((self.plan.ids.seen_by_setup(found.uid)?, self.plan.ids.seen_by_setup(found.gid)?))
     }
 
     fn apply(&self, step: &MountStep) -> StepResult<()> {
@@ -204,7 +230,8 @@ impl<'a> Builder<'a> {
             }
             MountStep::Terminals { target, group } => {
                 let group = group.map(|gid| gid.to_string());
-                let mut options = vec![("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")];
+                let mut options =
+                    vec![("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("max", MAX_TERMINALS)];
                 if let Some(group) = &group {
                     options.push(("gid", group));
                 }
@@ -225,6 +252,7 @@ impl<'a> Builder<'a> {
             MountStep::HideFile { target } => self.hide(target, FileKind::File),
             MountStep::HideFolder { target } => self.hide(target, FileKind::Folder),
             MountStep::ReadOnly { target } => self.make_read_only(target),
+            MountStep::KeepOnly { target, kept } => self.keep_only(target, kept),
         }
     }
 
@@ -267,7 +295,8 @@ impl<'a> Builder<'a> {
     }
 
     fn place_bind(&self, source: &BindSource, target: &str, read_only: bool) -> StepResult<()> {
-        let (tree, kind) = open_bind(source, read_only, self.owner)?;
+        let context = BindContext { owner: self.owner, stage: self.stage, guest: &|| self.guest() };
+        let (tree, kind) = bind::open(source, read_only, &context)?;
         self.place(&tree, target, kind)
     }
 
@@ -329,6 +358,29 @@ impl<'a> Builder<'a> {
         attach(&copy, at.as_fd()).step("making a path read-only")
     }
 
+    /// Covers a folder with one that contains only some of its subfolders.
+    fn keep_only(&self, target: &str, kept: &[&str]) -> StepResult<()> {
+        const STEP: &str = "hiding a folder but for a part of it";
+        let (Some(stage), Some(at)) = (self.stage, self.resolve_existing(target)?) else { return Ok(()) };
+        make_stage_folder(stage, KEPT).step(STEP)?;
+        let mut parts = Vec::new();
+        for name in kept {
+            let path = format!("{target}/{name}");
+            let Some(part) = self.resolve_existing(&path)? else { continue };
+            parts.push((path, clone_tree(&part, Path::new(""), true).step(STEP)?));
+            let mut folder = KEPT.to_owned();
+            for component in name.split('/') {
+                folder = format!("{folder}/{component}");
+                make_stage_folder(stage, &folder).step(STEP)?;
+            }
+        }
+        let cover = clone_tree(stage, Path::new(KEPT), false).step(STEP)?;
+        let change = MountChange { set: ATTR_RDONLY | ATTR_NOEXEC, ..MountChange::default() };
+        sys::mount_setattr(cover.as_fd(), change).step(STEP)?;
+        attach(&cover, at.as_fd()).step(STEP)?;
+        parts.iter().try_for_each(|(path, part)| self.place(part, path, FileKind::Folder))
+    }
+
     fn resolve_existing(&self, target: &str) -> StepResult<Option<OwnedFd>> {
         match self.resolve(target, OFlags::PATH) {
             Ok(fd) => Ok(Some(fd)),
@@ -359,89 +411,37 @@ impl<'a> Builder<'a> {
             Err(error) => return Err(("resolving a mount target", error)),
         }
         let (folder, name) = self.parent_of(target)?;
-        match kind {
-            FileKind::Folder => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)),
-            FileKind::File => rustix::fs::openat(
-                &folder,
-                name,
-                OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
-                Mode::from_raw_mode(0o644),
-            )
-            .map(drop),
+        let make = || -> io::Result<()> {
+            Ok(match kind {
+                FileKind::Folder => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)),
+                FileKind::File => rustix::fs::openat(
+                    &folder,
+                    name,
+                    OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                    Mode::from_raw_mode(0o644),
+                )
+                .map(drop),
+            }?)
+        };
+        match make() {
+            // In an id-mapped volume the set-up's own ids do not exist, and those of the folder's owner do.
+            Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
+                let owner = rustix::fs::fstat(&folder).step("making a mount target")?;
+                sys::with_file_ids(owner.st_uid, owner.st_gid, make).step("making a mount target")?;
+            }
+            made => {
+                made.step("making a mount target")?;
+                let (uid, gid) = (Uid::from_raw(self.owner.uid), Gid::from_raw(self.owner.gid));
+                rustix::fs::chownat(&folder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+                    .step("making a mount target")?;
+            }
         }
-        .step("making a mount target")?;
-        let (uid, gid) = (Uid::from_raw(self.owner.uid), Gid::from_raw(self.owner.gid));
-        rustix::fs::chownat(&folder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
-            .step("making a mount target")?;
         openat(folder.as_fd(), name, OFlags::PATH | OFlags::NOFOLLOW).step("opening a mount target")
     }
 }
 
-/// A detached copy of a bind's source, with restricted mount attributes.
-fn open_bind(source: &BindSource, read_only: bool, owner: Owner<'_>) -> StepResult<(OwnedFd, FileKind)> {
-    let (tree, shifted) = match source {
-        BindSource::Ours(path) => (clone_tree(CWD, path, true).step("opening a mount's source")?, false),
-        BindSource::Named(path) => {
-            let found = open_without_links(path).step("opening a host path without following links")?;
-            (clone_tree(&found, Path::new(""), true).step("opening a host path")?, false)
-        }
-        BindSource::Volume { path, sub_path: None, shifted } => {
-            (clone_tree(CWD, path, false).step("opening a volume")?, *shifted)
-        }
-        BindSource::Volume { path, sub_path: Some(sub_path), shifted } => {
-            let inner = open_sub_path(path, sub_path).step("opening a mount's subPath")?;
-            (clone_tree(&inner, Path::new(""), false).step("opening a mount's subPath")?, *shifted)
-        }
-    };
-    let change = MountChange {
-        set: ATTR_NOSUID | ATTR_NODEV | if read_only { ATTR_RDONLY } else { 0 },
-        propagation: libc::MS_PRIVATE,
-        idmap: owner.idmap.filter(|_| shifted),
-        recursive: !matches!(source, BindSource::Volume { .. }),
-        ..MountChange::default()
-    };
-    sys::mount_setattr(tree.as_fd(), change).step("restricting a mount")?;
-    let kind = kind_of(tree.as_fd()).step("looking at a mount's source")?;
-    Ok((tree, kind))
-}
-
 const DEVICES: &[(&CStr, u32, u32)] =
     &[(c"null", 1, 3), (c"zero", 1, 5), (c"full", 1, 7), (c"random", 1, 8), (c"urandom", 1, 9), (c"tty", 5, 0)];
-
-/// Opens a path of the host that contains no symbolic link.
-fn open_without_links(path: &Path) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    Ok(rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?)
-}
-
-/// Opens `sub_path` inside a volume without leaving it; missing folders get the owner and mode of the volume's root.
-fn open_sub_path(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
-    let base = rustix::fs::openat(CWD, volume, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let model = rustix::fs::fstat(&base)?;
-    let mut prefix = PathBuf::new();
-    let mut current = rustix::io::fcntl_dupfd_cloexec(&base, 0)?;
-    for component in Path::new(sub_path).components() {
-        let std::path::Component::Normal(name) = component else { continue };
-        prefix.push(name);
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let open = || rustix::fs::openat2(&base, &prefix, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
-        current = match open() {
-            Ok(found) => found,
-            Err(rustix::io::Errno::NOENT) => {
-                rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(0o700))?;
-                // By descriptor: another process that writes to the volume may have replaced the folder by a link
-                // meanwhile.
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let made = rustix::fs::openat(&current, name, flags, Mode::empty())?;
-                rustix::fs::fchown(&made, Some(Uid::from_raw(model.st_uid)), Some(Gid::from_raw(model.st_gid)))?;
-                rustix::fs::fchmod(&made, Mode::from_raw_mode(model.st_mode & 0o7777))?;
-                open()?
-            }
-            Err(error) => return Err(error.into()),
-        };
-    }
-    Ok(current)
-}
 
 fn kind_of(fd: BorrowedFd<'_>) -> io::Result<FileKind> {
     let mode = rustix::fs::fstat(fd)?.st_mode;

@@ -87,6 +87,15 @@ fn groups_of<'a>(user: &'a str, group: &'a str) -> impl Iterator<Item = u32> + '
     })
 }
 
+/// Fuzz target: the first line is a user, the rest stands in both files.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (user, file) = text.split_once('\n').unwrap_or((&text, ""));
+    let wanted = User { user: user.to_owned(), gid: None, supplementary_groups: vec![7] };
+    let _ = find_user(&wanted, file, file);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ mod layout;
 mod usage;
 
 pub(crate) use layout::{CgroupLayout, Controller};
-pub use usage::PodUsage;
+pub use usage::{ContainerUsage, PodUsage};
 
 /// The folders of one cgroup in every hierarchy it exists in, and the values to write there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -18,7 +18,7 @@ use crate::kernel::storage::atomic_file;
 mod forwarding;
 mod leftovers;
 
-pub(crate) use forwarding::{enable_forwarding, release_forwarding};
+pub(crate) use forwarding::{enable_forwarding, recorded_interfaces, release_forwarding};
 pub use leftovers::{Leftover, leftovers, remove_leftover};
 
 /// Both are on a file system that is empty after a reboot, as are the resources they describe.

@@ -17,7 +17,7 @@ use crate::runtime::RuntimeError;
 const CGROUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Memory that Pods together can never use: it stays with the rest of the machine.
-const RESERVED_MEMORY: u64 = 512 << 20;
+pub(crate) const RESERVED_MEMORY: u64 = 512 << 20;
 
 pub(crate) struct HostResources {
     pub(crate) layout: CgroupLayout,
@@ -240,12 +240,48 @@ fn move_engine_down(group: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn processors() -> u64 {
+pub(crate) fn processors() -> u64 {
     std::thread::available_parallelism().map_or(1, |count| count.get() as u64)
 }
 
-fn machine_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+pub(crate) fn machine_memory() -> Option<u64> {
+    memory_line(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+/// Bytes in a line of /proc/meminfo.
+fn memory_line(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// CPU time in microseconds and bytes of memory that the whole machine uses.
+pub fn machine_usage() -> Option<(u64, u64)> {
+    let memory = fs::read_to_string("/proc/meminfo").ok()?;
+    let used = memory_line(&memory, "MemTotal:")?.saturating_sub(memory_line(&memory, "MemAvailable:")?);
+    let ticks = busy_ticks(&fs::read_to_string("/proc/stat").ok()?)?;
+    Some((ticks * TICK_MICROS, used))
+}
+
+/// Length of a tick in /proc (`USER_HZ` is 100 on every architecture that Rust supports but alpha).
+const TICK_MICROS: u64 = 10_000;
+
+/// Ticks that all processors together spent on something, from /proc/stat: all columns but idle and iowait. Time of
+/// guests is part of `user` and `nice` already.
+fn busy_ticks(text: &str) -> Option<u64> {
+    let columns = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks = columns.split_whitespace().map(str::parse::<u64>).collect::<Result<Vec<_>, _>>().ok()?;
+    Some(ticks.iter().take(8).enumerate().filter(|(column, _)| !matches!(column, 3 | 4)).map(|(_, ticks)| ticks).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_time_is_not_usage() {
+        let text = "cpu  100 20 30 4000 500 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        assert_eq!(busy_ticks(text), Some(100 + 20 + 30 + 6 + 7 + 8));
+        assert_eq!(busy_ticks("intr 1\n"), None);
+        assert_eq!(memory_line("MemTotal:        2048 kB\nMemFree: 1 kB\n", "MemTotal:"), Some(2 << 20));
+    }
 }

@@ -1,8 +1,10 @@
 //! The image `host`: an allow list of the host's own programs, never the host's `/`.
 //!
 //! `/usr` (and folders the operator adds) is shown as it is, read-only and with the host's own user ids, so that only
-//! world-readable files can be read. Everything else is a small skeleton written by the node, plus copies of the few
+//! world-readable files can be read. Each sandbox sees it through overlays of its own, not through the host's inodes. Everything else is a small skeleton written by the node, plus copies of the few
 //! files in `/etc` that programs need.
+
+mod packages;
 
 use std::fs;
 use std::io;
@@ -11,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::kernel::container::launch::DEFAULT_PATH;
+use crate::kernel::storage::mount_points_below;
 use crate::kubelet::container::sandboxd::PATH as SANDBOXD_PATH;
 use crate::runtime::{ImageConfig, ImageContent, ResolvedImage};
 
@@ -21,6 +23,9 @@ pub(crate) const NAME: &str = "host";
 /// The user that programs run as, and its home, which is the working folder.
 const USER: u32 = 1000;
 const HOME: &str = "/home/user";
+
+/// Folder of sandboxd's history, which programs of the sandbox own like everything else that they may write.
+const STATE: &str = "var/lib/agent-sandbox";
 
 /// Files and folders of `/etc` that are copied if they are world-readable. Nothing else of `/etc` is visible.
 const FROM_ETC: &[&str] = &[
@@ -104,7 +109,7 @@ pub(crate) fn prepare(images_dir: &Path, extra: &[PathBuf], can_chown: bool) -> 
         digest: format!("sha256:{}", hex(Sha256::new_with_prefix(NAME))),
         content: ImageContent::Host { skeleton, shown },
         config: ImageConfig {
-            env: vec![("PATH".to_owned(), DEFAULT_PATH.to_owned()), ("HOME".to_owned(), HOME.to_owned())],
+            env: packages::variables(),
             working_dir: Some(HOME.to_owned()),
             user: Some(USER.to_string()),
             inject_sandboxd: true,
@@ -129,6 +134,13 @@ fn shown_paths(extra: &[PathBuf]) -> Vec<PathBuf> {
             shown.push(path.clone());
         }
     }
+    // Each path is shown through an overlay, in which mounts below it are empty folders.
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut below: Vec<_> = shown.iter().flat_map(|path| mount_points_below(&table, path)).collect();
+    below.retain(|point| point.is_dir() && !shown.contains(point));
+    below.sort_by_key(|point| point.components().count());
+    below.dedup();
+    shown.extend(below);
     shown
 }
 
@@ -162,9 +174,13 @@ fn write_skeleton(root: &Path, host: &Path, shown: &[PathBuf], can_chown: bool) 
     let home = root.join("home/user");
     make_folder(&home, open_mode(0o755, can_chown))?;
     symlink("home/user", root.join("app"))?;
+    packages::write(&home, host)?;
+    let state = root.join(STATE);
+    make_folder(&state, open_mode(0o700, can_chown))?;
     if can_chown {
-        lchown(&home, Some(USER), Some(USER))?;
+        lchown(&state, Some(USER), Some(USER))?;
     }
+    give_to_user(&home, can_chown)?;
     // Mount point of sandboxd: created in the writable layer, it would cost every sandbox two more files.
     let daemon = root.join(SANDBOXD_PATH.trim_start_matches('/'));
     if let Some(folder) = daemon.parent() {
@@ -178,6 +194,23 @@ fn write_skeleton(root: &Path, host: &Path, shown: &[PathBuf], can_chown: bool) 
         fs::set_permissions(&path, fs::Permissions::from_mode(open_mode(0o644, can_chown)))?;
     }
     copy_from_etc(&host.join("etc"), &root.join("etc"))
+}
+
+/// Gives a file, or a folder with its contents, to the user that programs run as.
+fn give_to_user(path: &Path, can_chown: bool) -> io::Result<()> {
+    let metadata = fs::symlink_metadata(path)?;
+    if !metadata.is_symlink() {
+        // Whatever this process's umask left of them.
+        let runs = metadata.is_dir() || metadata.permissions().mode() & 0o100 != 0;
+        let mode = open_mode(if runs { 0o755 } else { 0o644 }, can_chown);
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    if metadata.is_dir() {
+        for entry in fs::read_dir(path)? {
+            give_to_user(&entry?.path(), can_chown)?;
+        }
+    }
+    if can_chown { lchown(path, Some(USER), Some(USER)) } else { Ok(()) }
 }
 
 fn copy_from_etc(from: &Path, to: &Path) -> io::Result<()> {
@@ -257,6 +290,8 @@ fn fingerprint(shown: &[PathBuf], can_chown: bool) -> String {
     hash.update([u8::from(can_chown)]);
     hash.update(open_mode(0o755, can_chown).to_be_bytes());
     hash.update(SANDBOXD_PATH);
+    hash.update(STATE);
+    hash.update(packages::fingerprint(Path::new("/")));
     for (name, text) in WRITTEN {
         hash.update(name);
         hash.update(text);

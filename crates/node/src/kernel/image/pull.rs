@@ -10,6 +10,7 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::layer::{self, LayerDigests};
 use super::manifest::{ConfigFile, Descriptor};
+use super::pull_guard::{Permission, PullGuard};
 use super::{ImageStore, StoredImage};
 use crate::runtime::{ImageError, PullProgress, RegistryCredentials};
 
@@ -37,8 +38,19 @@ pub(super) async fn pull(
         name.set_mirror_registry(mirror.clone());
     }
     let auth = auth_for(name.registry(), credentials);
-    let client =
-        Client::new(ClientConfig { protocol: protocol_for(name.resolve_registry()), ..ClientConfig::default() });
+    let guard = start_guard(store, &name).await.map_err(|error| failed(&error))?;
+    let failed = |error: &dyn std::fmt::Display| match guard.as_ref().and_then(PullGuard::refused) {
+        Some(refused) => failed(&refused),
+        None => failed(error),
+    };
+    let proxy = guard.as_ref().map(|guard| guard.url.clone());
+    let client = Client::try_from(ClientConfig {
+        protocol: protocol_for(name.resolve_registry()),
+        https_proxy: proxy.clone(),
+        http_proxy: proxy,
+        ..ClientConfig::default()
+    });
+    let client = client.map_err(|error| failed(&error))?;
     let (manifest, digest, config) =
         client.pull_manifest_and_config(&name, &auth).await.map_err(|error| failed(&error))?;
     let config: ConfigFile = serde_json::from_str(&config).map_err(|error| failed(&error))?;
@@ -62,12 +74,30 @@ pub(super) async fn pull(
                     progress.send_replace(PullProgress { done: total.min(before + bytes), total });
                 }
             };
-            fetch(store, reference, &client, &name, layer, digests.clone(), arrived).await?;
+            let fetched = fetch(store, reference, &client, &name, layer, digests.clone(), arrived).await;
+            fetched.map_err(|error| match guard.as_ref().and_then(PullGuard::refused) {
+                Some(refused) => failed(&refused),
+                None => error,
+            })?;
         }
         done += wanted.size;
         report(done);
     }
     Ok(StoredImage { digest, diff_ids: config.diff_ids().to_vec(), config: config.image_config() })
+}
+
+/// Settings of a proxy, which then makes the connections.
+const PROXY_VARIABLES: [&str; 6] = ["https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"];
+
+/// The guard of a pull; none where the operator's own proxy makes the connections.
+async fn start_guard(store: &ImageStore, name: &Reference) -> std::io::Result<Option<PullGuard>> {
+    if PROXY_VARIABLES.iter().any(|variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty())) {
+        return Ok(None);
+    }
+    let registry = name.resolve_registry();
+    let configured = store.mirrors.iter().any(|(named, mirror)| named == registry || mirror == registry);
+    let port = if matches!(protocol_for(registry), ClientProtocol::Http) { 80 } else { 443 };
+    PullGuard::start(Permission::new(registry, port, configured)).await.map(Some)
 }
 
 fn descriptor(layer: &OciDescriptor) -> Descriptor {

@@ -12,6 +12,7 @@ impl KernelRuntime {
         if self.host.is_closed() {
             return;
         }
+        self.recording_cancelled.store(true, Ordering::Relaxed);
         self.close_ready();
         self.unmounts.close();
         if self.id_source.has_blocks()

@@ -1,24 +1,26 @@
 //! Creates Pods and containers: ids, cgroups, folders and layers, then the supervisor's part.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::pod::Pod;
-use super::{KernelRuntime, stage_dir};
+use super::{KernelRuntime, limits, stage_dir};
+use crate::changes::{CopyInfo, Marks};
 use crate::kernel::container::oci;
-use crate::kernel::host::cgroup::{self, CgroupLayout, CgroupPlan, Controller, HardLimits};
+use crate::kernel::host::cgroup::{self, CgroupLayout, CgroupPlan, Controller};
 use crate::kernel::host::ids::{Block, IdSource};
-use crate::kernel::host::resources::no_limits;
 use crate::kernel::net::NodeNetwork;
 use crate::kernel::net::pasta::TUN;
-use crate::kernel::storage::{DiskSpace, Storage, atomic_file, layers, termination_message};
+use crate::kernel::storage::{DiskSpace, Storage, atomic_file, copies, layers, termination_message};
 use crate::kernel::supervisor::plan::{ContainerPlan, IdMode, PodBasePlan, PodPlan};
 use crate::kernel::supervisor::protocol::{self, Call, Response, Setup};
 use crate::kernel::supervisor::spawner::Spawner;
+use crate::kernel::sys;
 use crate::runtime::{
     ContainerSpec, ContainerState, Limits, Mount, MountSource, NetworkMode, PodRuntime, PodSandbox, PodSandboxSpec,
     RuntimeError, RuntimeHandler, Weakness, WeaknessKind,
@@ -28,16 +30,36 @@ use crate::runtime::{
 const CGROUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What this host cannot enforce, compared to a fully equipped one.
-pub(super) fn weaknesses(layout: &CgroupLayout, ids: &IdSource, networked: bool, storage: &Storage) -> Vec<Weakness> {
+pub(super) fn weaknesses(
+    layout: &CgroupLayout,
+    ids: &IdSource,
+    networked: bool,
+    open_to_root: Option<&str>,
+    storage: &Storage,
+) -> Vec<Weakness> {
     let mut list = Vec::new();
     if let IdSource::Caller { why } = ids {
         list.push(shared_uid(why));
+    }
+    if !matches!(ids, IdSource::Root) {
+        list.push(Weakness {
+            kind: WeaknessKind::SharedUserLimits,
+            message: "inotify instances, timers and message queues of all sandboxes count for your own user: each sandbox may use a quarter of them; run as root for limits of their own".to_owned(),
+        });
     }
     if !networked {
         list.push(Weakness {
             kind: WeaknessKind::NoEgress,
             message: format!(
                 "sandboxes have no network besides what the node forwards: install pasta (package passt) and let users open {TUN}, or run as root with nftables"
+            ),
+        });
+    }
+    if let Some(why) = open_to_root {
+        list.push(Weakness {
+            kind: WeaknessKind::OpenToRoot,
+            message: format!(
+                "other programs of root on this machine can connect to sandboxes (other users cannot): {why}"
             ),
         });
     }
@@ -53,6 +75,12 @@ pub(super) fn weaknesses(layout: &CgroupLayout, ids: &IdSource, networked: bool,
             message:
                 "disk limits are measured, not enforced: that needs root, and either a file system with project quotas or mkfs.ext4 (package e2fsprogs) and loop devices"
                     .to_owned(),
+        });
+    }
+    if sys::landlock_version().is_err() {
+        list.push(Weakness {
+            kind: WeaknessKind::NoLandlock,
+            message: "the kernel has no Landlock, or it is disabled; the other mechanisms are in place".to_owned(),
         });
     }
     list
@@ -118,12 +146,19 @@ impl KernelRuntime {
         IdMode::Single { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
     }
 
-    fn ids_for(&self, storage_key: &str) -> Result<IdMode, RuntimeError> {
+    /// Whether a new Pod gets the caller's own id although there are blocks: with another it could not write to folders of
+    /// the caller.
+    pub(super) fn needs_callers_id(&self, spec: &PodSandboxSpec) -> bool {
+        spec.writes_host_paths && !self.privileged
+    }
+
+    fn ids_for(&self, spec: &PodSandboxSpec, storage_key: &str) -> Result<IdMode, RuntimeError> {
         let known = self.ids.lock().has(storage_key);
         match &self.id_source {
             IdSource::Caller { why } if known => return Err(ids_unavailable(storage_key, why)),
             IdSource::Caller { .. } => return Ok(self.caller_ids()),
             _ if self.predates_id_blocks(storage_key) => return Ok(self.caller_ids()),
+            _ if self.needs_callers_id(spec) && !known => return Ok(self.caller_ids()),
             _ => {}
         }
         let block = self.ids.lock().block_of(storage_key);
@@ -149,19 +184,6 @@ impl KernelRuntime {
         subordinate && !self.ids.lock().has(storage_key) && self.layers_dir().join(storage_key).exists()
     }
 
-    fn hard_limits(&self, limits: &Limits, of_pod: bool) -> HardLimits {
-        if !self.config.isolation.limits {
-            return no_limits();
-        }
-        let defaults = &self.config.defaults;
-        HardLimits {
-            memory_bytes: limits.memory_bytes.or(if of_pod { defaults.memory_bytes } else { None }),
-            cpu_millis: limits.cpu_millis.or(if of_pod { defaults.cpu_millis } else { None }),
-            cpu_request_millis: limits.cpu_request_millis,
-            pids: limits.pids.or(of_pod.then_some(defaults.pids)),
-        }
-    }
-
     fn take_address(&self) -> Result<std::net::Ipv4Addr, RuntimeError> {
         self.addresses.lock().take().ok_or_else(|| RuntimeError::Exhausted {
             what: "Pod address",
@@ -172,7 +194,7 @@ impl KernelRuntime {
     /// Plans the base of a Pod.
     pub(super) fn plan_base(&self, ids: IdMode, routed: bool) -> Result<PodBasePlan, RuntimeError> {
         let group = format!("pod-{:016x}", rand::random::<u64>());
-        let mut cgroup = self.host.layout.plan(&group, no_limits());
+        let mut cgroup = self.host.layout.plan(&group, self.pod_limits(&Limits::default()));
         if let Some(unified) = &cgroup.unified
             && !self.host.layout.unified_controllers.is_empty()
         {
@@ -257,7 +279,7 @@ impl KernelRuntime {
             let plan = self.plan_pod(spec, ready.base);
             return self.start_pod(plan, storage_key, ready.control).await;
         }
-        let base = self.plan_base(self.ids_for(storage_key)?, spec.network == NetworkMode::Routed)?;
+        let base = self.plan_base(self.ids_for(&spec, storage_key)?, spec.network == NetworkMode::Routed)?;
         let began = async {
             let control = self.spawn_supervisor().await?;
             let file = protocol::memory_file(&base)?;
@@ -274,10 +296,10 @@ impl KernelRuntime {
     }
 
     fn plan_pod(&self, spec: PodSandboxSpec, base: PodBasePlan) -> PodPlan {
-        let limits = self.host.layout.plan(&base.group, self.hard_limits(&spec.limits, true)).settings;
+        let limits = self.host.layout.plan(&base.group, self.pod_limits(&spec.limits)).settings;
         PodPlan {
             dir: self.pod_dir(&spec.uid),
-            limits,
+            limits: limits::changes(&base.cgroup.settings, limits),
             stage: stage_dir(&self.config.data_dir),
             images_dir: self.images.dir().to_owned(),
             weaknesses: self.weaknesses_of(base.ids),
@@ -291,7 +313,7 @@ impl KernelRuntime {
         let mut list = self.weaknesses.clone();
         if !ids.has_block() && self.id_source.has_blocks() {
             list.push(shared_uid(
-                "your subordinate ids are all in use, or the sandbox is older than they are; add more to /etc/subuid and /etc/subgid",
+                "it writes to a folder of yours, or your subordinate ids are all in use, or the sandbox is older than they are; show folders read-only, or add more ids to /etc/subuid and /etc/subgid",
             ));
         }
         list
@@ -356,13 +378,14 @@ impl KernelRuntime {
         let layer =
             layers::ensure(&self.layers_dir(), wanted, &self.storage).map_err(step("making the writable layer"))?;
         self.sync_mark(layer.join(layers::MARK));
+        let copies = self.make_copies(pod, &spec).await?;
         if let Some(target) = spec.termination_message_path.take() {
             let path = termination_message::create(&layer).map_err(step("making the termination message file"))?;
             let source = MountSource::Data { path, sub_path: None };
             spec.mounts.push(Mount { source, target, read_only: false });
         }
         let group = format!("{}/{}", pod.plan.group, spec.name);
-        let (own, of_pod) = (self.hard_limits(&spec.limits, false), self.hard_limits(&pod.plan.spec.limits, true));
+        let (own, of_pod) = (self.container_limits(&spec.limits), self.pod_limits(&pod.plan.spec.limits));
         let cgroup = match convention {
             // An OCI runtime that manages cgroups creates them in every hierarchy, and counts there.
             Some(convention) if !convention.cgroups_managed_by_node => self.host.layout.plan(&group, own),
@@ -376,10 +399,12 @@ impl KernelRuntime {
         let plan = ContainerPlan {
             id: uuid::Uuid::new_v4().simple().to_string(),
             layer,
+            copies,
             cgroup,
             isolation: self.config.isolation,
             spec,
         };
+        pod.note_memory_limit(&plan.spec.name, own.memory_bytes);
         let file = protocol::memory_file(&plan).map_err(step("writing the container's plan"))?;
         match pod.supervisor.call(Call::Start, &[file.as_fd()]).await? {
             (Response::Started(state), sockets) => {
@@ -390,6 +415,32 @@ impl KernelRuntime {
             }
             _ => Err(RuntimeError::Protocol("a start was not answered with the container's state".to_owned())),
         }
+    }
+
+    /// The folders of the copies that a container mounts, by volume.
+    async fn make_copies(&self, pod: &Pod, spec: &ContainerSpec) -> Result<BTreeMap<String, PathBuf>, RuntimeError> {
+        const STEP: &str = "making a copy of a folder";
+        let mut made = BTreeMap::new();
+        for mount in &spec.mounts {
+            let MountSource::Copy { path, volume, private } = &mount.source else { continue };
+            let now = jiff::Timestamp::now();
+            let info = CopyInfo {
+                source: path.clone(),
+                namespace: pod.plan.spec.namespace.clone(),
+                pod: pod.plan.spec.name.clone(),
+                volume: volume.clone(),
+                private: *private,
+                marks: if pod.plan.ids.is_privileged() { Marks::Trusted } else { Marks::User },
+                began: (now.as_second(), now.subsec_nanosecond().unsigned_abs()),
+            };
+            let (base, container) = (self.copies_dir(&pod.storage_key), spec.name.clone());
+            let (storage, cancelled) = (Arc::clone(&self.storage), Arc::clone(&self.recording_cancelled));
+            let work = move || copies::ensure(&base, &container, info, &storage, &cancelled);
+            let folder = tokio::task::spawn_blocking(work).await.map_err(|_| RuntimeError::Timeout(STEP))?;
+            let folder = folder.map_err(|source| RuntimeError::Kernel { step: STEP.to_owned(), source })?;
+            made.insert(volume.clone(), folder);
+        }
+        Ok(made)
     }
 
     pub(super) async fn spawn_supervisor(&self) -> io::Result<OwnedFd> {

@@ -42,6 +42,8 @@ pub(super) struct Pod {
 #[derive(Default)]
 struct PodInner {
     containers: HashMap<String, ContainerState>,
+    /// Memory limits of containers that this process has started.
+    memory_limits: HashMap<String, u64>,
     /// Exits received before the response of the start they belong to.
     early: HashMap<(String, u32), Exit>,
     lost: bool,
@@ -137,6 +139,16 @@ impl Pod {
         let (_, descriptors) = self.supervisor.call(Call::Socket { ipv6 }, &[]).await?;
         let missing = || RuntimeError::Protocol("the response carried no socket".to_owned());
         descriptors.into_iter().next().ok_or_else(missing)
+    }
+
+    pub(super) fn note_memory_limit(&self, container: &str, bytes: Option<u64>) {
+        if let Some(bytes) = bytes {
+            self.inner.lock().memory_limits.insert(container.to_owned(), bytes);
+        }
+    }
+
+    pub(super) fn memory_limit_of(&self, container: &str) -> Option<u64> {
+        self.inner.lock().memory_limits.get(container).copied()
     }
 
     pub(super) fn note_started(&self, mut state: ContainerState) -> ContainerState {

@@ -50,6 +50,7 @@ impl KernelRuntime {
     pub(super) fn take_ready(&self, spec: &PodSandboxSpec, storage_key: &str) -> Option<ReadySupervisor> {
         let routed = spec.network == NetworkMode::Routed && self.host.network.is_some();
         if routed != self.host.network.is_some()
+            || self.needs_callers_id(spec)
             || self.ids.lock().has(storage_key)
             || self.predates_id_blocks(storage_key)
         {

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::addresses::netmask;
+use super::engine_group::EngineGroup;
 use crate::runtime::{Allow, IpBlock, PodRules, PortRange, Protocol};
 
 /// One rule: the verdict applies if all conditions match.
@@ -23,7 +24,17 @@ pub(super) enum Match {
     NotIpv4,
     /// Sent by a socket of another user than root. Packets without a socket, such as resets, do not match.
     NotFromRoot,
+    /// Sent by a socket that was created in this cgroup. Packets without a socket, and those of a connection that is not
+    /// established yet, do not match.
+    FromGroup(EngineGroup),
+    /// Sent by a socket of a process.
+    FromProcess,
+    /// From one, or to one, of the interfaces in this set.
+    FromSet(String),
+    ToSet(String),
     Established,
+    /// A TCP segment that accepts a connection.
+    TcpAccept,
     /// A TCP segment that does not open a connection.
     TcpAnswer,
     Source {
@@ -94,19 +105,40 @@ pub(super) fn input_rules(veth_prefix: &str, gateway: Ipv4Addr, tracked: bool) -
     ]
 }
 
-/// Packets from the host itself to Pods: only root may send them, that is the node's own probes and connections.
-/// Otherwise every user of the machine could use a sandbox without a token. The rule stays while sandboxes run, also
-/// without a node.
-pub(super) fn output_rules(veth_prefix: &str) -> Vec<FilterRule> {
-    vec![rule(vec![Match::ToInterfaces(veth_prefix.to_owned()), Match::NotFromRoot], Verdict::Reject)]
+/// Packets from the host itself to Pods: only the node may send them, for its probes and connections. Otherwise every
+/// program of the machine could use a sandbox without a token. The rules stay while sandboxes run, also without a node.
+///
+/// Without a group (no unified cgroup hierarchy) the node is recognised by its user only, which is root.
+pub(super) fn output_rules(veth_prefix: &str, group: Option<EngineGroup>) -> Vec<FilterRule> {
+    let to_pods = || Match::ToInterfaces(veth_prefix.to_owned());
+    let Some(group) = group else {
+        return vec![rule(vec![to_pods(), Match::NotFromRoot], Verdict::Reject)];
+    };
+    let tcp = Match::Protocol(libc::IPPROTO_TCP as u8);
+    vec![
+        rule(vec![to_pods(), Match::FromGroup(group)], Verdict::Accept),
+        // To a Pod that asks the DNS server: the input chain lets no other connection of a Pod in.
+        rule(vec![to_pods(), tcp, Match::TcpAccept], Verdict::Accept),
+        rule(vec![to_pods(), Match::FromProcess], Verdict::Reject),
+    ]
 }
 
-/// Forwarded packets: those from Pods, then those to Pods; some are both.
-pub(super) fn forward_rules(veth_prefix: &str) -> Vec<FilterRule> {
-    vec![
+/// Set of the interfaces between which this host did not forward packets before a node switched forwarding on.
+pub(super) const NOT_FORWARDED: &str = "not-forwarded";
+
+/// Forwarded packets: those from Pods, then those to Pods; some are both. `strict` drops what only the node's own
+/// setting would let the host forward: packets between interfaces of the set. Those from or to interfaces that other
+/// programs (container engines, VPNs) add later are left to them.
+pub(super) fn forward_rules(veth_prefix: &str, strict: bool) -> Vec<FilterRule> {
+    let mut list = vec![
         rule(vec![Match::FromInterfaces(veth_prefix.to_owned())], Verdict::Jump(FROM_PODS.to_owned())),
         rule(vec![Match::ToInterfaces(veth_prefix.to_owned())], Verdict::Jump(TO_PODS.to_owned())),
-    ]
+    ];
+    if strict {
+        let between = vec![Match::FromSet(NOT_FORWARDED.to_owned()), Match::ToSet(NOT_FORWARDED.to_owned())];
+        list.push(rule(between, Verdict::Drop));
+    }
+    list
 }
 
 pub(super) fn from_pods_rules(tracked: bool) -> Vec<FilterRule> {
@@ -232,6 +264,25 @@ mod tests {
         let own = Ipv4Addr::new(10, 1, 0, 2);
         assert!(egress_rules(own, &PodRules::default()).iter().all(|rule| rule.verdict == Verdict::Drop));
         assert!(ingress_rules(&PodRules::default()).iter().all(|rule| rule.verdict == Verdict::Drop));
+    }
+
+    #[test]
+    fn the_host_reaches_pods_from_the_engines_group_only() {
+        let group = EngineGroup { id: 7, level: 1 };
+        let rules = output_rules("asb1234", Some(group));
+        assert!(rules.iter().all(|rule| rule.matches[0] == Match::ToInterfaces("asb1234".to_owned())), "{rules:?}");
+        assert_eq!((&rules[0].matches[1], &rules[0].verdict), (&Match::FromGroup(group), &Verdict::Accept));
+        assert_eq!((&rules[2].matches[1..], &rules[2].verdict), (&[Match::FromProcess][..], &Verdict::Reject));
+        let by_user = output_rules("asb1234", None);
+        assert_eq!((by_user.len(), &by_user[0].matches[1]), (1, &Match::NotFromRoot));
+    }
+
+    #[test]
+    fn only_packets_between_interfaces_of_the_set_are_dropped_by_a_strict_host() {
+        assert_eq!(forward_rules("asb1234", false).len(), 2);
+        let rules = forward_rules("asb1234", true);
+        let set = || NOT_FORWARDED.to_owned();
+        assert_eq!(rules[2], rule(vec![Match::FromSet(set()), Match::ToSet(set())], Verdict::Drop));
     }
 
     #[test]

@@ -6,15 +6,17 @@
 //! default that needs no rule.
 
 use std::io;
-use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use super::addresses::netmask;
-use super::filter::{FilterRule, Match, Verdict};
+use super::filter::{FilterRule, Verdict};
 use super::netlink::{NetlinkMessage, acknowledgement_of_any};
+
+mod expressions;
+
+use expressions::{emit_match, emit_verdict, verdict};
 
 const SUBSYSTEM: u16 = 10;
 const FAMILY_INET: u8 = 1;
@@ -32,8 +34,8 @@ const DELETE_ELEMENT: u16 = 14;
 
 const TABLE_USER_DATA: u16 = 6;
 
-const REGISTER: u32 = 1;
-const REGISTER_VERDICT: u32 = 0;
+/// The type of interface names in sets, for programs that list them.
+const INTERFACE_NAME_TYPE: u32 = 41;
 
 /// A netlink socket to nftables. Closing one waits until the kernel has freed everything that was deleted through it,
 /// and blocks all other changes meanwhile: a node keeps one for its whole life.
@@ -141,7 +143,6 @@ impl Batch {
     pub(super) fn add_interface_map(&mut self, name: &str) {
         const MAP: u32 = 0x8;
         const VERDICT_TYPE: u32 = 0xffff_ff00;
-        const INTERFACE_NAME_TYPE: u32 = 41;
         let mut message = self.start(NEW_SET, libc::NLM_F_CREATE);
         message.attribute_string(2, name);
         message.attribute(3, &MAP.to_be_bytes());
@@ -159,6 +160,28 @@ impl Batch {
                 element.attribute(3, &CATCH_ALL.to_be_bytes());
                 element.nested(2, |data| verdict(data, 2, &Verdict::Drop));
             });
+        });
+        self.push(message);
+    }
+
+    /// A set of interface names.
+    pub(super) fn add_interface_set(&mut self, name: &str, interfaces: &[String]) {
+        let mut message = self.start(NEW_SET, libc::NLM_F_CREATE);
+        message.attribute_string(2, name);
+        message.attribute(3, &0u32.to_be_bytes());
+        message.attribute(4, &INTERFACE_NAME_TYPE.to_be_bytes());
+        message.attribute(5, &16u32.to_be_bytes());
+        message.attribute(10, &2u32.to_be_bytes());
+        self.push(message);
+        if interfaces.is_empty() {
+            return;
+        }
+        let mut message = self.start(NEW_ELEMENT, libc::NLM_F_CREATE);
+        message.attribute_string(2, name);
+        message.nested(3, |list| {
+            for interface in interfaces {
+                list.nested(1, |element| element.nested(1, |key| key.attribute(1, &interface_key(interface))));
+            }
         });
         self.push(message);
     }
@@ -312,177 +335,6 @@ fn interface_key(name: &str) -> [u8; 16] {
         *slot = byte;
     }
     key
-}
-
-fn expression(list: &mut NetlinkMessage, name: &str, fill: impl FnOnce(&mut NetlinkMessage)) {
-    list.nested(1, |element| {
-        element.attribute_string(1, name);
-        element.nested(2, fill);
-    });
-}
-
-fn be(message: &mut NetlinkMessage, kind: u16, value: u32) {
-    message.attribute(kind, &value.to_be_bytes());
-}
-
-fn load_meta(list: &mut NetlinkMessage, key: u32) {
-    expression(list, "meta", |data| {
-        be(data, 1, REGISTER);
-        be(data, 2, key);
-    });
-}
-
-fn load_payload(list: &mut NetlinkMessage, base: u32, offset: u32, length: u32) {
-    expression(list, "payload", |data| {
-        be(data, 1, REGISTER);
-        be(data, 2, base);
-        be(data, 3, offset);
-        be(data, 4, length);
-    });
-}
-
-const EQUAL: u32 = 0;
-const NOT_EQUAL: u32 = 1;
-const AT_MOST: u32 = 3;
-const AT_LEAST: u32 = 5;
-
-fn compare(list: &mut NetlinkMessage, operation: u32, value: &[u8]) {
-    expression(list, "cmp", |data| {
-        be(data, 1, REGISTER);
-        be(data, 2, operation);
-        data.nested(3, |operand| operand.attribute(1, value));
-    });
-}
-
-fn mask(list: &mut NetlinkMessage, bits: &[u8]) {
-    expression(list, "bitwise", |data| {
-        be(data, 1, REGISTER);
-        be(data, 2, REGISTER);
-        be(data, 3, bits.len() as u32);
-        data.nested(4, |operand| operand.attribute(1, bits));
-        data.nested(5, |operand| operand.attribute(1, &vec![0; bits.len()]));
-    });
-}
-
-fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
-    const META_IN: u32 = 6;
-    const META_OUT: u32 = 7;
-    const META_FAMILY: u32 = 15;
-    const META_PROTOCOL: u32 = 16;
-    const NETWORK_HEADER: u32 = 1;
-    const TRANSPORT_HEADER: u32 = 2;
-    let network = |list: &mut NetlinkMessage, offset: u32, address: Ipv4Addr, prefix: u8, operation: u32| {
-        load_payload(list, NETWORK_HEADER, offset, 4);
-        let bits = netmask(prefix);
-        mask(list, &bits.to_be_bytes());
-        compare(list, operation, &(u32::from(address) & bits).to_be_bytes());
-    };
-    match condition {
-        Match::FromInterfaces(prefix) => {
-            load_meta(list, META_IN);
-            compare(list, EQUAL, prefix.as_bytes());
-        }
-        Match::NotFromInterfaces(prefix) => {
-            load_meta(list, META_IN);
-            compare(list, NOT_EQUAL, prefix.as_bytes());
-        }
-        Match::ToInterfaces(prefix) => {
-            load_meta(list, META_OUT);
-            compare(list, EQUAL, prefix.as_bytes());
-        }
-        Match::NotToInterfaces(prefix) => {
-            load_meta(list, META_OUT);
-            compare(list, NOT_EQUAL, prefix.as_bytes());
-        }
-        Match::TcpAnswer => {
-            const ACKNOWLEDGES_OR_RESETS: u8 = 0x14;
-            load_payload(list, TRANSPORT_HEADER, 13, 1);
-            mask(list, &[ACKNOWLEDGES_OR_RESETS]);
-            compare(list, NOT_EQUAL, &[0]);
-        }
-        Match::NotFromRoot => {
-            const META_SOCKET_UID: u32 = 10;
-            load_meta(list, META_SOCKET_UID);
-            compare(list, NOT_EQUAL, &0u32.to_ne_bytes());
-        }
-        Match::NotIpv4 => {
-            load_meta(list, META_FAMILY);
-            compare(list, NOT_EQUAL, &[libc::NFPROTO_IPV4 as u8]);
-        }
-        Match::Established => {
-            expression(list, "ct", |data| {
-                be(data, 1, REGISTER);
-                be(data, 2, 0);
-            });
-            // Established and related; the state is a word in native byte order.
-            mask(list, &6u32.to_ne_bytes());
-            compare(list, NOT_EQUAL, &0u32.to_ne_bytes());
-        }
-        Match::Source { address, prefix, inverted } => {
-            network(list, 12, *address, *prefix, if *inverted { NOT_EQUAL } else { EQUAL });
-        }
-        Match::Destination { address, prefix, inverted } => {
-            network(list, 16, *address, *prefix, if *inverted { NOT_EQUAL } else { EQUAL });
-        }
-        Match::Protocol(number) => {
-            load_meta(list, META_PROTOCOL);
-            compare(list, EQUAL, &[*number]);
-        }
-        Match::Ports { first, last } => {
-            load_payload(list, TRANSPORT_HEADER, 2, 2);
-            if first == last {
-                compare(list, EQUAL, &first.to_be_bytes());
-            } else {
-                compare(list, AT_LEAST, &first.to_be_bytes());
-                compare(list, AT_MOST, &last.to_be_bytes());
-            }
-        }
-    }
-}
-
-fn emit_verdict(list: &mut NetlinkMessage, what: &Verdict) {
-    const META_IN: u32 = 6;
-    const META_OUT: u32 = 7;
-    let lookup = |list: &mut NetlinkMessage, key: u32, map: &str| {
-        load_meta(list, key);
-        expression(list, "lookup", |data| {
-            data.attribute_string(1, map);
-            be(data, 2, REGISTER);
-            be(data, 3, REGISTER_VERDICT);
-        });
-    };
-    match what {
-        Verdict::LookUpSource(map) => lookup(list, META_IN, map),
-        Verdict::LookUpTarget(map) => lookup(list, META_OUT, map),
-        Verdict::Masquerade => expression(list, "masq", |_| {}),
-        Verdict::Reject => expression(list, "reject", |data| {
-            const ICMPX_UNREACHABLE: u32 = 2;
-            const ADMIN_PROHIBITED: u8 = 3;
-            be(data, 1, ICMPX_UNREACHABLE);
-            data.attribute(2, &[ADMIN_PROHIBITED]);
-        }),
-        simple => expression(list, "immediate", |data| {
-            be(data, 1, REGISTER_VERDICT);
-            data.nested(2, |operand| verdict(operand, 2, simple));
-        }),
-    }
-}
-
-fn verdict(message: &mut NetlinkMessage, kind: u16, what: &Verdict) {
-    let code: i32 = match what {
-        Verdict::Accept => 1,
-        Verdict::Return => -5,
-        Verdict::Jump(_) => -3,
-        Verdict::Drop | Verdict::Reject | Verdict::LookUpSource(_) | Verdict::LookUpTarget(_) | Verdict::Masquerade => {
-            0
-        }
-    };
-    message.nested(kind, |data| {
-        data.attribute(1, &code.to_be_bytes());
-        if let Verdict::Jump(chain) = what {
-            data.attribute_string(2, chain);
-        }
-    });
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::addresses::{PodNetwork, choose_network, parse_routes};
+use super::engine_group::{self, EngineGroup};
 use super::filter;
 use super::loopback_address;
 use super::nft::{Batch, NftSocket};
@@ -31,6 +32,10 @@ pub(crate) struct NodeNetwork {
     /// packet of the host, including those of other programs.
     tracked: Mutex<bool>,
     forwards: AtomicBool,
+    /// The cgroup from which the host may connect to Pods, or why there is none.
+    group: Result<EngineGroup, String>,
+    /// Interfaces between which this host should not forward packets; set once a node has switched forwarding on.
+    not_forwarded: Mutex<Option<Vec<String>>>,
     /// Veths created by this process, and whether they have rules: one without rules is closed.
     veths: Mutex<HashMap<String, bool>>,
 }
@@ -39,7 +44,8 @@ impl NodeNetwork {
     /// Creates our table: from the first moment, Pods reach nothing. Rules of Pods of an earlier process are kept.
     pub(crate) fn open(data_dir: &Path, network: PodNetwork, has_pods: bool) -> io::Result<Self> {
         let node_id = node_registry::node_id(data_dir);
-        let this = Self {
+        let group = engine_group::enter().map_err(|error| error.to_string());
+        let mut this = Self {
             network,
             veth_prefix: format!("asb{}", &node_id[..4]),
             table: node_registry::resource_name(data_dir),
@@ -47,10 +53,25 @@ impl NodeNetwork {
             node_id,
             tracked: Mutex::new(has_pods),
             forwards: AtomicBool::new(false),
+            group,
+            not_forwarded: Mutex::new(node_registry::recorded_interfaces().filter(|_| has_pods)),
             veths: Mutex::new(HashMap::new()),
         };
-        this.make_table(data_dir, has_pods)?;
-        loopback_address(this.network.gateway(), true).inspect_err(|_| drop(this.delete_table()))?;
+        if this.group.is_ok()
+            && let Err(error) = this.make_table(data_dir, has_pods)
+        {
+            // A kernel without `socket cgroupv2`.
+            this.leave_group();
+            this.group = Err(format!("nftables refuses to match cgroups: {error}"));
+        }
+        if this.group.is_err() {
+            this.make_table(data_dir, has_pods)?;
+        }
+        let undo = |_: &io::Error| {
+            this.leave_group();
+            drop(this.delete_table());
+        };
+        loopback_address(this.network.gateway(), true).inspect_err(undo)?;
         Ok(this)
     }
 
@@ -80,10 +101,14 @@ impl NodeNetwork {
     /// The rules that all Pods share.
     fn fill_chains(&self, batch: &mut Batch, tracked: bool) {
         const POST_ROUTING: u32 = 4;
+        let not_forwarded = self.not_forwarded.lock();
+        if let Some(interfaces) = not_forwarded.as_deref() {
+            batch.add_interface_set(filter::NOT_FORWARDED, interfaces);
+        }
         let mut chains = vec![
             ("input", filter::input_rules(&self.veth_prefix, self.network.gateway(), tracked)),
-            ("forward", filter::forward_rules(&self.veth_prefix)),
-            ("output", filter::output_rules(&self.veth_prefix)),
+            ("forward", filter::forward_rules(&self.veth_prefix, not_forwarded.is_some())),
+            ("output", filter::output_rules(&self.veth_prefix, self.group.as_ref().ok().copied())),
             (filter::FROM_PODS, filter::from_pods_rules(tracked)),
             (filter::TO_PODS, filter::to_pods_rules(tracked)),
         ];
@@ -97,6 +122,17 @@ impl NodeNetwork {
             for rule in rules {
                 batch.add_rule(chain, rule);
             }
+        }
+    }
+
+    /// Why other programs of root can connect to Pods; `None` if they cannot.
+    pub(crate) fn open_to_root(&self) -> Option<&str> {
+        self.group.as_ref().err().map(String::as_str)
+    }
+
+    fn leave_group(&self) {
+        if self.group.is_ok() {
+            engine_group::leave();
         }
     }
 
@@ -173,12 +209,14 @@ impl NodeNetwork {
     /// Enables packet forwarding and connection tracking once a rule needs them; [`NodeNetwork::close`] restores the
     /// host's own setting.
     fn enable_forwarding_and_tracking(&self) -> io::Result<()> {
+        let mut tracked = self.tracked.lock();
+        let mut stale = !*tracked;
         if !self.forwards.load(Ordering::Relaxed) {
-            node_registry::enable_forwarding(&MachineLock::acquire()?, &self.node_id)?;
+            stale = true;
+            *self.not_forwarded.lock() = node_registry::enable_forwarding(&MachineLock::acquire()?, &self.node_id)?;
             self.forwards.store(true, Ordering::Relaxed);
         }
-        let mut tracked = self.tracked.lock();
-        if !*tracked {
+        if stale {
             let mut batch = Batch::new(&self.table);
             self.fill_chains(&mut batch, true);
             batch.commit(&self.nft)?;
@@ -204,6 +242,7 @@ impl NodeNetwork {
         if let Err(error) = loopback_address(self.network.gateway(), false) {
             tracing::warn!(%error, "The gateway's address could not be removed");
         }
+        self.leave_group();
         if let Some(lock) = lock {
             node_registry::release_forwarding(lock, &self.node_id);
         }

@@ -1,7 +1,9 @@
 //! Containers of the Pod: starting, signalling, attaching, and recording their exits.
 
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -10,7 +12,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::logs::{Log, Stream};
 use super::streams::{Output, Sink};
-use super::{Supervisor, records};
+use super::{Supervisor, host_mounts, records};
+use crate::changes::copy::LOCK;
 use crate::kernel::container::launch::{self, Report, Streams};
 use crate::kernel::container::oci;
 use crate::kernel::supervisor::plan::ContainerPlan;
@@ -36,6 +39,8 @@ pub(super) struct Container {
     pub(super) sinks: Vec<Sink>,
     /// The pipe or terminal for the container's input.
     pub(super) input: Option<OwnedFd>,
+    /// Locks of the copies that the container has mounted.
+    pub(super) copy_locks: Vec<File>,
     pub(super) log: Log,
     /// Set for a container of an OCI runtime.
     pub(super) bundle: Option<(oci::OciRuntime, oci::Bundle)>,
@@ -119,6 +124,19 @@ pub(super) struct OwnEnds {
     pub(super) outputs: Vec<(OwnedFd, Stream)>,
 }
 
+/// Locks a container's copies of folders for as long as it is known: commands must not empty a copy that is mounted.
+fn lock_copies(plan: &ContainerPlan) -> Result<Vec<File>, Failure> {
+    let lock = |folder: &PathBuf| -> io::Result<File> {
+        let file = File::open(folder.join(LOCK))?;
+        match file.try_lock_shared() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => Err(io::Error::other("its changes are being discarded")),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    };
+    plan.copies.values().map(lock).collect::<io::Result<_>>().map_err(|error| Failure::kernel("locking a copy", &error))
+}
+
 impl Supervisor {
     /// Starts a container. If its port is open already, the response carries a socket inside the Pod, because the
     /// caller is about to connect.
@@ -140,11 +158,17 @@ impl Supervisor {
         if self.shutdown.is_some() {
             return Err(protocol("the Pod is being removed"));
         }
+        if let Some(host) = &self.host_mounts {
+            host_mounts::attach(host, &plan)
+                .map_err(|error| Failure::kernel("attaching the container's storage", &error))?;
+        }
+        let copy_locks = lock_copies(&plan)?;
         let previous = known.and_then(|index| self.containers.get(index)).and_then(previous_attempt);
-        let container = match self.oci.clone() {
+        let mut container = match self.oci.clone() {
             Some(runtime) => self.launch_oci(runtime, plan, previous)?,
             None => self.launch(plan, previous)?,
         };
+        container.copy_locks = copy_locks;
         let state = container.state.clone();
         records::write_container(&self.plan.dir, &state)
             .map_err(|error| Failure::kernel("writing the container's record", &error))?;
@@ -195,6 +219,7 @@ impl Supervisor {
             outputs: outputs.map_err(failed("preparing output"))?,
             sinks: Vec::new(),
             input: ends.input,
+            copy_locks: Vec::new(),
             log,
             bundle: None,
             oom_kills_before,

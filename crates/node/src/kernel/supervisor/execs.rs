@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use super::Supervisor;
 use super::containers::{Started, protocol, report_pair, wait_for_exec};
+use super::{Supervisor, return_to};
 use crate::kernel::container::launch::{self, ContainerNamespaces, Program, Streams};
 use crate::kernel::host::cgroup::CgroupPlan;
 use crate::kernel::supervisor::protocol::{ExecCall, Failure, Message};
@@ -19,11 +19,20 @@ pub(super) struct RunningExec {
     peer: Option<(u64, u64)>,
     /// File in which an OCI runtime wrote the command's own pid, when `pid` is the runtime program.
     pid_file: Option<PathBuf>,
+    /// The cgroup that counts processes killed for lack of memory, and its count at the start.
+    group: CgroupPlan,
+    oom_kills_before: u64,
 }
 
 impl RunningExec {
-    pub(super) fn new(pid: i32, connection: u64, request: u64, pid_file: Option<PathBuf>) -> Self {
-        Self { pid, peer: Some((connection, request)), pid_file }
+    pub(super) fn new(
+        pid: i32,
+        (connection, request): (u64, u64),
+        pid_file: Option<PathBuf>,
+        group: CgroupPlan,
+        oom_kills_before: u64,
+    ) -> Self {
+        Self { pid, peer: Some((connection, request)), pid_file, group, oom_kills_before }
     }
 }
 
@@ -67,6 +76,7 @@ impl Supervisor {
             let (plan, pod, filter) = (&container.plan, &self.namespaces, &self.filter);
             launch::exec_main(&self.plan, plan, pod, &namespaces, mounts, &program, streams, report, filter, in_cgroup)
         };
+        let (group, oom_kills_before) = (container.plan.cgroup.clone(), container.plan.cgroup.oom_kills());
         let forked = self.fork_into(namespaces.pid.as_fd(), &container.plan.cgroup);
         let pid = match forked.map_err(failed("forking into the process namespace"))? {
             (Fork::Child, in_cgroup) => run(&streams, &child_report, in_cgroup),
@@ -74,7 +84,7 @@ impl Supervisor {
         };
         drop((streams, child_report));
         let Started { terminal, .. } = wait_for_exec(pid, &report)?;
-        self.execs.push(RunningExec::new(pid, connection, request, None));
+        self.execs.push(RunningExec::new(pid, (connection, request), None, group, oom_kills_before));
         Ok(terminal)
     }
 
@@ -87,9 +97,11 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn note_exec_exit(&mut self, pid: i32, exit: Exit) {
+    pub(super) fn note_exec_exit(&mut self, pid: i32, mut exit: Exit) {
         let Some(index) = self.execs.iter().position(|exec| exec.pid == pid) else { return };
         let exec = self.execs.swap_remove(index);
+        // The command itself, or a child whose death made it fail.
+        exit.oom_killed = exit.code != 0 && exec.group.oom_kills() > exec.oom_kills_before;
         if let Some(path) = &exec.pid_file {
             let _ = std::fs::remove_file(path);
             let _ = std::fs::remove_file(path.with_extension("json"));
@@ -124,7 +136,7 @@ fn fork_via_setns(namespace: BorrowedFd<'_>, own: BorrowedFd<'_>, group: &Cgroup
     sys::setns(namespace, libc::CLONE_NEWPID)?;
     let forked = launch::fork_in_cgroup(0, group);
     if !matches!(forked, Ok((Fork::Child, _))) {
-        sys::setns(own, libc::CLONE_NEWPID)?;
+        return_to(own, libc::CLONE_NEWPID);
     }
     forked
 }

@@ -13,7 +13,7 @@ use super::containers::{Container, OwnEnds, open_streams};
 use super::execs::RunningExec;
 use super::logs::{Log, Stream};
 use super::streams::Output;
-use crate::kernel::container::launch::{Streams, open_files};
+use crate::kernel::container::launch::Streams;
 use crate::kernel::container::oci::{self, Bundle, Console, NamespacePaths, Process};
 use crate::kernel::container::rootfs::Owner;
 use crate::kernel::supervisor::plan::{ContainerPlan, IdMode};
@@ -67,6 +67,7 @@ impl Supervisor {
             outputs: outputs.map_err(failed("preparing output"))?,
             sinks: Vec::new(),
             input: ends.input,
+            copy_locks: Vec::new(),
             log,
             bundle: Some((runtime, bundle)),
             oom_kills_before,
@@ -164,12 +165,13 @@ impl Supervisor {
             capabilities: &spec.capabilities,
             terminal: call.tty.is_some(),
             oom_score_adj: spec.oom_score_adj,
-            open_files: open_files(),
+            open_files: runtime.convention().open_files(),
             hostname: &self.plan.spec.hostname,
         });
         let pid_file = bundle.dir().join(format!("exec-{connection}-{request}.pid"));
         let process = pid_file.with_extension("json");
         fs::write(&process, document.to_string()).map_err(failed("writing the command"))?;
+        let (group, oom_kills_before) = (container.plan.cgroup.clone(), container.plan.cgroup.oom_kills());
         let (streams, master) = match streams {
             Streams::Pipes { stdin, stdout, stderr } => {
                 (ExecStreams::Pipes([pipe_or_empty(stdin)?, pipe_or_empty(stdout)?, pipe_or_empty(stderr)?]), None)
@@ -188,7 +190,7 @@ impl Supervisor {
             }
             Fork::Parent(pid) => pid,
         };
-        self.execs.push(RunningExec::new(pid, connection, request, Some(pid_file)));
+        self.execs.push(RunningExec::new(pid, (connection, request), Some(pid_file), group, oom_kills_before));
         Ok(master)
     }
 

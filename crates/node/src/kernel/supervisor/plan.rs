@@ -1,6 +1,7 @@
 //! Complete plans that the node passes to a Pod's supervisor, which looks up and decides nothing. Plans are saved on
 //! disk, so names of fields must not change.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
@@ -147,6 +148,9 @@ pub(crate) struct ContainerPlan {
     pub(crate) id: String,
     /// The writable layer: a folder with `upper` and `work`.
     pub(crate) layer: PathBuf,
+    /// Folders of the copies that the container mounts, by volume.
+    #[serde(default)]
+    pub(crate) copies: BTreeMap<String, PathBuf>,
     pub(crate) cgroup: CgroupPlan,
     #[serde(rename = "walls")]
     pub(crate) isolation: Isolation,

@@ -13,6 +13,7 @@ use crate::kernel::container::rootfs::{
 use crate::kernel::container::step::{StepExt, StepResult};
 use crate::kernel::host::cgroup;
 use crate::kernel::host::ids::subordinate;
+use crate::kernel::host::user_limits;
 use crate::kernel::net;
 use crate::kernel::supervisor::plan::{IdMode, PodBasePlan, PodPlan};
 use crate::kernel::sys::{self, ATTR_NODEV, ATTR_NOSUID, Fork};
@@ -33,6 +34,7 @@ impl PodBase {
         enter_supervisor_cgroup(plan).step("entering the supervisor's control groups")?;
         lower_oom_score();
         let own_net_namespace = fs::File::open("/proc/self/ns/net").step("opening a namespace")?.into();
+        let callers_limits = user_limits::of_caller();
         match plan.ids {
             IdMode::Block { .. } => {}
             IdMode::Subordinate { first_uid, first_gid, count } => {
@@ -40,6 +42,9 @@ impl PodBase {
                     .step("making the Pod's outer user namespace")?;
             }
             IdMode::Single { uid, gid } => become_single(uid, gid).step("making the Pod's user namespace")?,
+        }
+        if !plan.ids.is_privileged() {
+            user_limits::give_a_share(&callers_limits).step("limiting what the kernel counts for your user")?;
         }
         let namespaces = shared_namespaces(plan)?;
         if let Some(veth) = &plan.veth {
@@ -50,8 +55,10 @@ impl PodBase {
     }
 }
 
-/// Configures the Pod on its base: limits, files, hostname, sysctls, memory volumes.
-pub(super) fn configure(plan: &PodPlan, namespaces: &mut PodNamespaces) -> StepResult<()> {
+/// Configures the Pod on its base: limits, files, hostname, sysctls, memory volumes. Returns the host's mount namespace if
+/// the supervisor has left it.
+pub(super) fn configure(plan: &PodPlan, namespaces: &mut PodNamespaces) -> StepResult<Option<OwnedFd>> {
+    let mut host_mounts = None;
     cgroup::apply(&plan.limits).step("setting the Pod's limits")?;
     set_hostname(plan, namespaces).step("naming the Pod's host")?;
     let uses_oci_runtime = matches!(plan.spec.handler, RuntimeHandler::Oci { .. });
@@ -63,6 +70,7 @@ pub(super) fn configure(plan: &PodPlan, namespaces: &mut PodNamespaces) -> StepR
         set_sysctls(&sysctls, namespaces).step("setting kernel sysctls")?;
     }
     if !plan.spec.memory_volumes.is_empty() || uses_oci_runtime {
+        host_mounts = Some(fs::File::open("/proc/self/ns/mnt").step("opening a namespace")?.into());
         mount_memory_volumes(plan)?;
     }
     if uses_oci_runtime {
@@ -72,7 +80,7 @@ pub(super) fn configure(plan: &PodPlan, namespaces: &mut PodNamespaces) -> StepR
     if plan.spec.share_processes {
         namespaces.shared_processes = Some(super::pause::start(plan, namespaces)?);
     }
-    Ok(())
+    Ok(host_mounts)
 }
 
 /// Leaves the Pod's cgroups and removes them, and the node's cgroup if this was the last Pod.
@@ -171,8 +179,21 @@ fn shared_namespaces(plan: &PodBasePlan) -> StepResult<PodNamespaces> {
     if plan.isolation.network_namespace {
         flags |= libc::CLONE_NEWNET;
     }
-    sys::clone_vm::in_namespaces(flags, &|| configure_inside(plan), |pid| open_namespaces(plan, pid, own_user))
-        .step("making the Pod's namespaces")
+    let inspect = |pid| open_namespaces(plan, pid, own_user);
+    match plan.ids {
+        // The child creates them as the Pod's own user: what the kernel counts per user (inotify instances, timers,
+        // queued signals, message queues, namespaces) is then counted for the Pod's block and not for the host's root.
+        IdMode::Block { first } if own_user => {
+            let prepare = || {
+                sys::own_new_namespaces_as(first)?;
+                sys::unshare(flags)?;
+                configure_inside(plan)
+            };
+            sys::clone_vm::in_namespaces(0, &prepare, inspect)
+        }
+        _ => sys::clone_vm::in_namespaces(flags, &|| configure_inside(plan), inspect),
+    }
+    .step("making the Pod's namespaces")
 }
 
 fn open_namespaces(plan: &PodBasePlan, pid: i32, own_user: bool) -> io::Result<PodNamespaces> {

@@ -10,13 +10,16 @@ use k8s_openapi::api::core::v1::Pod;
 use tracing::{debug, info, warn};
 
 use super::tasks::{CreatedSandbox, PreparedVolumes, StartFailure};
+use super::termination::{container_id, termination};
 use super::{Actor, Message};
 use crate::kubelet::container::sandboxd;
+use crate::kubelet::events::OOM_KILLED;
 use crate::kubelet::eviction::{self, StorageLimits};
 use crate::kubelet::model::{
     ImageState, ImageStatus, Instance, PodFailure, Role, Run, SandboxInfo, SandboxState, StartError, Termination,
     VolumesState, deletion_deadline, roles,
 };
+use crate::kubelet::node::exec_oom;
 use crate::kubelet::plan::Action;
 use crate::kubelet::pod_sandbox;
 use crate::kubelet::volumes::mounts::{self, PreparedVolume};
@@ -205,7 +208,9 @@ impl Actor {
     async fn sandbox_created(&mut self, result: Result<CreatedSandbox, RuntimeError>, now: Timestamp) {
         match result {
             Ok(created) => {
-                for weakness in &created.sandbox.weaknesses {
+                // Those of every Pod are reported once, about the node.
+                let of_host = self.node.runtime.weaknesses();
+                for weakness in created.sandbox.weaknesses.iter().filter(|weakness| !of_host.contains(weakness)) {
                     self.record_warning(weakness.kind.reason(), weakness.message.clone());
                 }
                 let pod_ips = created.sandbox.ips.iter().map(IpAddr::to_string).collect();
@@ -332,7 +337,12 @@ impl Actor {
         record.started = false;
         record.ready = false;
         self.abort_container_tasks(container);
-        let message = self.read_termination_message(container, attempt, exit.code).await;
+        let mut message = self.read_termination_message(container, attempt, exit.code).await;
+        if exit.oom_killed {
+            let reason = exec_oom::reason(self.node.runtime.memory_limit(&self.uid, container));
+            self.record_warning(OOM_KILLED, format!("Container {container} was killed: {reason}"));
+            message = message.or(Some(reason));
+        }
         let termination = termination(&run, &exit, message);
         info!(container, exit_code = exit.code, "Container ended");
         let failed = exit.code != 0;
@@ -416,7 +426,7 @@ impl Actor {
             Err(error) => {
                 let message = chain(&error);
                 warn!(%message, "Could not remove a Pod, retrying");
-                self.state.sandbox = SandboxState::Failed { message, retry_at: later(now, RETRY_DELAY) };
+                self.state.sandbox = SandboxState::RemovalFailed { retry_at: later(now, RETRY_DELAY) };
             }
         }
     }
@@ -467,29 +477,6 @@ impl Actor {
         let inject_by_image =
             self.images.iter().map(|(name, image)| (name.clone(), image.config.inject_sandboxd)).collect();
         sandboxd::container_for(&self.pod, spec, &inject_by_image).map(|c| c.name.clone())
-    }
-}
-
-/// The container id as `containerID` shows it, prefixed with the name of the runtime.
-pub(crate) fn container_id(raw: &str) -> String {
-    if raw.contains("://") { raw.to_owned() } else { format!("agent-sandbox://{raw}") }
-}
-
-/// An exit as `state.terminated` shows it.
-pub(crate) fn termination(run: &Run, exit: &Exit, message: Option<String>) -> Termination {
-    let reason = match (exit.oom_killed, exit.code) {
-        (true, _) => "OOMKilled",
-        (false, 0) => "Completed",
-        (false, _) => "Error",
-    };
-    Termination {
-        id: run.id.clone(),
-        exit_code: exit.code,
-        signal: exit.signal,
-        reason: reason.to_owned(),
-        message,
-        started_at: Some(run.started_at),
-        finished_at: exit.finished_at,
     }
 }
 

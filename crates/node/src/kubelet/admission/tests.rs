@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 fn read(spec: Value) -> Review {
     let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap();
-    review(&pod, &Allowed { host_paths: vec!["/srv/data".into()] })
+    review(&pod, &Allowed { host_paths: vec!["/srv/data".into()], ..Allowed::default() })
 }
 
 fn container(security: Value) -> Value {
@@ -116,6 +116,7 @@ fn treatments() -> Vec<(&'static str, Vec<(&'static str, Treatment)>)> {
         "initContainers",
         "nodeName",
         "nodeSelector",
+        "overhead",
         "readinessGates",
         "resources",
         "restartPolicy",
@@ -141,7 +142,6 @@ fn treatments() -> Vec<(&'static str, Vec<(&'static str, Treatment)>)> {
         ("priorityClassName", Reported(json!("high"))),
         ("priority", Reported(json!(5))),
         ("preemptionPolicy", Reported(json!("Never"))),
-        ("overhead", Reported(json!({"memory": "1Mi"}))),
         ("schedulingGroup", Reported(json!({}))),
         ("hostNetwork", Reported(json!(true))),
         ("hostPID", Reported(json!(true))),

@@ -32,10 +32,6 @@ pub(super) fn of_pod(spec: &PodSpec, out: &mut Vec<String>) {
             spec.preemption_policy.as_deref().is_some_and(|p| p != "PreemptLowerPriority"),
             "preemptionPolicy has no effect on this node",
         ),
-        (
-            spec.overhead.as_ref().is_some_and(|o| !o.is_empty()),
-            "overhead is not added to the Pod's limits: give the containers what the runtime needs",
-        ),
         (spec.scheduling_group.is_some(), "schedulingGroup has no effect on this node"),
     ];
     collect(fields, "", out);

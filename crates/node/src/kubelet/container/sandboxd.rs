@@ -17,6 +17,9 @@ pub const PORT: u16 = 8888;
 pub const REST_PORT: u16 = 8080;
 pub const GRPC_PORT: u16 = 9090;
 
+/// The history of the sandbox's commands: in its writable layer, which suspend keeps.
+const HISTORY: &str = "/var/lib/agent-sandbox/history";
+
 /// The container into which sandboxd is injected: at most one per Pod, because all containers share one network
 /// namespace. `inject_by_image` has the containers whose images request it.
 pub fn container_for<'a>(
@@ -41,6 +44,7 @@ pub fn command(container: &Container, base: &str, own: Vec<String>) -> Vec<Strin
     // The container's log belongs to its own program. An info message of sandboxd would also cost each start a log
     // file.
     line.extend(["--log-level".to_owned(), "warn".to_owned()]);
+    line.extend(["--history-file".to_owned(), HISTORY.to_owned()]);
     for port in [REST_PORT, GRPC_PORT] {
         if declares(port) {
             line.extend(["--listen-if-free".to_owned(), format!("0.0.0.0:{port}")]);
@@ -62,7 +66,7 @@ pub fn command(container: &Container, base: &str, own: Vec<String>) -> Vec<Strin
 
 /// The read-only mount of the sandboxd program.
 pub fn mount(program: &Path) -> Mount {
-    Mount { source: MountSource::Host { path: program.to_owned() }, target: PATH.to_owned(), read_only: true }
+    Mount { source: MountSource::Program { path: program.to_owned() }, target: PATH.to_owned(), read_only: true }
 }
 
 #[cfg(test)]
@@ -97,7 +101,10 @@ mod tests {
     fn a_command_that_is_sandboxd_runs_sandboxd_without_a_child() {
         let container: Container = serde_json::from_value(json!({"name": "a"})).unwrap();
         let line = command(&container, "/w", vec![PATH.to_owned(), "--odd".to_owned()]).join(" ");
-        assert_eq!(line, "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --base-dir /w");
+        assert_eq!(
+            line,
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --history-file /var/lib/agent-sandbox/history --base-dir /w"
+        );
     }
 
     #[test]
@@ -106,7 +113,7 @@ mod tests {
         let line = command(&container, "/w", vec!["python3".to_owned()]).join(" ");
         assert_eq!(
             line,
-            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --base-dir /w --keep-running -- python3"
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --history-file /var/lib/agent-sandbox/history --base-dir /w --keep-running -- python3"
         );
     }
 
@@ -116,14 +123,14 @@ mod tests {
         let own = vec!["sleep".to_owned(), "9".to_owned()];
         assert_eq!(
             command(&container, "/home/user", own).join(" "),
-            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --base-dir /home/user -- sleep 9"
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --history-file /var/lib/agent-sandbox/history --base-dir /home/user -- sleep 9"
         );
         let declared: Container =
             serde_json::from_value(json!({"name": "a", "ports": [{"containerPort": 9090}, {"containerPort": 8080}]}))
                 .unwrap();
         assert_eq!(
             command(&declared, "/w", vec![]).join(" "),
-            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --listen-if-free 0.0.0.0:8080 --listen-if-free 0.0.0.0:9090 --base-dir /w"
+            "/.agent-sandbox/sandboxd --listen 0.0.0.0:8888 --log-level warn --history-file /var/lib/agent-sandbox/history --listen-if-free 0.0.0.0:8080 --listen-if-free 0.0.0.0:9090 --base-dir /w"
         );
     }
 }

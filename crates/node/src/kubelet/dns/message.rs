@@ -101,6 +101,22 @@ pub(super) fn response(question: &Question, code: Code, addresses: &[IpAddr]) ->
     out
 }
 
+/// Fuzz target: the bytes are a packet of a Pod. Both responses must be read as responses to its question.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(data: &[u8], find: impl Fn(&str)) {
+    let Some(question) = parse(data) else { return };
+    assert!(question.name.len() <= 254 && question.raw.len() <= 260);
+    find(&question.name);
+    let addresses = [IpAddr::from([10, 0, 0, 1]), IpAddr::from([0_u16; 8])];
+    for (code, addresses) in [(Code::NoError, &addresses[..]), (Code::Refused, &[])] {
+        let answer = response(&question, code, addresses);
+        assert_eq!(
+            (answer[0..2].to_vec(), &answer[12..12 + question.raw.len()]),
+            (data[0..2].to_vec(), &question.raw[..])
+        );
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;

@@ -7,14 +7,20 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
 use tracing::{debug, info};
 
+use super::client_slots::ClientSlots;
 use super::message::{self, Code};
 use super::{Lookup, SharedNames};
 
-/// Maximum number of queries served concurrently; more wait in the socket's queue or are dropped by the kernel.
-const MAX_CONCURRENT: usize = 256;
+/// Maximum number of UDP queries, and of TCP connections, served at the same time, in all and for one Pod. More are
+/// dropped or closed at once: resolvers repeat a query after some seconds.
+const MAX_QUERIES: (usize, usize) = (512, 64);
+const MAX_CONNECTIONS: (usize, usize) = (512, 16);
+/// Timeout for the next query of a TCP connection, and for sending a response.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum age of a TCP connection.
+const MAX_CONNECTION_AGE: Duration = Duration::from_secs(30);
 /// Timeout for a query to an upstream resolver.
 const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(4);
 const MAX_MESSAGE: usize = 4096;
@@ -56,14 +62,14 @@ async fn bind(address: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
 
 async fn serve_udp(socket: UdpSocket, responder: Responder) {
     let socket = Arc::new(socket);
-    let slots = Arc::new(Semaphore::new(MAX_CONCURRENT));
+    let slots = ClientSlots::new(MAX_QUERIES.1, MAX_QUERIES.0);
     let mut buffer = vec![0; MAX_MESSAGE];
     loop {
         let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        let Some(slot) = slots.take(client.ip()) else { continue };
         let (packet, socket, responder) = (buffer[..length].to_vec(), Arc::clone(&socket), responder.clone());
         tokio::spawn(async move {
             if let Some(response) = responder.respond(&packet, client.ip(), Transport::Udp).await {
@@ -75,16 +81,17 @@ async fn serve_udp(socket: UdpSocket, responder: Responder) {
 }
 
 async fn serve_tcp(listener: TcpListener, responder: Responder) {
-    let slots = Arc::new(Semaphore::new(MAX_CONCURRENT));
+    let slots = ClientSlots::new(MAX_CONNECTIONS.1, MAX_CONNECTIONS.0);
     loop {
         let Ok((stream, client)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        // Closes the connection.
+        let Some(slot) = slots.take(client.ip()) else { continue };
         let responder = responder.clone();
         tokio::spawn(async move {
-            let _ = tokio::time::timeout(UPSTREAM_TIMEOUT * 2, serve_connection(stream, client.ip(), responder)).await;
+            let _ = tokio::time::timeout(MAX_CONNECTION_AGE, serve_connection(stream, client.ip(), responder)).await;
             drop(slot);
         });
     }
@@ -92,9 +99,9 @@ async fn serve_tcp(listener: TcpListener, responder: Responder) {
 
 async fn serve_connection(mut stream: TcpStream, client: IpAddr, responder: Responder) -> io::Result<()> {
     loop {
-        let packet = read_framed(&mut stream).await?;
+        let packet = tokio::time::timeout(TRANSFER_TIMEOUT, read_framed(&mut stream)).await??;
         let Some(response) = responder.respond(&packet, client, Transport::Tcp).await else { return Ok(()) };
-        write_framed(&mut stream, &response).await?;
+        tokio::time::timeout(TRANSFER_TIMEOUT, write_framed(&mut stream, &response)).await??;
     }
 }
 
@@ -229,6 +236,37 @@ mod tests {
         let mut stream = TcpStream::connect(server).await.unwrap();
         write_framed(&mut stream, &query("none.ns.svc.cluster.local", message::A)).await.unwrap();
         assert_eq!(read_framed(&mut stream).await.unwrap()[3] & 0xf, 3, "over TCP too");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_holds_connections_starves_no_other() {
+        let names = SharedNames::default();
+        names.write().domain = "cluster.local".into();
+        let (udp, tcp) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let server = udp.local_addr().unwrap();
+        tokio::spawn(serve_tcp(tcp, Responder { names, upstreams: vec![] }));
+        let connect = async |from: &str| {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(from.parse().unwrap()).unwrap();
+            socket.connect(server).await.unwrap()
+        };
+        let mut held = Vec::new();
+        for _ in 0..MAX_CONNECTIONS.1 {
+            let mut stream = connect("127.0.0.2:0").await;
+            // An answered query shows that the server has accepted the connection.
+            write_framed(&mut stream, &query("x.ns.svc.cluster.local", message::A)).await.unwrap();
+            read_framed(&mut stream).await.unwrap();
+            held.push(stream);
+        }
+        let mut refused = connect("127.0.0.2:0").await;
+        let ended = tokio::time::timeout(Duration::from_secs(3), refused.read_u8()).await;
+        assert!(ended.expect("closed at once").is_err());
+        let mut other = connect("127.0.0.3:0").await;
+        write_framed(&mut other, &query("x.ns.svc.cluster.local", message::A)).await.unwrap();
+        let answered = tokio::time::timeout(Duration::from_secs(3), read_framed(&mut other)).await;
+        assert_eq!(answered.expect("another Pod is served").unwrap()[3] & 0xf, 3);
+        let idle = tokio::time::timeout(TRANSFER_TIMEOUT * 3, held[0].read_u8()).await;
+        assert!(idle.expect("an idle connection is closed").is_err());
     }
 
     fn with(names: &SharedNames, change: impl FnOnce(&mut Names)) {

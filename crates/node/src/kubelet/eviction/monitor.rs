@@ -2,7 +2,8 @@
 //!
 //! Walking a Pod's files is expensive, and a Pod can hardly have grown by more than the usage of the whole disk has. So
 //! the monitor reads the file system's usage often and measures a Pod only when the disk's growth since the Pod's last
-//! measurement could have taken it past a limit, and every few minutes anyway.
+//! measurement could have taken it past a limit, and every few minutes anyway. The same goes for inodes, where the file
+//! system counts them.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use tracing::{debug, warn};
 
 use crate::kubelet::actor::{ActorHandle, Message};
 use crate::kubelet::context::NodeContext;
-use crate::kubelet::eviction::{self, DiskSpace, StoragePolicy};
+use crate::kubelet::eviction::{self, DiskSpace, Scarce, StoragePolicy};
 use crate::kubelet::manager::PodRegistry;
 use crate::kubelet::model::PodFailure;
 use crate::kubelet::registration::Health;
@@ -34,10 +35,13 @@ pub(crate) struct Measured {
     at: Instant,
     /// Bytes of the whole file system that were in use at that time.
     disk_used: u64,
-    /// Bytes that an eviction would free.
+    inodes_used: u64,
+    /// Bytes and inodes that an eviction would free.
     evictable: u64,
-    /// Bytes the Pod could still write before it reaches a limit.
+    inodes: u64,
+    /// Bytes and inodes the Pod could still use before it reaches a limit.
     headroom: u64,
+    inode_headroom: u64,
 }
 
 impl DiskMonitor {
@@ -54,6 +58,8 @@ impl DiskMonitor {
             Ok(found) => DiskSpace {
                 free: found.f_bavail.saturating_mul(found.f_frsize),
                 total: found.f_blocks.saturating_mul(found.f_frsize),
+                free_inodes: found.f_favail,
+                inodes: found.f_files,
             },
             Err(error) => {
                 debug!(%error, "Could not read the free space of the disk");
@@ -72,6 +78,7 @@ impl DiskMonitor {
         if let Some(reason) = &shortage {
             self.evict_largest(&pods, reason).await;
         }
+        let shortage = shortage.map(|(_, reason)| reason);
         self.health.send_if_modified(|health| {
             let changed = health.disk_pressure.is_some() != shortage.is_some();
             if changed {
@@ -84,38 +91,53 @@ impl DiskMonitor {
     fn is_due(&self, uid: &str, space: DiskSpace, under_pressure: bool) -> bool {
         let Some(last) = self.measured.get(uid) else { return true };
         let grown = space.used().saturating_sub(last.disk_used);
-        under_pressure || grown >= last.headroom || last.at.elapsed() >= self.policy.sweep_every
+        let more_inodes = space.used_inodes().saturating_sub(last.inodes_used);
+        under_pressure
+            || grown >= last.headroom
+            || more_inodes >= last.inode_headroom
+            || last.at.elapsed() >= self.policy.sweep_every
     }
 
     async fn measure(&mut self, uid: &str, handle: &ActorHandle, space: DiskSpace) {
         let limits = Arc::clone(&handle.view.borrow().storage);
         let Ok(mut usage) = self.node.runtime.storage_usage(uid).await else { return };
         for (volume, key) in limits.persistent() {
-            if let Ok(bytes) = self.node.runtime.volume_usage(key).await {
-                usage.volumes.push((volume.to_owned(), bytes));
+            if let Ok(found) = self.node.runtime.volume_usage(key).await {
+                usage.volumes.push((volume.to_owned(), found.bytes));
+                usage.inodes = usage.inodes.saturating_add(found.inodes);
             }
         }
-        if let Some(message) = limits.exceeded(&usage) {
+        let inode_limit = eviction::inode_limit(space, &self.policy);
+        if let Some(message) = limits.exceeded(&usage).or_else(|| eviction::too_many_inodes(&usage, inode_limit)) {
             self.evict(uid, handle, message).await;
         }
         let found = Measured {
             at: Instant::now(),
             disk_used: space.used(),
+            inodes_used: space.used_inodes(),
+            inodes: usage.inodes,
             headroom: limits.headroom(&usage),
+            inode_headroom: inode_limit.saturating_sub(usage.inodes),
             evictable: eviction::evictable(&limits, &usage),
         };
         self.measured.insert(uid.to_owned(), found);
     }
 
     /// Evicts the Pod that has written the most; the next check shows whether that freed enough.
-    async fn evict_largest(&mut self, pods: &[(String, Arc<ActorHandle>)], reason: &str) {
-        let size = |uid: &str| self.measured.get(uid).map_or(0, |m| m.evictable);
+    async fn evict_largest(&mut self, pods: &[(String, Arc<ActorHandle>)], (scarce, reason): &(Scarce, String)) {
+        let (size, unit): (fn(&Measured) -> u64, _) = match scarce {
+            Scarce::Bytes => (|m| m.evictable, "bytes"),
+            Scarce::Inodes => (|m| m.inodes, "files and folders"),
+        };
+        let size = |uid: &str| self.measured.get(uid).map_or(0, size);
         let candidates = pods.iter().filter(|(_, handle)| !handle.view.borrow().ending);
         let Some((uid, handle)) = candidates.max_by_key(|(uid, _)| size(uid)).filter(|(uid, _)| size(uid) > 0) else {
             return;
         };
-        let message =
-            format!("The node was low on disk space ({reason}) and this Pod had written the most: {} bytes", size(uid));
+        let message = format!(
+            "The node was low on disk space ({reason}) and this Pod had written the most: {} {unit}",
+            size(uid)
+        );
         self.evict(uid, handle, message).await;
     }
 

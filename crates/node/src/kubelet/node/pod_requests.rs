@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use k8s_openapi::api::core::v1::ObjectReference;
 use thiserror::Error;
 use tokio::io::AsyncRead;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::NodeHandle;
+use super::{NodeHandle, exec_oom};
 use crate::kubelet::actor::ActorHandle;
+use crate::kubelet::events::{OOM_KILLED, Severity};
 use crate::kubelet::logs::{self, LogOptions};
 use crate::runtime::{AttachRequest, ExecRequest, ExecSession, Exit, RuntimeError};
 
@@ -65,6 +67,12 @@ impl NodeHandle {
         found.map(|(uid, handle)| (uid.clone(), Arc::clone(handle))).ok_or_else(none)
     }
 
+    /// Whether sandboxd runs in a container of the Pod.
+    pub fn has_sandboxd(&self, key: &PodKey, container: &str) -> bool {
+        let found = self.find(key);
+        found.is_ok_and(|(_, handle)| handle.view.borrow().sandboxd_container.as_deref() == Some(container))
+    }
+
     /// The log of a container: of its current attempt, or with `previous` of the one before.
     pub async fn logs(
         &self,
@@ -103,7 +111,7 @@ impl NodeHandle {
         container: &str,
         request: ExecRequest,
     ) -> Result<ExecSession, PodRequestError> {
-        let (uid, _) = self.find(key)?;
+        let (uid, handle) = self.find(key)?;
         let (stdout, stderr) = (request.stdout, request.stderr);
         match self.0.node.runtime.exec(&uid, container, request).await {
             Err(RuntimeError::CannotRun { command, message, missing }) => {
@@ -111,7 +119,23 @@ impl NodeHandle {
                 let code = if missing { NO_SUCH_PROGRAM } else { NOT_EXECUTABLE };
                 Ok(ended_session(message, stdout, stderr, code))
             }
-            other => Ok(other?),
+            other => {
+                let limit = self.0.node.runtime.memory_limit(&uid, container);
+                let (recorder, container) = (self.0.node.recorder.clone(), container.to_owned());
+                let report = move |reason: &str| {
+                    let about = ObjectReference {
+                        api_version: Some("v1".to_owned()),
+                        kind: Some("Pod".to_owned()),
+                        name: Some(handle.name.clone()),
+                        namespace: Some(handle.namespace.clone()),
+                        uid: Some(uid),
+                        ..ObjectReference::default()
+                    };
+                    let message = format!("A command in container {container} was killed: {reason}");
+                    recorder.about(about, Severity::Warning, OOM_KILLED, message);
+                };
+                Ok(exec_oom::explain(other?, limit, report))
+            }
         }
     }
 

@@ -190,6 +190,22 @@ fn deletion_stops_main_containers_then_sidecars_then_the_sandbox_then_the_object
 }
 
 #[test]
+fn a_failed_removal_is_repeated_before_the_object_is_deleted() {
+    let failed = |second: i64| {
+        pod().prepared().exited("main", 0, NOW).edit(|s| {
+            s.sandbox = SandboxState::RemovalFailed { retry_at: at(second) };
+            s.final_status_written = true;
+        })
+    };
+    assert_eq!(failed(NOW).deleting(30).actions(), [Action::RemoveSandbox]);
+    let waiting = failed(NOW + 1).deleting(30);
+    assert_eq!((waiting.actions(), waiting.plan().wake_at), (vec![], Some(at(NOW + 1))));
+    // After the loss of a supervisor: no new sandbox while the old one is there.
+    let lost = pod().prepared().edit(|s| s.sandbox = SandboxState::RemovalFailed { retry_at: at(NOW) });
+    assert_eq!(lost.actions(), [Action::RemoveSandbox]);
+}
+
+#[test]
 fn the_grace_period_is_what_is_left_of_it() {
     let mut scenario = pod().prepared().running("main").deleting(10);
     scenario.pod.metadata.deletion_grace_period_seconds = Some(60);

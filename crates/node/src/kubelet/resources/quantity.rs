@@ -19,6 +19,17 @@ impl Milli {
     }
 }
 
+/// Bytes as people write limits: in whole Gi, Mi or Ki where the amount is.
+pub fn binary(bytes: u64) -> String {
+    let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
+    let whole = units.into_iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    match whole {
+        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
+        None if bytes >= 1 << 30 => format!("{}Mi", bytes >> 20),
+        None => bytes.to_string(),
+    }
+}
+
 /// Parses the text of a quantity.
 pub fn parse(text: &str) -> Result<Milli, QuantityError> {
     agent_sandbox_api::quantity::Quantity::parse(text).map(|quantity| Milli(quantity.milli()))

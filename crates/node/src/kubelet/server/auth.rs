@@ -1,5 +1,5 @@
-//! Authentication and authorisation of requests without a client certificate, by TokenReview and SubjectAccessReview
-//! for each request.
+//! Authentication and authorisation of requests: a client certificate names the user, or TokenReview does; then a
+//! SubjectAccessReview for each request decides.
 
 use http::{HeaderMap, Method, StatusCode};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
@@ -28,13 +28,23 @@ impl AuthError {
     }
 }
 
-/// Accepts a request whose token is valid and whose user is authorised for `nodes/proxy` of this node.
+/// Accepts a request whose user, of the connection's certificate or of a valid token, is authorised for `nodes/proxy` of
+/// this node.
 pub(super) async fn authorize(
     client: &kube::Client,
     node_name: &str,
+    certified: Option<&UserInfo>,
     method: &Method,
     headers: &HeaderMap,
 ) -> Result<(), AuthError> {
+    let user = match certified {
+        Some(user) => user.clone(),
+        None => user_of_token(client, headers).await?,
+    };
+    check_node_access(client, node_name, method, user).await
+}
+
+async fn user_of_token(client: &kube::Client, headers: &HeaderMap) -> Result<UserInfo, AuthError> {
     let header = headers.get(http::header::AUTHORIZATION).and_then(|v| v.to_str().ok());
     let token = header.and_then(|v| v.strip_prefix("Bearer ")).map(str::trim).filter(|t| !t.is_empty());
     let token = token.ok_or(AuthError::Unauthenticated)?.to_owned();
@@ -43,8 +53,7 @@ pub(super) async fn authorize(
     let reviews: Api<TokenReview> = Api::all(client.clone());
     let response = reviews.create(&PostParams::default(), &review).await.map_err(review_failed)?;
     let status = response.status.unwrap_or_default();
-    let user = status.user.filter(|_| status.authenticated == Some(true)).ok_or(AuthError::Unauthenticated)?;
-    check_node_access(client, node_name, method, user).await
+    status.user.filter(|_| status.authenticated == Some(true)).ok_or(AuthError::Unauthenticated)
 }
 
 /// Checks whether a user is authorised for `nodes/proxy` of this node.

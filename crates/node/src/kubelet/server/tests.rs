@@ -3,7 +3,7 @@
 use agent_sandbox_streams::backend::NoNode;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::{Value, json};
@@ -26,8 +26,17 @@ impl Authority {
 
     /// A certificate and its key, PEM.
     fn issue(&self, name: &str) -> (String, String) {
+        self.issue_to(name, &[(DnType::CommonName, name)])
+    }
+
+    fn issue_to(&self, host: &str, subject: &[(DnType, &str)]) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        for (kind, value) in subject {
+            params.distinguished_name.push(kind.clone(), *value);
+        }
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
         (certificate.pem(), key.serialize_pem())
     }
 }
@@ -47,7 +56,9 @@ fn api() -> kube::Client {
             "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
                 let attributes = &request["spec"]["resourceAttributes"];
                 let proxy = attributes["resource"] == "nodes" && attributes["subresource"] == "proxy";
-                let allowed = proxy && attributes["name"] == "n1" && request["spec"]["user"] == "admin";
+                let groups = request["spec"]["groups"].as_array().cloned().unwrap_or_default();
+                let administrator = request["spec"]["user"] == "admin" || groups.contains(&json!("system:masters"));
+                let allowed = proxy && attributes["name"] == "n1" && administrator;
                 json!({"spec": {}, "status": {"allowed": allowed}})
             }
             "/api/v1/namespaces/ns/pods/elsewhere" => json!({"metadata": {"name": "elsewhere", "namespace": "ns"},
@@ -137,10 +148,30 @@ async fn unauthenticated_requests_get_401_and_unauthorised_users_403() {
 #[tokio::test]
 async fn only_certificates_of_the_authority_are_accepted() {
     let fixture = Fixture::open().await;
-    let good = fixture.clients.issue("kube-apiserver");
+    let good = fixture.clients.issue("admin");
     assert_eq!(fixture.get("/healthz", None, Some(good)).await.unwrap(), (200, "ok".into()));
     let bad = fixture.servers.issue("kube-apiserver");
     assert!(fixture.get("/healthz", Some("admin"), Some(bad)).await.is_err(), "refused before any request");
+}
+
+#[tokio::test]
+async fn the_user_of_a_certificate_must_be_authorised() {
+    let fixture = Fixture::open().await;
+    let exec = "/exec/ns/here/c?command=sh";
+    let client = [(DnType::CommonName, "kube-apiserver-kubelet-client"), (DnType::OrganizationName, "system:masters")];
+    let control_plane = fixture.clients.issue_to("x", &client);
+    // A plain request for exec lacks its upgrade: it was let through.
+    assert_eq!(fixture.get(exec, None, Some(control_plane)).await.unwrap().0, 400);
+    let guest = fixture.clients.issue("guest");
+    for path in ["/healthz", exec, "/containerLogs/ns/here/c", "/pods"] {
+        let refused = fixture.get(path, None, Some(guest.clone())).await.unwrap();
+        assert_eq!(refused.0, 403, "{path}: {refused:?}");
+        assert!(refused.1.contains("user=guest"), "{refused:?}");
+    }
+    // The certificate's user counts, as in Kubernetes, not that of a token beside it.
+    assert_eq!(fixture.get("/healthz", Some("admin"), Some(guest)).await.unwrap().0, 403);
+    let nameless = fixture.clients.issue_to("x", &[(DnType::OrganizationName, "system:masters")]);
+    assert_eq!(fixture.get("/healthz", None, Some(nameless)).await.unwrap().0, 401);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::json;
 use tracing::{debug, warn};
 
-use super::{STORAGE_CLASS, is_provisioned_by, needs_binding, storage_class, volume_for, volume_name};
+use super::{STORAGE_CLASS, belongs_to, is_provisioned_by, needs_binding, storage_class, volume_for, volume_name};
 use crate::runtime::{SharedRuntime, VolumeKey};
 
 /// The volume binder.
@@ -61,7 +61,16 @@ impl Binder {
         let name = volume_name(claim);
         match volumes.create(&PostParams::default(), &volume).await {
             Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                if !belongs_to(&volumes.get(&name).await?, claim) {
+                    warn!(
+                        claim = claim.metadata.name,
+                        volume = name,
+                        "Not binding a volume that belongs to another claim"
+                    );
+                    return Ok(());
+                }
+            }
             Err(error) => return Err(error),
         }
         let namespace = claim.metadata.namespace.as_deref().unwrap_or("default");

@@ -40,6 +40,8 @@ pub enum MountError {
     BadSubPath(String),
     #[error("subPath is not supported on hostPath volume {0:?}; give the full path in the volume")]
     SubPathOfHost(String),
+    #[error("container {0:?} mounts the copied volume {1:?} twice; a copy has one place")]
+    CopiedTwice(String, String),
     #[error("mountPath {0:?} must be absolute and must not contain '..'")]
     BadMountPath(String),
     #[error("volume {volume:?}")]
@@ -88,12 +90,31 @@ pub fn memory_volumes(spec: &PodSpec) -> BTreeMap<String, Option<u64>> {
         .collect()
 }
 
+/// Whether a container mounts a path of the host so that it can be written.
+pub fn writes_host_paths(spec: &PodSpec) -> bool {
+    let of_host = |name: &str| spec.volumes.iter().flatten().any(|v| v.name == name && v.host_path.is_some());
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let mut mounts = containers.flat_map(|container| container.volume_mounts.iter().flatten());
+    mounts.any(|mount| mount.read_only != Some(true) && of_host(&mount.name))
+}
+
 /// A volume that is ready to be mounted.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum PreparedVolume {
-    Folder { path: PathBuf, read_only: bool, storage: Option<VolumeStorage> },
+    Folder {
+        path: PathBuf,
+        read_only: bool,
+        storage: Option<VolumeStorage>,
+    },
     Memory,
-    Host { path: PathBuf },
+    Host {
+        path: PathBuf,
+    },
+    /// A private, writable copy of a folder of the host.
+    Copy {
+        path: PathBuf,
+        private: bool,
+    },
 }
 
 /// The volumes that store data on disk, with their limits.
@@ -136,10 +157,19 @@ pub fn mounts(
                     (MountSource::Data { path: path.clone(), sub_path }, *read_only)
                 }
                 PreparedVolume::Memory => (MountSource::Memory { volume: mount.name.clone(), sub_path }, false),
-                PreparedVolume::Host { .. } if sub_path.is_some() => {
+                PreparedVolume::Host { .. } | PreparedVolume::Copy { .. } if sub_path.is_some() => {
                     return Err(MountError::SubPathOfHost(mount.name.clone()));
                 }
                 PreparedVolume::Host { path } => (MountSource::Host { path: path.clone() }, false),
+                PreparedVolume::Copy { path, private } => {
+                    let mounts = container.volume_mounts.iter().flatten();
+                    if mounts.filter(|other| other.name == mount.name).count() > 1 {
+                        return Err(MountError::CopiedTwice(container.name.clone(), mount.name.clone()));
+                    }
+                    let source =
+                        MountSource::Copy { path: path.clone(), volume: mount.name.clone(), private: *private };
+                    return Ok(Mount { source, target: mount.mount_path.clone(), read_only: false });
+                }
             };
             let read_only = volume_read_only || mount.read_only == Some(true);
             Ok(Mount { source, target: mount.mount_path.clone(), read_only })
@@ -174,6 +204,18 @@ mod tests {
             Err(MountError::UnsupportedVolume("v".into()))
         );
         assert!(matches!(one(json!({"name": "v", "emptyDir": {"sizeLimit": "many"}})), Err(MountError::Size { .. })));
+    }
+
+    #[test]
+    fn only_a_writable_mount_of_a_host_path_writes_to_the_host() {
+        let writes = |mount: Value| {
+            let volumes = json!([{"name": "h", "hostPath": {"path": "/srv"}}, {"name": "e", "emptyDir": {}}]);
+            let spec = json!({"volumes": volumes, "containers": [{"name": "a", "volumeMounts": [mount]}]});
+            writes_host_paths(&serde_json::from_value(spec).unwrap())
+        };
+        assert!(writes(json!({"name": "h", "mountPath": "/x"})));
+        assert!(!writes(json!({"name": "h", "mountPath": "/x", "readOnly": true})));
+        assert!(!writes(json!({"name": "e", "mountPath": "/x"})));
     }
 
     fn mounted(mount: Value) -> Result<Mount, MountError> {

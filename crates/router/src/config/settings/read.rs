@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_sandbox_telemetry::DEFAULT_ENDPOINT;
+use agent_sandbox_telemetry::audit::AuditConfig;
 
+use super::browser;
 use super::parse::Reader;
 use super::{ConfigError, OTLP_ENDPOINT, OTLP_METRICS_ENDPOINT, OTLP_TRACES_ENDPOINT, Values};
 use crate::auth::{AuthzConfig, Modes, StaticToken, TokenReviewConfig};
@@ -18,6 +20,12 @@ pub fn read(values: &Values, env: &dyn Fn(&str) -> Option<String>) -> Result<Pro
     let mut reader = Reader::new(values);
     let https = read_https(&mut reader);
     let (router, watch_pods) = read_router(&mut reader);
+    let sleep = reader.switch("wake-sandboxes");
+    if sleep && !watch_pods {
+        reader
+            .problems
+            .push("--wake-sandboxes needs the index of sandbox Pods; remove --cache-enabled=false".to_owned());
+    }
     let config = ProcessConfig {
         http_bind: reader.non_empty("http-bind-address").map(str::to_owned),
         https,
@@ -25,8 +33,13 @@ pub fn read(values: &Values, env: &dyn Fn(&str) -> Option<String>) -> Result<Pro
         probe_bind: reader.non_empty("health-probe-bind-address").map(str::to_owned),
         kubeconfig: reader.non_empty("kubeconfig").map(PathBuf::from),
         watch_pods,
+        sleep,
         trace_endpoint: endpoint(&mut reader, "enable-tracing", OTLP_TRACES_ENDPOINT, env),
         metrics_endpoint: endpoint(&mut reader, "enable-otel-metrics", OTLP_METRICS_ENDPOINT, env),
+        audit: reader.non_empty("audit-log").map(str::to_owned).map(|target| AuditConfig {
+            target,
+            redaction_file: reader.non_empty("audit-redact-file").map(PathBuf::from),
+        }),
         router,
     };
     if config.http_bind.is_none() && reader.non_empty("https-bind-address").is_none() {
@@ -58,6 +71,8 @@ fn read_router(reader: &mut Reader<'_>) -> (RouterConfig, bool) {
         }
     }
     let authz = read_authz(reader);
+    let routing = browser::read_routing(reader);
+    let cookie = browser::read_cookie(reader, &routing, &authz);
     let access_ttl = match &authz {
         AuthzConfig::AnyOf(Modes { token_review: Some(review), .. }) => review.ttl,
         _ => TokenReviewConfig::default().ttl,
@@ -68,6 +83,7 @@ fn read_router(reader: &mut Reader<'_>) -> (RouterConfig, bool) {
             allow_loopback: reader.switch("allow-loopback-pod-ip"),
         },
         cluster_domain: Some(domain),
+        sandbox_token_key: reader.non_empty("sandbox-token-key-file").map(PathBuf::from),
         watch_namespace: reader.non_empty("cache-namespace").map(str::to_owned),
         timeouts: read_timeouts(reader),
         retries: Retries {
@@ -91,7 +107,10 @@ fn read_router(reader: &mut Reader<'_>) -> (RouterConfig, bool) {
         access_ttl,
         access_log: reader.switch("access-log"),
         trusted_proxies,
-        loopback_hosts_only: false,
+        allowed_hosts: browser::read_hosts(reader),
+        allowed_origins: browser::read_origins(reader, "allowed-origins"),
+        cookie,
+        routing,
         workers: match reader.number("workers") {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,

@@ -40,6 +40,62 @@ fn defaults_are_the_contracts() {
     assert!(matches!(router.authz, AuthzConfig::AllowAll));
 }
 
+#[test]
+fn names_of_the_router_can_be_listed() {
+    assert!(config(&[]).unwrap().router.allowed_hosts.contain("any.example"));
+    let listed = config(&[("allowed-hosts", "router.example.com,*.boxes.example.com")]).unwrap().router.allowed_hosts;
+    for (host, allowed) in [
+        ("router.example.com", true),
+        ("1-a--b.boxes.example.com", true),
+        ("10.0.0.1:80", true),
+        ("sandbox-router-svc.agent-sandbox-system.svc.cluster.local", true),
+        ("evil.example", false),
+    ] {
+        assert_eq!(listed.contain(host), allowed, "{host}");
+    }
+    let error = config(&[("allowed-hosts", "router.example.com:80")]).unwrap_err();
+    assert!(error.to_string().contains("--allowed-hosts"), "{error}");
+}
+
+#[test]
+fn cookies_need_a_credential_and_a_url_to_protect() {
+    let usual = [
+        ("path-routing-prefix", "/router"),
+        ("authz-mode", "static-token"),
+        ("authz-static-token", "s"),
+        ("authz-cookie-name", "session"),
+    ];
+    let with = |more: &[(&'static str, &str)]| config(&[&usual[..], more].concat());
+    let cookie = with(&[]).unwrap().router.cookie.unwrap();
+    assert!(cookie.secure && cookie.query_param.is_none() && cookie.same_site == crate::SameSite::Lax);
+    let none = with(&[("authz-cookie-samesite", "none"), ("authz-cookie-query-param", "token")]).unwrap();
+    assert_eq!(none.router.cookie.unwrap().query_param.as_deref(), Some("token"));
+    for wrong in [
+        &[("authz-cookie-samesite", "none"), ("authz-cookie-insecure", "true")][..],
+        &[("authz-cookie-samesite", "other")],
+        &[("authz-cookie-allowed-origins", "app.example")],
+        &[("authz-cookie-name", "a b")],
+        &[("authz-cookie-query-param", "a&b")],
+        &[("authz-mode", "allow-all")],
+        &[("path-routing-prefix", "")],
+        &[("path-routing-prefix", "router")],
+        &[("path-routing-prefix", "/router/")],
+        &[("path-routing-prefix", "//router")],
+        &[("path-routing-prefix", "/a/../b")],
+        &[("host-routing-domain", "*.example")],
+    ] {
+        assert!(with(wrong).is_err(), "{wrong:?}");
+    }
+    for alone in [
+        ("authz-cookie-query-param", "t"),
+        ("authz-cookie-allowed-origins", "https://a"),
+        ("authz-trust-forwarded-proto", "true"),
+    ] {
+        assert!(config(&[alone]).is_err(), "{alone:?}");
+    }
+    assert!(config(&[]).unwrap().router.cookie.is_none());
+}
+
 /// D-117
 #[test]
 fn the_cluster_domain_comes_from_the_environment() {

@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
-use agent_sandbox_api::keys::labels;
+use agent_sandbox_api::keys::{self, annotations, labels};
+use agent_sandbox_api::sleep::IdlePolicy;
 use agent_sandbox_protocol::address::{self, AddressClass};
 use kube::api::{ApiResource, Object};
 use kube::core::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
-use super::PodFacts;
+use super::{PodFacts, Traffic};
 
 const SANDBOX_GROUP: &str = "agents.x-k8s.io";
 
@@ -68,7 +69,16 @@ pub(crate) fn facts(pod: &SlimPod) -> Option<PodFacts> {
         pod_uid: meta.uid.clone().unwrap_or_default(),
         ips,
         name_routable: !label(labels::WARM_POOL_SANDBOX),
+        // The controller copies valid policies only.
+        idle: IdlePolicy::read(|key| meta.annotations.as_ref()?.get(key).map(String::as_str)).ok().flatten(),
+        e2b: traffic(meta),
     })
+}
+
+/// Who reaches the ports of a sandbox of E2B's clients. Any other word than `public` is the stricter one.
+fn traffic(meta: &ObjectMeta) -> Option<Traffic> {
+    let value = meta.annotations.as_ref()?.get(annotations::E2B_TRAFFIC)?;
+    Some(if value == keys::E2B_PUBLIC { Traffic::Public } else { Traffic::Private })
 }
 
 fn is_ready(status: &SlimStatus) -> bool {

@@ -171,12 +171,23 @@ fn long_name(entry: &mut impl Read) -> Result<Vec<u8>, ArchiveError> {
     Ok(bytes)
 }
 
+/// The text of the first record, and what follows it. The record's own length says where it ends: a name may contain
+/// line breaks.
+fn pax_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let space = bytes.iter().position(|byte| *byte == b' ')?;
+    let digits = std::str::from_utf8(&bytes[..space]).ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()))?;
+    let (record, rest) = bytes.split_at_checked(digits.parse().ok()?)?;
+    Some((record.get(space + 1..)?.strip_suffix(b"\n")?, rest))
+}
+
 /// Parses the `length key=value` records of a pax header; only names are used.
 fn pax_header(entry: &mut impl Read, extended: &mut Extended) -> Result<(), ArchiveError> {
     let bytes = read_record(entry)?;
-    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-        let Some(space) = line.iter().position(|byte| *byte == b' ') else { continue };
-        let text = line[space + 1..].strip_suffix(b"\n").unwrap_or(&line[space + 1..]);
+    let mut rest = bytes.as_slice();
+    while !rest.is_empty() {
+        let (text, after) =
+            pax_record(rest).ok_or_else(|| ArchiveError::Broken("an extension record is malformed".into()))?;
+        rest = after;
         if let Some(path) = text.strip_prefix(b"path=") {
             extended.path = Some(path.to_vec());
         } else if let Some(link) = text.strip_prefix(b"linkpath=") {

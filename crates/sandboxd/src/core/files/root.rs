@@ -77,6 +77,9 @@ impl Root {
 
     /// The canonical path of the root as this process sees it.
     pub fn canonical(&self) -> PathBuf {
+        if self.is_file_system_root {
+            return PathBuf::from("/");
+        }
         Path::new("/").join(self.aliases[0].as_os_string())
     }
 

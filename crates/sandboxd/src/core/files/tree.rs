@@ -53,14 +53,22 @@ pub fn visit<F>(directory: &OwnedFd, mut each: F) -> Result<(), FileError>
 where
     F: FnMut(&Visit<'_>) -> Result<ControlFlow<()>, FileError>,
 {
-    visit_below(directory, &RelPath::default(), &mut each).map(|_| ())
+    visit_to_depth(directory, MAX_DEPTH, &mut each)
 }
 
-fn visit_below<F>(directory: &OwnedFd, path: &RelPath, each: &mut F) -> Result<ControlFlow<()>, FileError>
+/// The same, down to `depth` levels below the directory.
+pub fn visit_to_depth<F>(directory: &OwnedFd, depth: usize, mut each: F) -> Result<(), FileError>
 where
     F: FnMut(&Visit<'_>) -> Result<ControlFlow<()>, FileError>,
 {
-    if path.components().len() >= MAX_DEPTH || is_kernel_file_system(directory)? {
+    visit_below(directory, &RelPath::default(), depth.min(MAX_DEPTH), &mut each).map(|_| ())
+}
+
+fn visit_below<F>(directory: &OwnedFd, path: &RelPath, depth: usize, each: &mut F) -> Result<ControlFlow<()>, FileError>
+where
+    F: FnMut(&Visit<'_>) -> Result<ControlFlow<()>, FileError>,
+{
+    if path.components().len() >= depth || is_kernel_file_system(directory)? {
         return Ok(ControlFlow::Continue(()));
     }
     for name in names(directory)? {
@@ -72,7 +80,7 @@ where
         }
         if kind(&stat) == FileType::Directory
             && let Ok(child) = open_directory(directory, &name)
-            && visit_below(&child, &below, each)?.is_break()
+            && visit_below(&child, &below, depth, each)?.is_break()
         {
             return Ok(ControlFlow::Break(()));
         }

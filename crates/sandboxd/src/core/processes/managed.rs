@@ -12,11 +12,13 @@ use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::launch::{Launch, LaunchError, Launched};
 use super::log::{Log, Stream};
 use super::reaper::{Child, Exit, Reaper};
+use crate::core::history::{History, Recording};
 use crate::core::terminals;
 
 /// Number of ended processes that are kept, and for how long.
@@ -36,6 +38,7 @@ pub struct Registry {
     table: Mutex<Table>,
     reaper: Reaper,
     slots: Arc<Semaphore>,
+    history: Arc<History>,
     grace: Duration,
 }
 
@@ -51,6 +54,9 @@ pub struct ProcessOptions {
     /// Bytes of output kept for replay.
     pub log: usize,
     pub time: Option<Duration>,
+    /// Wait for the output of descendants that still hold the pipes, until they close them or the process is signalled.
+    /// Otherwise the output ends soon after the process.
+    pub whole_output: bool,
 }
 
 /// Why a process could not be started.
@@ -95,12 +101,14 @@ pub struct Process {
     terminal: Option<Arc<OwnedFd>>,
     ended: watch::Sender<Option<Ended>>,
     timed_out: AtomicBool,
+    /// Set by every signal that is sent through this handle: the process is not expected to write any more.
+    signalled: CancellationToken,
     grace: Duration,
 }
 
 impl Registry {
-    pub fn new(reaper: Reaper, slots: Arc<Semaphore>, grace: Duration) -> Self {
-        Self { table: Mutex::default(), reaper, slots, grace }
+    pub fn new(reaper: Reaper, slots: Arc<Semaphore>, history: Arc<History>, grace: Duration) -> Self {
+        Self { table: Mutex::default(), reaper, slots, history, grace }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -110,10 +118,11 @@ impl Registry {
     /// Starts and registers a process.
     pub fn start(&self, launch: &Launch, options: ProcessOptions) -> Result<Arc<Process>, StartError> {
         let slot = Arc::clone(&self.slots).try_acquire_owned().map_err(|_| StartError::TooMany)?;
-        let launched = launch.start(&self.reaper)?;
+        let recording = Recording::start(&self.history, launch);
+        let launched = launch.start(&self.reaper).inspect_err(|error| recording.failed(&error.to_string()))?;
         let argv = launch.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let id = self.next_id();
-        let process = Process::from_launched(id, argv, launched, options, self.grace, slot)?;
+        let process = Process::from_launched(id, argv, launched, options, self.grace, (slot, recording))?;
         let mut table = self.lock();
         table.remove_expired();
         table.processes.insert(id, Arc::clone(&process));
@@ -164,7 +173,7 @@ impl Process {
         launched: Launched,
         options: ProcessOptions,
         grace: Duration,
-        slot: OwnedSemaphorePermit,
+        held: (OwnedSemaphorePermit, Recording),
     ) -> Result<Arc<Self>, LaunchError> {
         let failed = |error: std::io::Error| LaunchError::Prepare(Errno::from_io_error(&error).unwrap_or(Errno::IO));
         let stdin = launched.stdin.map(writer).transpose().map_err(failed)?;
@@ -180,9 +189,10 @@ impl Process {
             terminal: launched.terminal,
             ended: watch::Sender::new(None),
             timed_out: AtomicBool::new(false),
+            signalled: CancellationToken::new(),
             grace,
         });
-        tokio::spawn(Arc::clone(&process).supervise(stdout, stderr, options.time, slot));
+        tokio::spawn(Arc::clone(&process).supervise(stdout, stderr, options, held));
         Ok(process)
     }
 
@@ -191,17 +201,19 @@ impl Process {
         self: Arc<Self>,
         stdout: pipe::Receiver,
         stderr: Option<pipe::Receiver>,
-        time: Option<Duration>,
-        slot: OwnedSemaphorePermit,
+        options: ProcessOptions,
+        (slot, recording): (OwnedSemaphorePermit, Recording),
     ) {
+        let recording = Arc::new(recording);
+        let deadline = options.time.and_then(|time| Instant::now().checked_add(time));
         let mut pumps = tokio::task::JoinSet::new();
-        pumps.spawn(pump(stdout, Arc::clone(&self.log), Stream::Stdout));
+        pumps.spawn(pump(stdout, Arc::clone(&self.log), Arc::clone(&recording), Stream::Stdout));
         if let Some(stderr) = stderr {
-            pumps.spawn(pump(stderr, Arc::clone(&self.log), Stream::Stderr));
+            pumps.spawn(pump(stderr, Arc::clone(&self.log), Arc::clone(&recording), Stream::Stderr));
         }
-        let exit = match time {
+        let exit = match deadline {
             None => self.child.wait().await,
-            Some(time) => match timeout(time, self.child.wait()).await {
+            Some(deadline) => match timeout_at(deadline, self.child.wait()).await {
                 Ok(exit) => exit,
                 Err(_) => {
                     self.timed_out.store(true, Ordering::Relaxed);
@@ -209,15 +221,40 @@ impl Process {
                 }
             },
         };
+        if options.whole_output && !self.signalled.is_cancelled() {
+            self.await_whole_output(&mut pumps, deadline).await;
+        }
         self.drain_output(&mut pumps).await;
         drop(slot);
         *self.stdin.lock().await = None;
         let timed_out = self.timed_out.load(Ordering::Relaxed);
+        recording.finish(exit, timed_out);
         self.ended.send_replace(Some(Ended { exit, at: SystemTime::now(), timed_out }));
         self.log.close();
         // Descendants may still hold the pipes: read and discard their output (the log is closed) until they close
         // them.
         while pumps.join_next().await.is_some() {}
+    }
+
+    /// Waits until no process holds the pipes, the process is signalled or its time is over.
+    async fn await_whole_output(&self, pumps: &mut tokio::task::JoinSet<()>, deadline: Option<Instant>) {
+        let time_over = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(time_over);
+        loop {
+            tokio::select! {
+                joined = pumps.join_next() => if joined.is_none() { return },
+                () = self.signalled.cancelled() => return,
+                () = &mut time_over => {
+                    self.timed_out.store(true, Ordering::Relaxed);
+                    return;
+                }
+            }
+        }
     }
 
     async fn drain_output(&self, pumps: &mut tokio::task::JoinSet<()>) {
@@ -253,6 +290,7 @@ impl Process {
 
     /// Ends the process group: SIGTERM, and SIGKILL after the grace period.
     pub async fn end(&self) -> Exit {
+        self.signalled.cancel();
         self.child.terminate_group(Signal::TERM);
         match timeout(self.grace, self.child.wait()).await {
             Ok(exit) => exit,
@@ -263,8 +301,15 @@ impl Process {
         }
     }
 
+    /// Signals the process alone, without its descendants; has no effect on an ended process.
+    pub fn signal_alone(&self, signal: Signal) {
+        self.signalled.cancel();
+        self.child.signal_alone(signal);
+    }
+
     /// Signals the process group; has no effect on an ended process.
     pub fn signal(&self, signal: Signal) {
+        self.signalled.cancel();
         if signal == Signal::KILL {
             self.child.terminate_group(signal);
         } else {
@@ -333,13 +378,14 @@ fn writer(fd: OwnedFd) -> std::io::Result<pipe::Sender> {
     pipe::Sender::from_owned_fd_unchecked(fd)
 }
 
-async fn pump(mut from: pipe::Receiver, log: Arc<Log>, stream: Stream) {
+async fn pump(mut from: pipe::Receiver, log: Arc<Log>, recording: Arc<Recording>, stream: Stream) {
     let mut buffer = vec![0; 32 * 1024];
     // Reading the controlling side fails with EIO after the last descriptor of the terminal is closed.
     while let Ok(read) = from.read(&mut buffer).await {
         if read == 0 {
             return;
         }
+        recording.push(stream, &buffer[..read]);
         log.append(stream, &buffer[..read]).await;
     }
 }

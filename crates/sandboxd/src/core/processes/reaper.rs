@@ -173,6 +173,13 @@ impl Child {
         state.children.contains_key(&self.pid) && signal_group(self.pid, signal)
     }
 
+    /// Signals the process alone; `false` if it has already ended.
+    pub fn signal_alone(&self, signal: Signal) -> bool {
+        let state = self.reaper.lock();
+        let pid = Pid::from_raw(self.pid).filter(|_| state.children.contains_key(&self.pid));
+        pid.is_some_and(|pid| kill_process(pid, signal).is_ok())
+    }
+
     /// Signals the process group and has its remaining members killed when the leader ends.
     pub fn terminate_group(&self, signal: Signal) {
         let mut state = self.reaper.lock();

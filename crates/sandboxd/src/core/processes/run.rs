@@ -4,13 +4,13 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use agent_sandbox_protocol::capture::Capture;
 use rustix::io::Errno;
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::capture::Capture;
 use super::launch::{Launch, LaunchError, Launched};
 use super::reaper::{Child, Exit, Reaper};
 

@@ -1,6 +1,9 @@
 //! Reads users and groups from `/etc/passwd` and `/etc/group`: a static binary has no name service switch.
 
+use std::collections::HashMap;
 use std::path::Path;
+
+use rustix::thread::CapabilitySet;
 
 use super::launch::Identity;
 
@@ -29,6 +32,75 @@ pub(crate) fn home_of(uid: u32) -> Option<String> {
     let passwd = read(PASSWD);
     let entry = entries(&passwd).find(|fields| fields.get(2).and_then(|id| id.parse().ok()) == Some(uid))?;
     entry.get(5).filter(|home| !home.is_empty()).map(|home| (*home).to_owned())
+}
+
+/// A line of `/etc/passwd`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) name: String,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) home: String,
+}
+
+/// The account with this login name.
+pub(crate) fn account(name: &str) -> Option<Account> {
+    accounts(&read(PASSWD)).find(|account| account.name == name)
+}
+
+/// The account with this number.
+pub(crate) fn account_of(uid: u32) -> Option<Account> {
+    accounts(&read(PASSWD)).find(|account| account.uid == uid)
+}
+
+fn accounts(passwd: &str) -> impl Iterator<Item = Account> {
+    entries(passwd).filter_map(|fields| {
+        let home = fields.get(5).copied().unwrap_or_default();
+        Some(Account {
+            name: (*fields.first()?).to_owned(),
+            uid: fields.get(2)?.parse().ok()?,
+            gid: fields.get(3)?.parse().ok()?,
+            home: if home.is_empty() { "/".into() } else { home.into() },
+        })
+    })
+}
+
+/// Names of users and groups by number, read once for many look-ups.
+#[derive(Debug)]
+pub(crate) struct Names {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Names {
+    pub(crate) fn read() -> Self {
+        let mut names = Self { users: HashMap::new(), groups: HashMap::new() };
+        for account in accounts(&read(PASSWD)) {
+            names.users.entry(account.uid).or_insert(account.name);
+        }
+        for fields in entries(&read(GROUP)) {
+            if let Some(id) = fields.get(2).and_then(|id| id.parse().ok()) {
+                names.groups.entry(id).or_insert_with(|| fields[0].to_owned());
+            }
+        }
+        names
+    }
+
+    /// The user's name, or the number as text.
+    pub(crate) fn user(&self, uid: u32) -> String {
+        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    }
+
+    /// The group's name, or the number as text.
+    pub(crate) fn group(&self, gid: u32) -> String {
+        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
+    }
+}
+
+/// Whether the daemon can run commands as other users.
+pub(crate) fn can_change_user() -> bool {
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
 }
 
 fn read(path: &str) -> String {
@@ -76,6 +148,15 @@ fn group_id(name: &str, group: &str) -> Result<u32, UserError> {
     known.or_else(|| name.parse().ok()).ok_or_else(|| UserError::UnknownGroup(name.to_owned()))
 }
 
+/// Fuzz target: the first line is a user, the rest stands in both files.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (user, file) = text.split_once('\n').unwrap_or((&text, ""));
+    let _ = find_in(user, file, file);
+    let _ = (accounts(file).count(), group_id(user, file));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,6 +173,8 @@ mod tests {
         assert_eq!(find_in("77", PASSWD, GROUP), Ok(bare));
         assert_eq!(find_in("agent:wheel", PASSWD, GROUP).map(|identity| identity.gid), Ok(10));
         assert_eq!(find_in("nobody", PASSWD, GROUP), Err(UserError::Unknown("nobody".into())));
+        let home = accounts(PASSWD).find(|account| account.uid == 1000).map(|account| (account.name, account.home));
+        assert_eq!(home, Some(("agent".into(), "/home/agent".into())));
         assert_eq!(find_in("agent:x", PASSWD, GROUP), Err(UserError::UnknownGroup("x".into())));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use agent_sandbox_protocol::capture::Capture;
 use agent_sandbox_protocol::native::{ErrorCode, ExecRequest, ExecResult};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,11 +12,10 @@ use http::{HeaderMap, Request, Response, StatusCode};
 
 use super::error::ApiError;
 use super::idempotency::{Reservation, StoredResponse, outcome_unknown};
-use super::{Native, request, stream};
-use crate::core::processes::capture::Capture;
+use super::{Native, json_body, request, stream};
 use crate::core::processes::managed::{Process, ProcessOptions, TerminateOnDisconnect};
 use crate::core::processes::reaper::Exit;
-use crate::core::processes::run::{Bounds, Finished, run_with_input};
+use crate::core::processes::run::{Bounds, Finished};
 use crate::http_io::body::{self, Body};
 
 /// Maximum size of a request, which may carry standard input.
@@ -29,7 +29,7 @@ impl Native {
     pub(super) async fn exec(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
         let format = stream::Format::accepted(request.headers());
         let headers = request.headers().clone();
-        let bytes = body::collect(request.into_body(), MAX_REQUEST).await?;
+        let bytes = json_body::collect(request, MAX_REQUEST).await?;
         let request = parse(&bytes)?;
         match format {
             Some(format) => {
@@ -99,7 +99,7 @@ impl Native {
         };
         let input = request.stdin.clone().map(String::into_bytes);
         let started = Instant::now();
-        let finished = run_with_input(&launch, bounds, &self.sandbox.reaper, input).await?;
+        let finished = self.sandbox.run(&launch, bounds, input).await?;
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let result = to_result(finished, request.base64, duration_ms, bounds.output);
         Ok((StatusCode::OK, serde_json::to_vec(&result).unwrap_or_default()))
@@ -108,7 +108,7 @@ impl Native {
     /// `POST /processes`.
     pub(super) async fn start(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
         let headers = request.headers().clone();
-        let bytes = body::collect(request.into_body(), MAX_REQUEST).await?;
+        let bytes = json_body::collect(request, MAX_REQUEST).await?;
         let request = parse(&bytes)?;
         let native = Arc::clone(&self);
         let work = async move {
@@ -122,7 +122,7 @@ impl Native {
     pub(super) fn start_process(&self, request: &ExecRequest) -> Result<Arc<Process>, ApiError> {
         let launch = request::to_launch(&self.sandbox, request, true)?;
         let log = request.output_limit.unwrap_or(DEFAULT_LOG_BYTES).clamp(64 * 1024, MAX_LOG_BYTES);
-        let options = ProcessOptions { log, time: request::time_limit(request)? };
+        let options = ProcessOptions { log, time: request::time_limit(request)?, whole_output: false };
         let process = self.sandbox.registry.start(&launch, options)?;
         if let Some(text) = request.stdin.clone() {
             let process = Arc::clone(&process);

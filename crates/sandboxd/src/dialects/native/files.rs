@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, FileType, Mode, RenameFlags, Stat, renameat, renameat_
 use rustix::io::Errno;
 
 use super::error::{ApiError, with_path};
+use super::json_body;
 use super::routes::{Operation, Query};
 use super::stream::Format;
 use crate::core::Sandbox;
@@ -49,9 +50,7 @@ pub(super) async fn perform(
         Operation::TarDownload => tar::download(sandbox, query).await,
         Operation::TarUpload => tar::upload(sandbox, query, request).await,
         Operation::FileMkdir | Operation::FileMove | Operation::FileCopy | Operation::FileChmod => {
-            let bytes = body::collect(request.into_body(), MAX_REQUEST).await?;
-            let fields: FileOperation =
-                serde_json::from_slice(&bytes).map_err(|error| ApiError::invalid(format!("request body: {error}")))?;
+            let fields: FileOperation = json_body::read(request, MAX_REQUEST).await?;
             change_tree(sandbox, operation, fields).await
         }
         _ => transfer::read(sandbox, query, request).await,

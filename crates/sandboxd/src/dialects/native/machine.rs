@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
 
 use agent_sandbox_protocol::native::{Port, Ports, Usage};
 use http::{Response, StatusCode};
@@ -10,6 +9,7 @@ use http::{Response, StatusCode};
 use super::Native;
 use super::error::ApiError;
 use crate::core::files::blocking;
+use crate::core::machine;
 use crate::http_io::body::{self, Body};
 
 /// The state TCP_LISTEN in `/proc/net/tcp`.
@@ -80,25 +80,13 @@ fn resident_memory() -> u64 {
     kibibytes * 1024
 }
 
-/// cgroup v1 reports "no limit" as a number of this size or more.
-const UNLIMITED: u64 = 1 << 62;
-
-/// Usage of the sandbox's own cgroup, which a cgroup namespace shows as the root. Reads version 2, else version 1.
+/// Usage of the sandbox's own cgroup. Reads version 2, else version 1.
 fn cgroup_usage() -> Usage {
-    let read = |path: &str| std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(path)).ok();
-    let number = |path: &str| read(path)?.trim().parse::<u64>().ok();
-    let cpu = read("cpu.stat").and_then(|stat| {
-        let line = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
-        line.trim().parse().ok()
-    });
     Usage {
-        cpu_microseconds: cpu.or_else(|| number("cpuacct/cpuacct.usage").map(|nanoseconds| nanoseconds / 1000)),
-        memory_bytes: number("memory.current").or_else(|| number("memory/memory.usage_in_bytes")),
-        // "max" does not parse as a number: no limit.
-        memory_limit_bytes: number("memory.max")
-            .or_else(|| number("memory/memory.limit_in_bytes"))
-            .filter(|limit| *limit < UNLIMITED),
-        processes: number("pids.current").or_else(|| number("pids/pids.current")),
+        cpu_microseconds: machine::cpu_microseconds(),
+        memory_bytes: machine::memory_in_use(),
+        memory_limit_bytes: machine::memory_limit(),
+        processes: machine::cgroup_number("pids.current").or_else(|| machine::cgroup_number("pids/pids.current")),
         ..Usage::default()
     }
 }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::error::ApiError;
 use super::routes::Query;
-use super::{Native, stream};
+use super::{Native, json_body, stream};
 use crate::core::processes::managed::Process;
 use crate::core::processes::reaper::Exit;
 use crate::http_io::body::{self, Body};
@@ -110,17 +110,13 @@ pub(super) async fn stdin(
 }
 
 pub(super) async fn signal(process: Arc<Process>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
-    let bytes = body::collect(request.into_body(), MAX_REQUEST).await?;
-    let request: SignalRequest =
-        serde_json::from_slice(&bytes).map_err(|error| ApiError::invalid(format!("request body: {error}")))?;
+    let request: SignalRequest = json_body::read(request, MAX_REQUEST).await?;
     process.signal(signal_named(&request.signal)?);
     Ok(body::empty(StatusCode::NO_CONTENT))
 }
 
 pub(super) async fn resize(process: Arc<Process>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
-    let bytes = body::collect(request.into_body(), MAX_REQUEST).await?;
-    let size: TerminalSize =
-        serde_json::from_slice(&bytes).map_err(|error| ApiError::invalid(format!("request body: {error}")))?;
+    let size: TerminalSize = json_body::read(request, MAX_REQUEST).await?;
     process.resize(size.columns, size.rows)?;
     Ok(body::empty(StatusCode::NO_CONTENT))
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use agent_sandbox_protocol::native::{ErrorCode, ExecRequest, Limits};
 use rustix::process::Resource;
-use rustix::thread::CapabilitySet;
 
 use super::error::{ApiError, with_path};
 use crate::core::Sandbox;
@@ -82,16 +81,10 @@ fn rlimits(limits: &Limits) -> Vec<(Resource, u64)> {
     .collect()
 }
 
-/// Whether the daemon can run commands as other users.
-pub(crate) fn can_change_user() -> bool {
-    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
-    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
-}
-
 fn resolve_identity(user: &str) -> Result<Identity, ApiError> {
     let identity = users::find(user).map_err(|error| ApiError::invalid(error.to_string()))?;
     let own = rustix::process::geteuid().as_raw();
-    if identity.uid != own && !can_change_user() {
+    if identity.uid != own && !users::can_change_user() {
         let message = format!(
             "cannot run as {user:?}: the daemon is uid {own} and needs CAP_SETUID and CAP_SETGID to change that"
         );

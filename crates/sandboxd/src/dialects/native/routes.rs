@@ -24,6 +24,9 @@ pub enum Operation {
     ProcessSignal,
     ProcessResize,
     ProcessDelete,
+    HistoryList,
+    HistoryGet,
+    HistoryAdd,
     FileRead,
     FileHead,
     FileWrite,
@@ -44,7 +47,7 @@ pub enum Operation {
 }
 
 /// Method, path below the prefix, operation. `{id}` is the id of a process.
-pub const ROUTES: [(&str, &str, Operation); 31] = [
+pub const ROUTES: [(&str, &str, Operation); 34] = [
     ("GET", "", Operation::Info),
     ("GET", "/openapi.json", Operation::OpenApi),
     ("POST", "/exec", Operation::Exec),
@@ -59,6 +62,9 @@ pub const ROUTES: [(&str, &str, Operation); 31] = [
     ("POST", "/processes/{id}/stdin", Operation::ProcessStdin),
     ("POST", "/processes/{id}/signal", Operation::ProcessSignal),
     ("POST", "/processes/{id}/resize", Operation::ProcessResize),
+    ("GET", "/history", Operation::HistoryList),
+    ("POST", "/history", Operation::HistoryAdd),
+    ("GET", "/history/{id}", Operation::HistoryGet),
     ("GET", "/files", Operation::FileRead),
     ("HEAD", "/files", Operation::FileHead),
     ("PUT", "/files", Operation::FileWrite),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_sandbox_protocol::runtime::{ExecuteResponse, LAUNCH_FAILURE_PREFIX, ValidationError, ValidationProblem};
-use http::{Request, Response, StatusCode, header};
+use agent_sandbox_protocol::web::BodyKind;
+use http::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::split::split_words;
@@ -33,10 +34,7 @@ struct Command {
 
 impl Runtime {
     pub(super) async fn execute(&self, request: Request<Body>) -> Response<Body> {
-        let is_json = request
-            .headers()
-            .get(header::CONTENT_TYPE)
-            .is_none_or(|value| value.as_bytes().to_ascii_lowercase().windows(4).any(|window| window == b"json"));
+        let is_json = matches!(BodyKind::of(request.headers()), BodyKind::Json | BodyKind::Unnamed);
         let bytes = match body::collect(request.into_body(), MAX_REQUEST).await {
             Ok(bytes) => bytes,
             Err(_) => return message(StatusCode::PAYLOAD_TOO_LARGE, "command is too long"),
@@ -58,7 +56,11 @@ impl Runtime {
             Err(error) => return launch_failure(&error, 1),
         };
         let described = describe(&argv, self.exec_mode);
-        let finished = match self.run(argv, limit).await {
+        let launched = match self.launch(argv) {
+            Ok(launch) => self.sandbox.run(&launch, self.bounds(limit), None).await.map_err(|error| error.to_string()),
+            Err(error) => Err(error),
+        };
+        let finished = match launched {
             Ok(finished) => finished,
             Err(error) => return launch_failure(&error, 1),
         };
@@ -82,9 +84,9 @@ impl Runtime {
         }
     }
 
-    async fn run(&self, argv: Vec<OsString>, limit: Duration) -> Result<Finished, String> {
+    fn launch(&self, argv: Vec<OsString>) -> Result<Launch, String> {
         let base = self.sandbox.paths.open_base().map_err(|error| format!("working directory: {error}"))?;
-        let launch = Launch {
+        Ok(Launch {
             argv,
             env: Arc::clone(&self.sandbox.env),
             cwd: Arc::new(base),
@@ -92,19 +94,20 @@ impl Runtime {
             terminal: None,
             identity: None,
             rlimits: Vec::new(),
-        };
-        let bounds = Bounds {
-            time: Some(limit),
-            grace: self.sandbox.limits.kill_grace,
-            output: self.sandbox.limits.output_bytes,
-        };
-        run(&launch, bounds, &self.sandbox.reaper).await.map_err(|error| error.to_string())
+        })
+    }
+
+    fn bounds(&self, limit: Duration) -> Bounds {
+        Bounds { time: Some(limit), grace: self.sandbox.limits.kill_grace, output: self.sandbox.limits.output_bytes }
     }
 
     /// A shell exits with 2 for a syntax error, but so do many programs: ask the shell to check the text.
     async fn is_bad_syntax(&self, text: &str) -> bool {
         let check = vec![self.sandbox.shell.clone(), "-n".into(), "-c".into(), text.into()];
-        matches!(self.run(check, SYNTAX_CHECK).await, Ok(finished) if finished.exit == Exit::Code(2))
+        let Ok(check) = self.launch(check) else { return false };
+        // Not a command of the user's: it is not recorded.
+        let checked = run(&check, self.bounds(SYNTAX_CHECK), &self.sandbox.reaper).await;
+        checked.is_ok_and(|finished| finished.exit == Exit::Code(2))
     }
 
     fn describe(&self, finished: Finished, limit: Duration, bad_syntax: bool, command: &str) -> ExecuteResponse {

@@ -19,7 +19,22 @@ use crate::http_io::form::Form;
 
 impl Runtime {
     pub(super) async fn upload(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
-        let Some(mut form) = Form::of(request) else { return missing_file() };
+        let mut form = match Form::of(request) {
+            Ok(form) => form,
+            Err(unread) => {
+                body::discard(unread).await;
+                return missing_file();
+            }
+        };
+        let response = self.store_first_file(&mut form).await;
+        if !response.status().is_success() {
+            body::discard(form.into_body()).await;
+        }
+        response
+    }
+
+    /// Stores the part named `file`.
+    async fn store_first_file(self: Arc<Self>, form: &mut Form) -> Response<Body> {
         loop {
             let part = match form.next().await {
                 Ok(Some(part)) => part,
@@ -51,7 +66,7 @@ impl Runtime {
         }
     }
 
-    async fn store(self: Arc<Self>, name: &str, mut form: Form) -> Result<(), UploadError> {
+    async fn store(self: Arc<Self>, name: &str, form: &mut Form) -> Result<(), UploadError> {
         let given = name.as_bytes().to_vec();
         let runtime = Arc::clone(&self);
         let replacement = blocking(move || {

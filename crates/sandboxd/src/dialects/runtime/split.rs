@@ -45,6 +45,15 @@ fn double_quoted(characters: &mut std::str::Chars<'_>, word: &mut String) -> Res
     }
 }
 
+/// Fuzz target: the bytes are a command line.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(command) = std::str::from_utf8(data) else { return };
+    if let Ok(words) = split_words(command) {
+        assert!(words.iter().map(String::len).sum::<usize>() <= command.len());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::split_words;

@@ -23,7 +23,7 @@ use crate::core::files::{FileError, Follow};
 use crate::core::processes::launch::LaunchError;
 use crate::core::processes::log::{Chunk, Reader, Stream};
 use crate::core::processes::managed::{ControlError, Process, ProcessOptions, StartError, TerminateOnDisconnect};
-use crate::core::processes::run::{Bounds, run};
+use crate::core::processes::run::Bounds;
 use crate::core::processes::{Launch, Stdin};
 use crate::core::terminals::{Winsize, window_size};
 
@@ -139,10 +139,12 @@ impl ProcessService for Workspace {
         let request = request.into_inner();
         let launch = self.launch(request.config, request.pty, Stdin::Pipe)?;
         let process =
-            self.sandbox.registry.start(&launch, ProcessOptions { log: LOG, time }).map_err(|error| match error {
-                StartError::TooMany => Status::resource_exhausted(error.to_string()),
-                StartError::Launch(error) => launch_status(&error),
-            })?;
+            self.sandbox.registry.start(&launch, ProcessOptions { log: LOG, time, whole_output: false }).map_err(
+                |error| match error {
+                    StartError::TooMany => Status::resource_exhausted(error.to_string()),
+                    StartError::Launch(error) => launch_status(&error),
+                },
+            )?;
         let events = StartEvents {
             reader: process.log.reader(0, true),
             guard: TerminateOnDisconnect { process },
@@ -166,7 +168,7 @@ impl ProcessService for Workspace {
             .try_acquire()
             .map_err(|_| Status::resource_exhausted("too many processes are running"))?;
         let bounds = Bounds { time, grace: self.sandbox.limits.kill_grace, output: EXECUTE_OUTPUT };
-        let finished = run(&launch, bounds, &self.sandbox.reaper).await.map_err(|error| launch_status(&error))?;
+        let finished = self.sandbox.run(&launch, bounds, None).await.map_err(|error| launch_status(&error))?;
         if finished.timed_out {
             return Err(Status::deadline_exceeded("the command was ended at its deadline"));
         }

@@ -209,7 +209,7 @@ fn broken(error: impl std::fmt::Display) -> RestError {
 }
 
 async fn store_part(request: Request<Body>, writer: &mut BatchWriter, limit: u64) -> Result<(), RestError> {
-    let mut form = Form::of(request).ok_or_else(|| broken("the content type names no boundary"))?;
+    let mut form = Form::of(request).map_err(|_| broken("the content type names no boundary"))?;
     while let Some(part) = form.next().await.map_err(broken)? {
         if part.name.as_deref() != Some("file") {
             continue;

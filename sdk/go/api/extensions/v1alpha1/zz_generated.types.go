@@ -1,4 +1,5 @@
-// Package v1alpha1 holds the types of extensions.agents.x-k8s.io/v1alpha1. Generated from the CRDs by internal/apigen; do not edit.
+// Generated from the CRDs by internal/apigen; do not edit.
+
 package v1alpha1
 
 import (
@@ -11,6 +12,14 @@ import (
 
 // GroupVersion of these types.
 var GroupVersion = schema.GroupVersion{Group: "extensions.agents.x-k8s.io", Version: "v1alpha1"}
+
+// SchemeGroupVersion is GroupVersion under the name that generated clients use.
+var SchemeGroupVersion = GroupVersion
+
+// Resource is a resource of this group, for errors of generated listers.
+func Resource(resource string) schema.GroupResource {
+	return GroupVersion.WithResource(resource).GroupResource()
+}
 
 // AddToScheme registers these types.
 func AddToScheme(scheme *runtime.Scheme) error {
@@ -239,6 +248,8 @@ func (in *SandboxClaimStatus) DeepCopy() *SandboxClaimStatus {
 	in.DeepCopyInto(out)
 	return out
 }
+
+// +genclient
 
 // SandboxClaim: SandboxClaim asks for one Sandbox: a warm one of a pool when there is one, a new one otherwise.
 type SandboxClaim struct {
@@ -521,6 +532,8 @@ func (in *SandboxTemplateSpec) DeepCopy() *SandboxTemplateSpec {
 	return out
 }
 
+// +genclient
+
 // SandboxTemplate: SandboxTemplate is what Sandboxes of pools and claims are made from.
 type SandboxTemplate struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -695,6 +708,8 @@ func (in *SandboxWarmPoolStatus) DeepCopy() *SandboxWarmPoolStatus {
 	in.DeepCopyInto(out)
 	return out
 }
+
+// +genclient
 
 // SandboxWarmPool: SandboxWarmPool keeps a number of Sandboxes ready for claims.
 type SandboxWarmPool struct {

@@ -20,7 +20,7 @@ fn authenticator() -> Authenticator {
 fn mint(spec: Value) -> Result<Value, ApiError> {
     let account = json!({"metadata": {"name": "bot", "uid": "serviceaccounts-bot"}});
     let request = TokenRequest { namespace: "ns", account: &account, body: json!({"spec": spec}) };
-    token_request(request, &authenticator(), &Cluster, Timestamp::now())
+    token_request(request, &authenticator(), &Cluster, Timestamp::now()).map(|(reply, _)| reply)
 }
 
 #[test]

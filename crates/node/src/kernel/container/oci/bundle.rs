@@ -10,7 +10,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, unmount};
 
 use super::config::{self, NamespacePaths, PreparedBind};
 use super::{Convention, OciRuntime};
-use crate::kernel::container::rootfs::{self, MountStep, Owner};
+use crate::kernel::container::rootfs::{self, BindContext, MountStep, Owner};
 use crate::kernel::container::step::{StepExt, StepResult};
 use crate::kernel::container::user::{FoundUser, find_user};
 use crate::kernel::supervisor::plan::{ContainerPlan, PodPlan};
@@ -86,11 +86,14 @@ impl Bundle {
         self.mounted.push(root);
         let read = |path: &str| rootfs::read_beneath(&self.rootfs(), path).unwrap_or_default();
         (self.passwd, self.groups) = (read("etc/passwd"), read("etc/group"));
+        let guest = self.find(&container.spec.user).ok();
+        let guest = guest.and_then(|user| Some((pod.ids.seen_by_setup(user.uid)?, pod.ids.seen_by_setup(user.gid)?)));
+        let context = BindContext { owner, stage: None, guest: &|| guest };
         let mut binds = Vec::new();
         for step in &plan.steps {
             let MountStep::Bind { source, target, read_only } = step else { continue };
             let at = self.dir.join(format!("mount-{}", binds.len()));
-            rootfs::expose(source, *read_only, owner, &at).map_err(failed)?;
+            rootfs::expose(source, *read_only, &context, &at).map_err(failed)?;
             self.mounted.push(at.clone());
             binds.push(PreparedBind { source: at, target: target.clone(), read_only: *read_only });
         }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Convention;
 use super::seccomp_profile::profile;
 use crate::kernel::container::launch::with_defaults;
-use crate::kernel::container::rootfs::MountStep;
+use crate::kernel::container::rootfs::{MAX_TERMINALS, MountStep};
 use crate::kernel::container::user::FoundUser;
 use crate::kernel::host::cgroup::CgroupPlan;
 use crate::kernel::supervisor::plan::{BLOCK_SIZE, ContainerPlan, IdMode, PodPlan};
@@ -42,8 +42,9 @@ pub(crate) struct Process<'a> {
     pub(crate) capabilities: &'a [Capability],
     pub(crate) terminal: bool,
     pub(crate) oom_score_adj: i32,
-    /// Maximum number of open files; more than this host's own limit cannot be set.
-    pub(crate) open_files: u64,
+    /// Maximum number of open files, where the runtime sets it; more than this host's own limit cannot be set. `None`:
+    /// the container inherits the limits of the runtime's program.
+    pub(crate) open_files: Option<u64>,
     pub(crate) hostname: &'a str,
 }
 
@@ -60,8 +61,10 @@ pub(crate) fn process_document(process: &Process<'_>) -> Value {
         "cwd": process.working_dir,
         "capabilities": {"bounding": names, "effective": names, "permitted": names, "inheritable": names,
             "ambient": names},
-        "rlimits": [{"type": "RLIMIT_NOFILE", "hard": process.open_files, "soft": process.open_files},
-            {"type": "RLIMIT_CORE", "hard": 0, "soft": 0}],
+        "rlimits": process.open_files.map_or_else(Vec::new, |files| vec![
+            json!({"type": "RLIMIT_NOFILE", "hard": files, "soft": files}),
+            json!({"type": "RLIMIT_CORE", "hard": 0, "soft": 0}),
+        ]),
         "noNewPrivileges": true,
         "oomScoreAdj": process.oom_score_adj,
     })
@@ -86,7 +89,7 @@ pub(super) fn document(
         capabilities: &spec.capabilities,
         terminal: spec.tty,
         oom_score_adj: spec.oom_score_adj,
-        open_files: crate::kernel::container::launch::open_files(),
+        open_files: convention.open_files(),
         hostname: &pod.spec.hostname,
     };
     let steps = crate::kernel::container::rootfs::plan_root(pod, container).steps;
@@ -153,7 +156,8 @@ fn mounts(steps: &[MountStep], binds: &[PreparedBind]) -> Vec<Value> {
             MountStep::Sys { target } => Some(mount(target, "sysfs", &["nosuid", "nodev", "noexec", "ro"])),
             MountStep::MessageQueues { target } => Some(mount(target, "mqueue", &["nosuid", "nodev", "noexec"])),
             MountStep::Terminals { target, .. } => {
-                let options = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"];
+                let max = format!("max={MAX_TERMINALS}");
+                let options = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", &max];
                 Some(mount(target, "devpts", &options))
             }
             MountStep::Devices { target } => {
@@ -172,7 +176,8 @@ fn mounts(steps: &[MountStep], binds: &[PreparedBind]) -> Vec<Value> {
             | MountStep::Text { .. }
             | MountStep::HideFile { .. }
             | MountStep::HideFolder { .. }
-            | MountStep::ReadOnly { .. } => None,
+            | MountStep::ReadOnly { .. }
+            | MountStep::KeepOnly { .. } => None,
         })
         .collect();
     list.extend(binds.iter().map(|bind| {

@@ -2,8 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::kernel::supervisor::plan::{ContainerPlan, PodPlan};
-use crate::runtime::{ImageContent, Mount, MountSource, RuntimeHandler};
+use sha2::{Digest, Sha256};
+
+use super::CopiedFolder;
+use crate::kernel::supervisor::plan::{ContainerPlan, IdMode, PodPlan};
+use crate::runtime::{ImageContent, Mount, MountSource, RuntimeHandler, User};
 
 /// Whether a mount covers a folder or a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +31,9 @@ pub(crate) struct RootPlan {
     pub(crate) volatile: bool,
     pub(crate) read_only: bool,
     pub(crate) steps: Vec<MountStep>,
+    /// The container's user and the Pod's ids: a host path is shown as that user's.
+    pub(crate) user: User,
+    pub(crate) ids: IdMode,
     /// Only in controls of the escape tests.
     pub(crate) whole_host: Option<PathBuf>,
 }
@@ -82,6 +88,11 @@ pub(crate) enum MountStep {
     ReadOnly {
         target: String,
     },
+    /// Hides everything in a folder but some subfolders.
+    KeepOnly {
+        target: String,
+        kept: &'static [&'static str],
+    },
 }
 
 /// The source of a bind mount, and how it is opened.
@@ -89,9 +100,13 @@ pub(crate) enum MountStep {
 pub(crate) enum BindSource {
     /// A path chosen by the node, with the host's ids.
     Ours(PathBuf),
-    /// A host path named by a Pod: no link on the way is followed, because the Pod may have created one beneath an
-    /// allowed folder.
+    /// A path chosen by the node that all sandboxes share, with the host's ids, through an overlay of its own.
+    View(PathBuf),
+    /// A host path named by a Pod, read and written as its owner: no link on the way is followed, because the Pod may
+    /// have created one beneath an allowed folder.
     Named(PathBuf),
+    /// A private copy of a host path named by a Pod.
+    Copy(CopiedFolder),
     /// A volume or a part of it; `shifted` ones are id-mapped into the Pod's ids.
     Volume { path: PathBuf, sub_path: Option<String>, shifted: bool },
 }
@@ -111,13 +126,15 @@ impl MountStep {
             | Self::Text { target, .. }
             | Self::HideFile { target }
             | Self::HideFolder { target }
-            | Self::ReadOnly { target } => target,
+            | Self::ReadOnly { target }
+            | Self::KeepOnly { target, .. } => target,
         }
     }
 }
 
 /// Files of /proc that reveal or affect the whole machine.
 const HIDDEN_FILES: &[&str] = &[
+    "/proc/cmdline",
     "/proc/kcore",
     "/proc/keys",
     "/proc/key-users",
@@ -146,10 +163,23 @@ const HIDDEN_FOLDERS: &[&str] = &[
     "/sys/dev",
 ];
 
+/// What programs need of /sys/devices: processors, memory nodes, and the Pod's own network interfaces.
+const KEPT_DEVICES: &[&str] = &["system/cpu", "system/node", "virtual/net"];
+
 const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"];
 
 /// The sysctl for the first port that unprivileged users may bind.
 pub(crate) const LOW_PORTS: &str = "net.ipv4.ip_unprivileged_port_start";
+
+/// The host's number of its current boot, by which sandboxes could tell that they share a host.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The number that a Pod sees instead: the same in all its containers and as long as it exists.
+fn boot_id(pod_uid: &str) -> String {
+    let hash = Sha256::new_with_prefix("boot id\0").chain_update(pod_uid).finalize();
+    let bytes = std::array::from_fn(|index| hash.get(index).copied().unwrap_or_default());
+    format!("{}\n", uuid::Builder::from_random_bytes(bytes).into_uuid())
+}
 
 /// Size of /dev/shm, as in other container runtimes.
 const SHARED_MEMORY: u64 = 64 << 20;
@@ -181,9 +211,15 @@ pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
         steps.extend(HIDDEN_FILES.iter().map(|path| MountStep::HideFile { target: owned(path) }));
         steps.extend(HIDDEN_FOLDERS.iter().map(|path| MountStep::HideFolder { target: owned(path) }));
         steps.extend(READ_ONLY.iter().map(|path| MountStep::ReadOnly { target: owned(path) }));
+        steps.push(MountStep::KeepOnly { target: "/sys/devices".to_owned(), kept: KEPT_DEVICES });
+        steps.push(MountStep::Text { target: BOOT_ID.to_owned(), text: boot_id(&pod.spec.uid) });
     }
     if let ImageContent::Host { shown, .. } = &container.spec.image.content {
-        steps.extend(shown.iter().map(|path| own_bind(path, &path.to_string_lossy())));
+        steps.extend(shown.iter().map(|path| MountStep::Bind {
+            source: BindSource::View(path.clone()),
+            target: path.to_string_lossy().into_owned(),
+            read_only: true,
+        }));
     }
     steps.extend(own_files(pod).into_iter().map(|(name, text)| {
         let target = format!("/etc/{name}");
@@ -206,6 +242,8 @@ pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
         volatile: pod.ends_with_node,
         read_only: container.spec.read_only_root,
         steps,
+        user: container.spec.user.clone(),
+        ids: pod.ids,
         whole_host: (!container.isolation.private_root).then(|| PathBuf::from("/")),
     }
 }
@@ -235,16 +273,33 @@ fn volume_steps(pod: &PodPlan, container: &ContainerPlan) -> Vec<MountStep> {
     mounts.sort_by_key(|mount| Path::new(&mount.target).components().count());
     mounts
         .into_iter()
-        .map(|mount| match &mount.source {
-            MountSource::Data { path, sub_path } => volume_bind(path.clone(), sub_path.as_ref(), mount, true),
-            MountSource::Host { path } => MountStep::Bind {
-                source: BindSource::Named(path.clone()),
-                target: mount.target.clone(),
-                read_only: mount.read_only,
-            },
-            MountSource::Memory { volume, sub_path } => {
-                volume_bind(memory_volume_path(&pod.dir, volume), sub_path.as_ref(), mount, false)
-            }
+        .filter_map(|mount| {
+            Some(match &mount.source {
+                MountSource::Data { path, sub_path } => volume_bind(path.clone(), sub_path.as_ref(), mount, true),
+                MountSource::Program { path } => MountStep::Bind {
+                    source: BindSource::View(path.clone()),
+                    target: mount.target.clone(),
+                    read_only: true,
+                },
+                MountSource::Host { path } => MountStep::Bind {
+                    source: BindSource::Named(path.clone()),
+                    target: mount.target.clone(),
+                    read_only: mount.read_only,
+                },
+                MountSource::Copy { path, volume, .. } => MountStep::Bind {
+                    source: BindSource::Copy(CopiedFolder {
+                        source: path.clone(),
+                        layer: container.copies.get(volume)?.clone(),
+                        user_xattr: !pod.ids.is_privileged(),
+                        volatile: pod.ends_with_node,
+                    }),
+                    target: mount.target.clone(),
+                    read_only: false,
+                },
+                MountSource::Memory { volume, sub_path } => {
+                    volume_bind(memory_volume_path(&pod.dir, volume), sub_path.as_ref(), mount, false)
+                }
+            })
         })
         .collect()
 }

@@ -91,6 +91,15 @@ fn kernel_attack_surface_is_refused() {
     }
 }
 
+/// The kernel has one number of AIO requests for all users: one sandbox could take them all. ENOSYS is what programs
+/// get from a kernel without AIO, and they fall back to threads.
+#[test]
+fn asynchronous_io_is_unknown() {
+    for call in [libc::SYS_io_setup, libc::SYS_io_submit, libc::SYS_io_getevents, libc::SYS_io_destroy] {
+        assert_eq!(result_of(call, [0; 6]), ENOSYS, "call {call}");
+    }
+}
+
 #[test]
 fn clone_and_unshare_are_allowed_only_without_namespaces() {
     let threads = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;

@@ -43,6 +43,21 @@ async fn a_pod_past_its_limit_is_evicted_and_its_layer_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pod_with_too_many_files_is_evicted_while_it_runs() {
+    let fixture = Fixture::open_with(StoragePolicy { default_inodes: 1_000, ..quick() }).await;
+    let many = fixture.create("many", app()).await;
+    let few = fixture.create("few", app()).await;
+    fixture.until_ready("many").await;
+    fixture.until_ready("few").await;
+    fixture.runtime.uses(&uid(&few), StorageUsage { inodes: 1_000, ..usage(1) });
+    fixture.runtime.uses(&uid(&many), StorageUsage { inodes: 1_001, ..usage(1) });
+    let evicted = fixture.until_phase("many", "Failed").await.status.unwrap();
+    assert_eq!(evicted.reason.as_deref(), Some("Evicted"));
+    assert!(evicted.message.as_deref().unwrap().contains("1001 files and folders of 1000"), "{:?}", evicted.message);
+    assert!(is_ready(&fixture.pods().get("few").await.unwrap()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_full_machine_reports_disk_pressure_and_evicts_the_largest_writer() {
     let policy = StoragePolicy { min_free_percent: 101, max_free_bytes: u64::MAX, ..quick() };
     let mut fixture = Fixture::open_with(StoragePolicy { check_every: Duration::from_secs(3600), ..policy }).await;

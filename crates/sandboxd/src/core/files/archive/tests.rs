@@ -124,3 +124,35 @@ proptest! {
         prop_assert_eq!(std::fs::read_dir(outside.path()).expect("a directory").count(), 2);
     }
 }
+
+fn pax(records: &[&str]) -> String {
+    let record = |text: &&str| {
+        // The length counts its own digits.
+        let length = (1..).find(|length: &usize| length.to_string().len() + text.len() + 2 == *length);
+        format!("{} {text}\n", length.expect("a length"))
+    };
+    records.iter().map(record).collect()
+}
+
+#[test]
+fn names_in_extension_records_may_contain_line_breaks() {
+    let (outside, root) = sandbox();
+    let name = "a\n9 path=b\nc";
+    let records = pax(&["mtime=1.5", &format!("path={name}"), "comment=x"]);
+    let bytes = archive(&[("x", EntryType::XHeader, &records), ("short", EntryType::Regular, "content")]);
+    unpack(&root, &RelPath::default(), bytes.as_slice()).expect("unpacked");
+    assert_eq!(std::fs::read_to_string(outside.path().join("root").join(name)).expect("a file"), "content");
+}
+
+#[test]
+fn malformed_extension_records_are_refused() {
+    let (outside, root) = sandbox();
+    for bad in
+        ["path=x\n", "99 path=x\n", "9 path=xy\n", "3 path=x\n", "+9 path=x\n", "0 \n", "99999999999999999999 a=b\n"]
+    {
+        let bytes = archive(&[("x", EntryType::XHeader, bad), ("short", EntryType::Regular, "content")]);
+        let refused = unpack(&root, &RelPath::default(), bytes.as_slice());
+        assert!(matches!(refused, Err(ArchiveError::Broken(_))), "{bad:?}: {refused:?}");
+    }
+    assert!(!outside.path().join("root/short").exists());
+}

@@ -26,6 +26,7 @@ fn pod(ids: IdMode) -> PodPlan {
             share_processes: false,
             memory_volumes: BTreeMap::new(),
             sysctls: BTreeMap::new(),
+            writes_host_paths: false,
         },
         dir: "/data/pods/pod-1".into(),
         base: PodBasePlan {
@@ -74,6 +75,7 @@ fn container(content: ImageContent, mounts: Vec<Mount>) -> ContainerPlan {
             log: LogTarget { path: "/data/log".into(), max_bytes: 1, max_files: 1 },
         },
         id: "x".into(),
+        copies: std::collections::BTreeMap::new(),
         layer: "/data/layers/owner/c".into(),
         cgroup: CgroupPlan::default(),
         isolation: Isolation::ALL,
@@ -99,7 +101,7 @@ fn host_paths_are_read_only_and_never_shifted() {
     for path in ["/usr", "/opt/tools"] {
         let step = plan.steps.iter().find(|step| step.target() == path);
         assert!(
-            matches!(step, Some(MountStep::Bind { read_only: true, source: BindSource::Ours(_), .. })),
+            matches!(step, Some(MountStep::Bind { read_only: true, source: BindSource::View(_), .. })),
             "{path} is planned as {step:?}"
         );
     }

@@ -1,0 +1,59 @@
+//! Commands start the engine when none runs, and such an engine ends when it is not used.
+
+use crate::fixture::{Engine, eventually};
+use std::{
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+/// A command with an engine that ends after three seconds without use.
+fn command(engine: &Engine, words: &[&str]) -> Command {
+    let mut command = engine.command(words);
+    command.env("AGENT_SANDBOX_IDLE_TIMEOUT", "3s");
+    command
+}
+
+fn ok(engine: &Engine, words: &[&str]) -> Output {
+    let output = command(engine, words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}{}", engine.log());
+    output
+}
+
+#[test]
+fn commands_start_an_engine_that_ends_when_unused() {
+    let Some(engine) = Engine::stopped() else { return };
+    let (code, _, said) = engine.fails(&["exec", "a", "true"]);
+    assert!(code == 1 && said.contains("no engine runs on this machine"), "nothing could be found: {said}");
+    // Both find no engine: one of them starts it.
+    let start = |name: &str| {
+        let mut command = command(&engine, &["create", name]);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let finish = |child: Child| {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}{}", engine.log());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let (first, second) = (start("a"), start("b"));
+    let said = finish(first) + &finish(second);
+    assert_eq!(said.matches("note: started the engine on this machine").count(), 1, "{said}");
+    ok(&engine, &["exec", "a", "sh", "-c", "echo kept > file"]);
+    ok(&engine, &["create", "busy", "--", "sleep", "1000"]);
+    let runs = || engine.data().join("up.json").exists();
+    // The state file is watched: a command would be a client.
+    let until = Instant::now() + Duration::from_secs(6);
+    while Instant::now() < until {
+        assert!(runs(), "a process in a sandbox keeps the engine: {}", engine.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ok(&engine, &["delete", "busy"]);
+    eventually("the engine ends", || !runs());
+    assert!(engine.log().contains("nobody uses this engine"), "{}", engine.log());
+    // The next command starts it again, waits for the one that ends, and finds the files.
+    let output = command(&engine, &["exec", "a", "cat", "file"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("note: started the engine"), "{output:?}");
+    // For a moment the Pod is shown as running although it ended with the engine.
+    eventually("the sandbox runs again, with its files", || {
+        command(&engine, &["exec", "a", "cat", "file"]).output().unwrap().stdout == b"kept\n"
+    });
+}

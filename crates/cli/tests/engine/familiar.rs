@@ -1,0 +1,139 @@
+//! Flags and commands that users know from other container tools.
+
+use crate::{
+    archive::Image,
+    fixture::{Engine, eventually},
+};
+use std::{fs, io::Write as _, net::TcpStream, process::Stdio};
+
+#[test]
+fn exec_takes_environment_folder_user_and_timeout() {
+    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+    engine.ok(&["create", "box"]);
+    assert_eq!(engine.ok(&["exec", "box", "echo", "-n", "--", "hi"]), "-- hi", "without `--` before the command");
+    let words = ["exec", "-e", "A=x y", "-w", "/usr", "box", "sh", "-c", "echo \"$A\"; pwd"];
+    assert_eq!(engine.ok(&words), "x y\n/usr\n");
+    let own = engine.ok(&["exec", "box", "id", "-u"]);
+    assert_eq!(engine.ok(&["exec", "-u", own.trim(), "box", "id", "-u"]), own);
+    if own.trim() != "0" {
+        let (code, _, said) = engine.fails(&["exec", "-u", "root", "box", "id"]);
+        assert!(code == 126 && said.contains("cannot run as root"), "{said}");
+    }
+    let (code, _, said) = engine.fails(&["exec", "--timeout", "1s", "box", "sleep", "4321"]);
+    assert!(code == 124 && said.contains("longer than --timeout"), "{said}");
+    eventually("nothing runs on inside", || {
+        !engine.ok(&["exec", "box", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]).contains("sleep 4321 ")
+    });
+}
+
+#[test]
+fn create_takes_a_template_a_network_volumes_and_ports() {
+    let Some(engine) = Engine::stopped() else { return };
+    let shared = engine.folder.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::write(shared.join("greeting"), "hello\n").unwrap();
+    fs::set_permissions(engine.folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let shared = shared.to_str().unwrap();
+    engine.up_with(&["--warm", "0", "--allow-host-path", shared]);
+    engine.ok(&["template", "create", "t1"]);
+    let said = engine.ok(&["create", "mine", "--template", "t1"]);
+    assert!(said.starts_with("claim mine has sandbox "), "{said}");
+    assert_eq!(engine.ok(&["exec", "mine", "echo", "works"]), "works\n");
+    let volume = format!("{shared}:/mnt/shared:ro");
+    engine.ok(&["create", "box", "-v", &volume, "-w", "/mnt/shared", "--network", "public", "-p", "0:7070"]);
+    assert_eq!(engine.ok(&["exec", "box", "cat", "/mnt/shared/greeting"]), "hello\n");
+    let (_, _, said) = engine.fails(&["create", "other", "-v", "/etc:/mnt/etc"]);
+    assert!(said.contains("other cannot start") && said.contains("/etc"), "{said}");
+}
+
+#[test]
+fn a_published_port_is_open_until_the_sandbox_is_deleted() {
+    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+    let output = engine.run(&["create", "web", "-p", "0:7070", "--", "python3", "-m", "http.server", "7070"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    let address = said.strip_prefix("forwarding ").and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
+    eventually("the server answers", || {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let _ = stream.write_all(b"GET / HTTP/1.0\r\n\r\n");
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut text).is_ok() && text.starts_with("HTTP/1.0 200")
+    });
+    engine.ok(&["stop", "web"]);
+    engine.ok(&["start", "web"]);
+    assert!(engine.ok(&["ps"]).contains("web "));
+    assert!(TcpStream::connect(&address).is_ok());
+    engine.ok(&["rm", "-f", "web", "no-such-name"]);
+    eventually("the port is closed", || TcpStream::connect(&address).is_err());
+}
+
+#[test]
+fn cp_takes_several_sources_streams_and_the_home_folder() {
+    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+    engine.ok(&["create", "box"]);
+    let file = |name: &str| {
+        let path = engine.folder.path().join(name);
+        fs::write(&path, format!("{name}\n")).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    engine.ok(&["exec", "box", "mkdir", "in"]);
+    engine.ok(&["cp", &file("a"), &file("b"), "box:~/in"]);
+    assert_eq!(engine.ok(&["exec", "box", "cat", "/home/user/in/a", "/home/user/in/b"]), "a\nb\n");
+    assert_eq!(engine.ok(&["cp", "box:in/a", "-"]), "a\n");
+    let mut child = engine.command(&["cp", "-", "box:~/typed"]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"typed in\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(engine.ok(&["cp", "box:~/typed", "-"]), "typed in\n");
+    let out = engine.folder.path().join("out");
+    fs::create_dir(&out).unwrap();
+    engine.ok(&["cp", "box:in/a", "box:in/b", out.to_str().unwrap()]);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 2);
+    let (_, _, said) = engine.fails(&["cp", "box:in/a", "box:in/b", &file("c")]);
+    assert!(said.contains("need a folder"), "{said}");
+    let (_, _, said) = engine.fails(&["cp", "box:in", "-"]);
+    assert!(said.contains("is a folder"), "{said}");
+}
+
+#[test]
+fn run_knows_rm_detach_and_name_and_the_images_own_command() {
+    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+    assert_eq!(engine.ok(&["run", "--rm", "--name", "once", "hostname"]), "once\n");
+    engine.ok(&["run", "-d", "--name", "behind", "sleep", "1000"]);
+    assert!(engine.ok(&["exec", "behind", "ps", "ax"]).contains("sleep 1000"));
+    let archive = engine.folder.path().join("image.tar");
+    Image::with_shell().save(&archive, "example.com/shell:v1");
+    engine.ok(&["image", "import", archive.to_str().unwrap()]);
+    engine.ok(&["rm", "behind"]);
+    engine.ok(&["down"]);
+    let words = ["run", "-i", "--image", "example.com/shell:v1"];
+    let mut child = engine.command(&words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"cat /data/here\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "in the image\n");
+}
+
+/// bash is told the names that the running engine knows.
+#[test]
+fn names_are_completed() {
+    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+    engine.ok(&["create", "my-box"]);
+    engine.ok(&["template", "create", "my-template"]);
+    let script = engine.folder.path().join("completion.bash");
+    fs::write(&script, engine.ok(&["completion", "bash"])).unwrap();
+    let complete = |words: &str| {
+        let count = words.split(' ').count();
+        let test = format!(
+            "source {}; COMP_WORDS=(agent-sandbox {words}); COMP_CWORD={count}; _agent_sandbox_with_names agent-sandbox; echo \"${{COMPREPLY[@]}}\"",
+            script.display()
+        );
+        let program = std::path::Path::new(crate::fixture::PROGRAM).parent().unwrap();
+        let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["--norc", "-c", &test]).env("PATH", path).env("AGENT_SANDBOX_DATA_DIR", engine.data());
+        let output = bash.env_remove("KUBECONFIG").env_remove("AGENT_SANDBOX_TARGET").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(complete("exec my").split_whitespace().any(|word| word == "my-box"), "{}", complete("exec my"));
+    assert!(complete("claim my-t").contains("my-template"), "{}", complete("claim my-t"));
+    assert!(!complete("exec other").contains("my-box"));
+}

@@ -1,0 +1,280 @@
+//! Creates sandboxes: a Sandbox for an image, a claim for a template or a pool.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use agent_sandbox_api::keys::{self, annotations, labels};
+use agent_sandbox_api::template::{PodMetadata, ShutdownPolicy};
+use agent_sandbox_api::v1beta1::Sandbox;
+use agent_sandbox_client as sdk;
+use agent_sandbox_protocol::e2b::{derive, sandbox_id};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::Deserialize;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::Error;
+use crate::lifecycle::{WAIT, end_after};
+use crate::metadata::{self, Metadata};
+use crate::network::Network;
+use crate::record::Record;
+use crate::routes::Generation;
+use crate::server::Call;
+use crate::source::Source;
+
+/// Length of a sandbox's name: 15 letters and digits are more than anyone can guess.
+const NAME_LENGTH: usize = 16;
+/// Longest label of a host; it holds a port, the name and the namespace.
+const MAX_HOST_LABEL: usize = 63;
+/// Digits of the largest port, and the dash after it.
+const PORT_LENGTH: usize = 6;
+/// Default time of a sandbox in seconds, by generation.
+const DEFAULT_TIMEOUT: [(Generation, i64); 2] = [(Generation::V1, 15), (Generation::V2, 300)];
+
+/// The body of create, in both generations.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct New {
+    #[serde(rename = "templateID")]
+    template: String,
+    timeout: Option<i64>,
+    auto_pause: Option<bool>,
+    auto_pause_memory: Option<bool>,
+    auto_resume: Option<AutoResume>,
+    #[serde(rename = "allow_internet_access")]
+    allow_internet_access: Option<bool>,
+    network: Option<Network>,
+    metadata: Option<Metadata>,
+    env_vars: Option<BTreeMap<String, String>>,
+    mcp: Value,
+    iam: Value,
+    volume_mounts: Option<Vec<Value>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AutoResume {
+    enabled: bool,
+}
+
+/// A request that was checked.
+struct Plan {
+    name: String,
+    template: String,
+    end: Timestamp,
+    pauses: bool,
+    network: Network,
+    metadata: Metadata,
+    env: BTreeMap<String, String>,
+    digest: String,
+}
+
+impl Call<'_> {
+    pub(crate) async fn create(&self, generation: Generation) -> Result<Value, Error> {
+        let plan = self.plan(generation)?;
+        let source = self.source(&plan.template).await?;
+        let created = match &source {
+            Source::Image(image) => self.create_sandbox(&plan, image).await,
+            Source::Template(_) | Source::Pool(_) => self.create_claim(&plan, &source).await,
+        };
+        match created {
+            Err(Error::Conflict(_)) if self.headers.contains_key("idempotency-key") => {}
+            other => other?,
+        }
+        let gone = || Error::Internal(format!("sandbox {:?} was deleted while it was created", plan.name));
+        let record = self.record(&plan.name).await?.ok_or_else(gone)?;
+        let stored = record.meta().annotations.as_ref().and_then(|all| all.get(annotations::E2B_REQUEST));
+        if stored != Some(&plan.digest) {
+            return Err(Error::OtherRequest);
+        }
+        sdk::sandbox_ready(&self.account.client, &self.account.namespace, &plan.name, WAIT).await?;
+        Ok(record.connection(self.settings))
+    }
+
+    fn plan(&self, generation: Generation) -> Result<Plan, Error> {
+        let new: New = self.json()?;
+        let unsupported = |why: &str| Err(Error::Unsupported(why.to_owned()));
+        if new.template.is_empty() {
+            return Err(Error::Invalid("templateID is empty".to_owned()));
+        }
+        if !new.mcp.is_null() {
+            return unsupported(
+                "MCP servers in a sandbox are not supported; `agent-sandbox mcp` serves sandboxes by MCP",
+            );
+        }
+        if !new.iam.is_null() {
+            return unsupported("workload identity tokens are not supported");
+        }
+        if new.volume_mounts.is_some_and(|mounts| !mounts.is_empty()) {
+            return unsupported("volumes are not supported; give a SandboxTemplate a PersistentVolumeClaim");
+        }
+        let pauses = new.auto_pause.unwrap_or(false);
+        let resumes = new.auto_resume.is_some_and(|resume| resume.enabled);
+        match new.auto_pause_memory {
+            Some(false) if !pauses => {
+                return Err(Error::Invalid("autoPauseMemory=false needs autoPause".to_owned()));
+            }
+            Some(false) if resumes => {
+                return Err(Error::Invalid("autoPauseMemory=false excludes autoResume".to_owned()));
+            }
+            Some(true) => return unsupported("pausing with memory is not supported; use mode \"filesystem\""),
+            _ => {}
+        }
+        if resumes {
+            return unsupported("autoResume is not supported; connect resumes a paused sandbox");
+        }
+        let env = new.env_vars.unwrap_or_default();
+        let is_name = |name: &String| !name.is_empty() && !name.contains(['=', '\0']) && name.is_ascii();
+        if let Some((name, _)) = env.iter().find(|(name, value)| !is_name(name) || value.contains('\0')) {
+            return Err(Error::Invalid(format!(
+                "envVars: {name:?} is not a variable's name, or its value has a NUL byte"
+            )));
+        }
+        let mut network = new.network.unwrap_or_default();
+        network.allow_internet_access = new.allow_internet_access;
+        network.check()?;
+        let default =
+            DEFAULT_TIMEOUT.iter().find(|(known, _)| *known == generation).map_or(300, |(_, seconds)| *seconds);
+        let name = self.new_name()?;
+        let longest = PORT_LENGTH + sandbox_id(&self.account.namespace, &name).len();
+        if longest > MAX_HOST_LABEL {
+            return Err(Error::Invalid(format!(
+                "the namespace {:?} is too long for the hosts of its sandboxes: use one with at most {} letters",
+                self.account.namespace,
+                MAX_HOST_LABEL - PORT_LENGTH - NAME_LENGTH - 2
+            )));
+        }
+        Ok(Plan {
+            name,
+            template: new.template,
+            end: end_after(new.timeout.unwrap_or(default))?,
+            pauses,
+            network,
+            metadata: new.metadata.unwrap_or_default(),
+            env,
+            digest: hex(&Sha256::digest(&self.body)),
+        })
+    }
+
+    /// A random name, or, with an idempotency key, always the same: a repetition then finds what the first created.
+    fn new_name(&self) -> Result<String, Error> {
+        let Some(key) = self.headers.get("idempotency-key") else {
+            return Ok(name_of(&hex(&rand::random::<[u8; 16]>())));
+        };
+        let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
+        let key = key.to_str().ok().filter(|key| (1..=255).contains(&key.len()) && key.as_bytes().iter().all(plain));
+        let key =
+            key.ok_or_else(|| Error::Invalid("Idempotency-Key has other characters than a-z, 0-9 and -".into()))?;
+        Ok(name_of(&derive(&self.settings.secret, "idempotency", &self.account.namespace, key)))
+    }
+
+    /// Labels and annotations of the object, which hold what has no field.
+    fn meta(&self, plan: &Plan) -> Result<ObjectMeta, Error> {
+        let mut meta = ObjectMeta { name: Some(plan.name.clone()), ..ObjectMeta::default() };
+        meta.labels = Some(BTreeMap::from([(labels::E2B_SANDBOX.to_owned(), "true".to_owned())]));
+        let mut own = BTreeMap::from([
+            (annotations::E2B_TEMPLATE.to_owned(), plan.template.clone()),
+            (annotations::E2B_REQUEST.to_owned(), plan.digest.clone()),
+            (annotations::CLIENT_FIRST_REQUESTED_AT.to_owned(), Timestamp::now().to_string()),
+        ]);
+        if let Some(text) = plan.network.annotation() {
+            own.insert(annotations::E2B_NETWORK.to_owned(), text);
+        }
+        meta.annotations = Some(own);
+        metadata::store(&plan.metadata, &mut meta)?;
+        Ok(meta)
+    }
+
+    /// The variables of the sandbox, which every command gets.
+    fn environment(&self, plan: &Plan) -> Vec<(String, String)> {
+        let mut env = plan.env.clone();
+        let id = sandbox_id(&self.account.namespace, &plan.name);
+        for (name, value) in
+            [("SANDBOX_E2B", "true"), ("E2B_SANDBOX_ID", id.as_str()), ("E2B_TEMPLATE_ID", plan.template.as_str())]
+        {
+            env.insert(name.to_owned(), value.to_owned());
+        }
+        env.into_iter().collect()
+    }
+
+    async fn create_sandbox(&self, plan: &Plan, image: &str) -> Result<(), Error> {
+        let env = self.environment(plan);
+        let container = sdk::ContainerOptions { image: image.to_owned(), env, ..sdk::ContainerOptions::default() };
+        let mut wanted: Sandbox = sdk::sandbox(&plan.name, &container, Some(Time(plan.end)));
+        wanted.metadata = self.meta(plan)?;
+        if plan.pauses {
+            wanted.spec.shutdown_policy = Some(ShutdownPolicy::Retain);
+        }
+        let pod = BTreeMap::from([
+            (annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned()),
+            (annotations::E2B_TRAFFIC.to_owned(), plan.network.traffic().to_owned()),
+        ]);
+        wanted.spec.pod_template.metadata = Some(Arc::new(PodMetadata { annotations: Some(pod), labels: None }));
+        plan.network.set_resolvers(wanted.spec.pod_template.spec.make_mut());
+        let client = sdk::SandboxClient::new(sdk::Cluster::of(self.account.client.clone()), sdk::Connection::default());
+        let complete = async |sandbox: Sandbox| self.write_policy(&sandbox, &plan.network).await;
+        client.create_sandbox(&self.account.namespace, wanted, WAIT, complete).await
+    }
+
+    async fn create_claim(&self, plan: &Plan, source: &Source) -> Result<(), Error> {
+        if plan.pauses {
+            let why = "autoPause is not supported for sandboxes from templates: a claim's end deletes its Sandbox";
+            return Err(Error::Unsupported(why.to_owned()));
+        }
+        if plan.network.restricts_egress() {
+            let why = "the network of a sandbox from a template is that of the SandboxTemplate (spec.networkPolicy)";
+            return Err(Error::Unsupported(why.to_owned()));
+        }
+        let meta = self.meta(plan)?;
+        let source = match source {
+            Source::Pool(name) => sdk::Source::Pool(name.clone()),
+            Source::Template(name) | Source::Image(name) => sdk::Source::Template(name.clone()),
+        };
+        // The template or its image brings the daemon: a claim may not ask for it.
+        let pod_annotations =
+            BTreeMap::from([(annotations::E2B_TRAFFIC.to_owned(), plan.network.traffic().to_owned())]);
+        let request = sdk::ClaimRequest {
+            name: Some(plan.name.clone()),
+            delete_on_failure: true,
+            labels: meta.labels.unwrap_or_default(),
+            annotations: meta.annotations.unwrap_or_default(),
+            pod_annotations,
+            // Variables make it a cold start: its own Pod, with E2B's ports.
+            env: self.environment(plan),
+            expires_at: Some(Time(plan.end)),
+            ready_timeout: WAIT,
+            created_by: "e2b",
+            ..sdk::ClaimRequest::new(source, &self.account.namespace)
+        };
+        let client = sdk::SandboxClient::new(sdk::Cluster::of(self.account.client.clone()), sdk::Connection::default());
+        client.claim(&request).await?;
+        Ok(())
+    }
+}
+
+impl Network {
+    /// The value of the annotation that tells the router who reaches the sandbox's programs.
+    pub(crate) fn traffic(&self) -> &'static str {
+        if self.allow_public_traffic.unwrap_or(true) { keys::E2B_PUBLIC } else { keys::E2B_PRIVATE }
+    }
+}
+
+impl Record {
+    /// Whether programs of the sandbox are reached by everyone who knows its id.
+    pub(crate) fn is_public(&self) -> bool {
+        let metadata = self.sandbox.spec.pod_template.metadata();
+        metadata
+            .annotations
+            .is_some_and(|all| all.get(annotations::E2B_TRAFFIC).map(String::as_str) == Some(keys::E2B_PUBLIC))
+    }
+}
+
+/// A name from hexadecimal digits; it begins with a letter, as names of Services must.
+fn name_of(digits: &str) -> String {
+    format!("e{}", &digits[..NAME_LENGTH - 1])
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

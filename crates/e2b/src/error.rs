@@ -1,0 +1,123 @@
+//! Errors of the API, in the form that clients turn into their exceptions.
+
+use agent_sandbox_client::ClientError;
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{Response, StatusCode};
+use serde_json::json;
+
+/// Python's client repeats a request only if this header does not forbid it.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{0}")]
+    Invalid(String),
+    #[error("the API key is missing, unknown, expired or revoked; `agent-sandbox token e2b` prints a new one")]
+    Key,
+    #[error("the account of this API key may not do that: {0}")]
+    Forbidden(String),
+    #[error("{0}")]
+    NotFound(String),
+    #[error("{0}")]
+    Conflict(String),
+    /// An idempotency key was used before, for another request.
+    #[error("this idempotency key was used for another request")]
+    OtherRequest,
+    #[error("{0}")]
+    Quota(String),
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("{0}")]
+    Busy(String),
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl Error {
+    pub(crate) fn sandbox(id: &str) -> Self {
+        Self::NotFound(format!("sandbox {id:?} not found"))
+    }
+
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Invalid(_) => StatusCode::BAD_REQUEST,
+            Self::Key => StatusCode::UNAUTHORIZED,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Conflict(_) => StatusCode::CONFLICT,
+            Self::OtherRequest => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::Quota(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
+            Self::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    pub(crate) fn into_response(self) -> Response<Bytes> {
+        let status = self.status();
+        let body = json!({ "code": status.as_u16(), "message": self.to_string() });
+        let mut response = Response::new(Bytes::from(body.to_string()));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if matches!(self, Self::Quota(_)) {
+            // A quota does not change within the seconds that a client waits.
+            response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
+        response
+    }
+}
+
+impl From<kube::Error> for Error {
+    fn from(error: kube::Error) -> Self {
+        let kube::Error::Api(status) = error else { return Self::Internal(format!("the cluster's API: {error}")) };
+        let message = status.message.clone();
+        match status.code {
+            403 if message.contains("exceeded quota") => Self::Quota(message),
+            403 => Self::Forbidden(message),
+            404 => Self::NotFound(message),
+            409 => Self::Conflict(message),
+            400 | 422 => Self::Invalid(message),
+            429 | 503 => Self::Busy(message),
+            _ => Self::Internal(message),
+        }
+    }
+}
+
+impl From<ClientError> for Error {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Api { source, .. } => (*source).into(),
+            ClientError::NotFound { .. } | ClientError::Deleted { .. } | ClientError::NoSource { .. } => {
+                Self::NotFound(error.full())
+            }
+            ClientError::AlreadyExists { .. } => Self::Conflict(error.full()),
+            ClientError::Failed { .. } | ClientError::Invalid(_) => Self::Invalid(error.full()),
+            other => Self::Internal(other.full()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    fn api(code: u16, message: &str) -> Error {
+        kube::Error::Api(Status::failure(message, "").with_code(code).boxed()).into()
+    }
+
+    /// E-020, E-021, E-022
+    #[test]
+    fn errors_have_a_code_and_a_message() {
+        let response = Error::sandbox("x").into_response();
+        assert_eq!(response.status(), 404);
+        assert_eq!(response.body(), r#"{"code":404,"message":"sandbox \"x\" not found"}"#);
+        let quota = api(403, "pods is forbidden: exceeded quota: small").into_response();
+        assert_eq!((quota.status().as_u16(), quota.headers()["should-retry"].to_str().unwrap()), (429, "false"));
+        for (code, expected) in [(403, 403), (404, 404), (409, 409), (422, 400), (500, 500), (503, 503)] {
+            assert_eq!(api(code, "m").into_response().status().as_u16(), expected, "{code}");
+        }
+    }
+}

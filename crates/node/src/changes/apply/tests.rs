@@ -1,0 +1,211 @@
+//! Applying changes, also those of a hostile sandbox. Upper folders are made by hand: no privilege is needed.
+
+use super::*;
+use crate::changes::conflicts;
+use crate::changes::layer::{Marks, diff};
+use crate::changes::record::{self, Record};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::sync::atomic::AtomicBool;
+
+struct Fixture {
+    _folder: tempfile::TempDir,
+    top: PathBuf,
+    base: Base,
+}
+
+impl Fixture {
+    /// A real folder with the files of a small project, recorded.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let top = folder.path().canonicalize().unwrap();
+        for name in ["real/src", "real/old/deep", "upper", "outside"] {
+            fs::create_dir_all(top.join(name)).unwrap();
+        }
+        for name in ["real/src/main", "real/old/deep/f", "real/readme", "outside/precious"] {
+            fs::write(top.join(name), "original").unwrap();
+        }
+        let mut fixture = Self { _folder: folder, top, base: Base::new(None, (0, 0)) };
+        fixture.record();
+        fixture
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.top.join(name)
+    }
+
+    fn tree(&self, name: &str) -> Tree {
+        Tree::open(&self.at(name)).unwrap()
+    }
+
+    fn record(&mut self) {
+        let path = self.at("record");
+        let (real, upper) = (self.tree("real"), self.tree("upper"));
+        record::take(&real, (&upper, Marks::User), &path, (i64::MAX, 0), &AtomicBool::new(false)).unwrap();
+        self.base = Base::new(Record::read(&path).unwrap(), (0, 0));
+    }
+
+    /// Writes a file of the upper folder.
+    fn inside(&self, name: &str, text: &str) {
+        let path = self.at("upper").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn whiteout(&self, name: &str) {
+        let path = self.at("upper").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let kind = rustix::fs::FileType::CharacterDevice;
+        rustix::fs::mknodat(rustix::fs::CWD, path, kind, Mode::empty(), 0).unwrap();
+    }
+
+    fn apply(&mut self, options: ApplyOptions) -> Vec<Applied> {
+        let (real, upper) = (self.tree("real"), self.tree("upper"));
+        let changes = diff(&real, &upper, Marks::User).unwrap().changes;
+        apply(&real, &upper, &mut self.base, &changes.iter().collect::<Vec<_>>(), options)
+    }
+
+    fn apply_all(&mut self) {
+        for applied in self.apply(ApplyOptions::default()) {
+            assert!(applied.outcome.is_ok(), "{applied:?}");
+        }
+        let (real, upper) = (self.tree("real"), self.tree("upper"));
+        let left = diff(&real, &upper, Marks::User).unwrap();
+        assert!(left.changes.is_empty(), "nothing is left to apply: {left:?}");
+    }
+
+    fn conflicts(&self) -> Vec<(PathBuf, Moved)> {
+        let (real, upper) = (self.tree("real"), self.tree("upper"));
+        let changes = diff(&real, &upper, Marks::User).unwrap().changes;
+        let found = conflicts::find(&real, &self.base, &changes).unwrap();
+        found.into_iter().map(|conflict| (conflict.path, conflict.moved)).collect()
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.at("real").join(name)).unwrap()
+    }
+}
+
+#[test]
+fn additions_changes_and_deletions_arrive_and_nothing_else_is_left() {
+    let mut fixture = Fixture::new();
+    fixture.inside("src/main", "new text");
+    fixture.inside("docs/a/b", "added");
+    fs::set_permissions(fixture.at("upper/docs/a/b"), fs::Permissions::from_mode(0o750)).unwrap();
+    fs::set_permissions(fixture.at("upper/docs"), fs::Permissions::from_mode(0o500)).unwrap();
+    symlink("src/main", fixture.at("upper/link")).unwrap();
+    fixture.whiteout("old");
+    fixture.whiteout("readme");
+    assert_eq!(fixture.conflicts(), []);
+    fixture.apply_all();
+    assert_eq!((fixture.read("src/main").as_str(), fixture.read("docs/a/b").as_str()), ("new text", "added"));
+    assert_eq!(fs::metadata(fixture.at("real/docs/a/b")).unwrap().mode() & 0o7777, 0o750);
+    assert_eq!(fs::read_link(fixture.at("real/link")).unwrap(), Path::new("src/main"));
+    let mut names: Vec<_> = fs::read_dir(fixture.at("real")).unwrap().map(|name| name.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["docs", "link", "src"]);
+    // What was applied is the new base: another change of the same file is no conflict.
+    fixture.inside("src/main", "newer text");
+    assert_eq!(fixture.conflicts(), []);
+    fixture.apply_all();
+    assert_eq!(fixture.read("src/main"), "newer text");
+    fs::set_permissions(fixture.at("real/docs"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(fixture.at("upper/docs"), fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+#[test]
+fn a_file_becomes_a_folder_and_a_folder_a_file() {
+    let mut fixture = Fixture::new();
+    fixture.inside("readme/inner", "now a folder");
+    fixture.inside("old", "now a file");
+    fixture.apply_all();
+    assert_eq!((fixture.read("readme/inner").as_str(), fixture.read("old").as_str()), ("now a folder", "now a file"));
+}
+
+#[test]
+fn what_moved_on_outside_is_named_and_not_written() {
+    let mut fixture = Fixture::new();
+    for name in ["src/main", "readme", "fresh"] {
+        fixture.inside(name, "from the sandbox");
+    }
+    fixture.whiteout("old");
+    // As editors save: a new file under the old name.
+    fs::write(fixture.at("real/src/.main.swp"), "edited outside").unwrap();
+    fs::rename(fixture.at("real/src/.main.swp"), fixture.at("real/src/main")).unwrap();
+    fs::remove_file(fixture.at("real/readme")).unwrap();
+    fs::write(fixture.at("real/fresh"), "made outside").unwrap();
+    fs::write(fixture.at("real/old/deep/unseen"), "made outside").unwrap();
+    let expected = [
+        ("fresh", Moved::Created),
+        ("old/deep/unseen", Moved::Created),
+        ("readme", Moved::Deleted),
+        ("src/main", Moved::Changed),
+    ];
+    assert_eq!(fixture.conflicts(), expected.map(|(name, moved)| (PathBuf::from(name), moved)));
+    // `apply` itself checks again, because the folder may move on after the conflicts were listed.
+    let failed: Vec<_> =
+        fixture.apply(ApplyOptions::default()).into_iter().filter(|one| one.outcome.is_err()).collect();
+    let names: Vec<_> = failed.iter().map(|one| one.path.to_str().unwrap()).collect();
+    assert_eq!(names, ["old/deep/unseen", "old/deep", "old", "fresh", "readme", "src/main"]);
+    assert_eq!((fixture.read("src/main").as_str(), fixture.read("fresh").as_str()), ("edited outside", "made outside"));
+    assert!(!fixture.at("real/readme").exists() && fixture.at("real/old/deep/unseen").exists());
+    let all = fixture.apply(ApplyOptions { overwrite: true, ..ApplyOptions::default() });
+    assert!(all.iter().all(|one| one.outcome.is_ok()), "{all:?}");
+    assert_eq!(fixture.read("src/main"), "from the sandbox");
+}
+
+#[test]
+fn the_same_text_written_later_is_no_conflict_and_touching_is() {
+    let mut fixture = Fixture::new();
+    fixture.inside("src/main", "same");
+    fs::write(fixture.at("real/src/main"), "same").unwrap();
+    assert_eq!(fixture.conflicts(), [], "both sides agree");
+    fixture.inside("src/main", "other");
+    assert_eq!(fixture.conflicts(), [("src/main".into(), Moved::Changed)]);
+    // Without a record the time of the last change decides.
+    fixture.base = Base::new(None, (0, 0));
+    assert_eq!(fixture.conflicts(), [("src/main".into(), Moved::Changed)]);
+    fixture.base = Base::new(None, (i64::MAX, 0));
+    assert_eq!(fixture.conflicts(), []);
+}
+
+#[test]
+fn nothing_outside_the_folder_is_written_whatever_the_sandbox_made() {
+    let mut fixture = Fixture::new();
+    // The sandbox sees a folder; outside it is, or becomes, a link.
+    fixture.inside("src/main", "overwritten");
+    fixture.inside("src/new", "overwritten");
+    fs::remove_dir_all(fixture.at("real/src")).unwrap();
+    symlink(fixture.at("outside"), fixture.at("real/src")).unwrap();
+    fs::write(fixture.at("outside/main"), "precious").unwrap();
+    // A file under the temporary name is a link to a precious file.
+    fixture.inside("fresh", "fresh");
+    let temporary = temporary_name(Path::new("fresh"));
+    symlink(fixture.at("outside/precious"), fixture.at("real").join(&temporary)).unwrap();
+    // Links of the sandbox are made as links, and never written through.
+    symlink(fixture.at("outside"), fixture.at("upper/out")).unwrap();
+    fs::set_permissions(fixture.at("upper/fresh"), fs::Permissions::from_mode(0o6755)).unwrap();
+    let fifo = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, fixture.at("upper/pipe"), fifo, Mode::from_raw_mode(0o644), 0).unwrap();
+    let applied = fixture.apply(ApplyOptions { overwrite: false, keep_special_bits: false });
+    let outcome = |name: &str| &applied.iter().find(|one| one.path == Path::new(name)).unwrap().outcome;
+    assert!(outcome("src").is_err() && outcome("src/main").is_err() && outcome("src/new").is_err(), "{applied:?}");
+    assert!(matches!(outcome("pipe"), Err(ApplyError::Special(Kind::Fifo))));
+    assert!(outcome("fresh").is_ok() && outcome("out").is_ok(), "{applied:?}");
+    for (name, text) in [("main", "precious"), ("precious", "original")] {
+        assert_eq!(fs::read_to_string(fixture.at("outside").join(name)).unwrap(), text);
+    }
+    assert!(!fixture.at("outside/new").exists());
+    let fresh = fs::symlink_metadata(fixture.at("real/fresh")).unwrap();
+    assert!(fresh.is_file() && fresh.mode() & 0o7777 == 0o755, "{fresh:?}");
+    assert!(!fixture.at("real").join(&temporary).exists());
+}
+
+#[test]
+fn names_that_are_not_text_and_user_attributes_arrive() {
+    let mut fixture = Fixture::new();
+    let name = std::ffi::OsStr::from_bytes(b"\xffname\n");
+    fs::write(fixture.at("upper").join(name), "x").unwrap();
+    fixture.apply_all();
+    assert_eq!(fs::read_to_string(fixture.at("real").join(name)).unwrap(), "x");
+}

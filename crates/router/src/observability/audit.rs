@@ -1,0 +1,211 @@
+//! Audit records of requests through the router: commands with their arguments, changes to files, use of other ports,
+//! and refusals.
+//!
+//! What a request does is known from its method and path, and for commands and uploads from the beginning of its body,
+//! which is copied while it passes. Reads of files and states are not recorded.
+
+mod operation;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use agent_sandbox_protocol::router_headers::SandboxRequest;
+use agent_sandbox_telemetry::audit::{Action, AuditLog, Decision, Record, Source};
+use http::Request;
+use parking_lot::Mutex;
+
+use crate::auth::Identity;
+#[cfg(any(test, fuzzing))]
+pub(crate) use operation::fuzz as fuzz_operation;
+use operation::{BodyFormat, Operation};
+
+/// Number of bytes of a body that are kept to find the command or the file name in.
+const MAX_CAPTURED: usize = 16 * 1024;
+/// Time for which further requests to the same port by the same caller are not recorded.
+const PORT_INTERVAL: Duration = Duration::from_secs(60);
+/// Number of (caller, sandbox, port) that are remembered. When there are more, records are repeated earlier.
+const MAX_REMEMBERED_PORTS: usize = 4096;
+
+/// Resource that the records name.
+const SANDBOXES: &str = "sandboxes.agents.x-k8s.io";
+
+#[derive(PartialEq, Eq, Hash)]
+struct PortUse {
+    user: String,
+    client: String,
+    namespace: String,
+    sandbox: String,
+    port: u16,
+}
+
+/// Writes the records of one router.
+pub(crate) struct RouterAudit {
+    log: AuditLog,
+    ports: Mutex<HashMap<PortUse, Instant>>,
+}
+
+impl RouterAudit {
+    pub(crate) fn new(log: AuditLog) -> Arc<Self> {
+        Arc::new(Self { log, ports: Mutex::default() })
+    }
+
+    /// Whether a use of a port is the first one of its caller within the interval.
+    fn is_new_port_use(&self, record: &Record) -> bool {
+        let used = PortUse {
+            user: record.user.clone(),
+            client: record.client.clone(),
+            namespace: record.namespace.clone(),
+            sandbox: record.name.clone(),
+            port: record.port.unwrap_or_default(),
+        };
+        let now = Instant::now();
+        let mut ports = self.ports.lock();
+        if ports.get(&used).is_some_and(|since| now.duration_since(*since) < PORT_INTERVAL) {
+            return false;
+        }
+        if ports.len() >= MAX_REMEMBERED_PORTS {
+            ports.retain(|_, since| now.duration_since(*since) < PORT_INTERVAL);
+        }
+        if ports.len() < MAX_REMEMBERED_PORTS {
+            ports.insert(used, now);
+        }
+        true
+    }
+}
+
+/// The record of one request, shared by everything that learns a part of it.
+#[derive(Clone)]
+pub(crate) struct PendingRecord(Arc<Mutex<Pending>>);
+
+struct Pending {
+    audit: Arc<RouterAudit>,
+    record: Record,
+    operation: Operation,
+    captured: Vec<u8>,
+    written: bool,
+}
+
+impl PendingRecord {
+    pub(crate) fn begin<B>(audit: &Arc<RouterAudit>, client: &str, request: &Request<B>) -> Self {
+        let mut record = Record::new(Source::Router, Action::Other, Decision::Allow, 0);
+        record.client = client.to_owned();
+        record.request = format!("{} {}", request.method(), request.uri().path());
+        let operation = Operation::of(request);
+        Self(Arc::new(Mutex::new(Pending {
+            audit: Arc::clone(audit),
+            record,
+            operation,
+            captured: Vec::new(),
+            written: false,
+        })))
+    }
+
+    pub(crate) fn set_caller(&self, identity: &Identity) {
+        let mut pending = self.0.lock();
+        pending.record.user = match identity {
+            Identity::Unrestricted => String::new(),
+            Identity::Scoped(_) => "scoped-token".to_owned(),
+            Identity::User(caller) => caller.user.clone(),
+        };
+    }
+
+    pub(crate) fn set_sandbox(&self, sandbox: &SandboxRequest) {
+        let mut pending = self.0.lock();
+        pending.record.resource = SANDBOXES.to_owned();
+        pending.record.namespace = sandbox.namespace.as_str().to_owned();
+        pending.record.name = sandbox.id.as_str().to_owned();
+        pending.record.port = Some(sandbox.port);
+        if !operation::is_daemon_port(sandbox.port) {
+            pending.operation = Operation::Port;
+        }
+    }
+
+    /// Sets the request as the sandbox sees it: a path that names the sandbox is removed from it.
+    pub(crate) fn set_request<B>(&self, request: &Request<B>) {
+        let mut pending = self.0.lock();
+        if pending.operation != Operation::Port {
+            pending.operation = Operation::of(request);
+        }
+    }
+
+    /// Takes bytes that the client sends. The first message of a command over a WebSocket completes its record.
+    pub(crate) fn capture(&self, bytes: &[u8]) {
+        let mut pending = self.0.lock();
+        let wanted = match &pending.operation {
+            Operation::Exec(_) => true,
+            Operation::WriteFile { path } => path.is_none(),
+            Operation::Port | Operation::Read => false,
+        };
+        if pending.written || !wanted {
+            return;
+        }
+        let room = MAX_CAPTURED - pending.captured.len();
+        pending.captured.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        let complete = matches!(pending.operation, Operation::Exec(BodyFormat::WebSocket))
+            && pending.record.status != 0
+            && (operation::first_message(&pending.captured).is_some() || pending.captured.len() == MAX_CAPTURED);
+        if complete {
+            pending.write();
+        }
+    }
+
+    /// The response's head is known. A command over a WebSocket is written when its first message has arrived.
+    pub(crate) fn responded(&self, status: u16) {
+        let mut pending = self.0.lock();
+        pending.record.status = status;
+        let waits = status == 101 && matches!(pending.operation, Operation::Exec(BodyFormat::WebSocket));
+        if !waits {
+            pending.write();
+        }
+    }
+
+    /// The router refused the request or could not serve it.
+    pub(crate) fn failed(&self, status: u16, reason: &str) {
+        let mut pending = self.0.lock();
+        pending.record.status = status;
+        pending.record.reason = reason.to_owned();
+        if matches!(status, 401 | 403 | 421) {
+            pending.record.decision = Decision::Deny;
+        }
+        pending.write();
+    }
+
+    /// The request ended; `status` counts if nothing was written before.
+    pub(crate) fn ended(&self, status: u16) {
+        let mut pending = self.0.lock();
+        if pending.record.status == 0 {
+            pending.record.status = status;
+        }
+        pending.write();
+    }
+}
+
+impl Pending {
+    fn write(&mut self) {
+        if self.written {
+            return;
+        }
+        self.written = true;
+        let record = &mut self.record;
+        match std::mem::take(&mut self.operation) {
+            Operation::Exec(format) => {
+                record.action = Action::Exec;
+                record.argv = format.arguments(&self.captured);
+            }
+            Operation::WriteFile { path } => {
+                record.action = Action::WriteFile;
+                record.path = path.or_else(|| operation::uploaded_name(&self.captured)).unwrap_or_default();
+            }
+            Operation::Port => record.action = Action::Port,
+            Operation::Read => record.action = Action::Other,
+        }
+        let denied = record.decision == Decision::Deny;
+        let repeated = record.action == Action::Port && !denied && !self.audit.is_new_port_use(record);
+        let unrecorded = record.action == Action::Other && !denied;
+        if !repeated && !unrecorded {
+            self.audit.log.write(record.clone());
+        }
+        self.captured = Vec::new();
+    }
+}

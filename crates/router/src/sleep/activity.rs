@@ -1,0 +1,193 @@
+//! What this router knows of the use of one Sandbox: open requests and sessions, and when it last wrote that down.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+/// The Sandbox was suspended in the meantime; nothing was forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the sandbox has just been suspended because it was idle; try again")]
+pub struct Suspended;
+
+/// Age of this router's last record of activity, relative to the idle time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    /// Younger than a third: nothing is written.
+    Recent,
+    /// Younger than two thirds: the Sandbox keeps running for at least a third, which also covers clocks that differ.
+    Ageing,
+    /// Older, or unknown: the Sandbox may be suspended at any moment.
+    Old,
+}
+
+/// What is due for a Sandbox with an idle time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Nothing for this time.
+    Nothing(Duration),
+    /// The last use is to be written down.
+    Record,
+    /// The idle time has passed: check whether the Sandbox is idle.
+    Check,
+}
+
+/// The use of one Sandbox. Times are milliseconds after `started`, at least 1; 0 is never.
+#[derive(Debug)]
+pub(crate) struct SandboxActivity {
+    started: (Instant, Timestamp),
+    open: AtomicU32,
+    last_use: AtomicU64,
+    /// The last use that the API is known to have a record of.
+    recorded: AtomicU64,
+    /// No check is made before this time.
+    checked: AtomicU64,
+    /// Held while a request waits for its record.
+    pub(crate) writing: tokio::sync::Mutex<()>,
+}
+
+impl Default for SandboxActivity {
+    fn default() -> Self {
+        let zero = AtomicU64::default;
+        Self {
+            started: (Instant::now(), Timestamp::now()),
+            open: AtomicU32::new(0),
+            last_use: zero(),
+            recorded: zero(),
+            checked: zero(),
+            writing: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+impl SandboxActivity {
+    fn now(&self) -> u64 {
+        self.started.0.elapsed().as_millis() as u64 + 1
+    }
+
+    /// The last use, as a moment for [`Self::confirm`] and as a time. It is now while a request is open.
+    pub(crate) fn last_use(&self) -> (u64, Timestamp) {
+        let last = self.last_use.load(Ordering::SeqCst);
+        let moment = if self.is_open() || last == 0 { self.now() } else { last };
+        let at = self.started.1.checked_add(Duration::from_millis(moment - 1)).unwrap_or(Timestamp::MAX);
+        (moment, at)
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::SeqCst) > 0
+    }
+
+    /// The API has a record of the use at this moment.
+    pub(crate) fn confirm(&self, moment: u64) {
+        self.recorded.fetch_max(moment, Ordering::SeqCst);
+    }
+
+    /// The API has a record that is this old.
+    pub(crate) fn confirm_age(&self, age: Duration) {
+        self.confirm(self.now().saturating_sub(age.as_millis() as u64).max(1));
+    }
+
+    /// The last check had no result, or reported the Sandbox as idle: the next one has time.
+    pub(crate) fn postpone_check(&self, by: Duration) {
+        self.checked.store(self.now() + by.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    pub(crate) fn freshness(&self, idle: Duration) -> Freshness {
+        let recorded = self.recorded.load(Ordering::SeqCst);
+        let age = self.now().saturating_sub(recorded);
+        let third = third_of(idle);
+        match recorded {
+            0 => Freshness::Old,
+            _ if age < third => Freshness::Recent,
+            _ if age < 2 * third => Freshness::Ageing,
+            _ => Freshness::Old,
+        }
+    }
+
+    pub(crate) fn due(&self, idle: Duration) -> Due {
+        let (now, third) = (self.now(), third_of(idle));
+        let (last, recorded) = (self.last_use.load(Ordering::SeqCst), self.recorded.load(Ordering::SeqCst));
+        let wait_until = |moment: u64| Due::Nothing(Duration::from_millis(moment.saturating_sub(now).max(1)));
+        if self.is_open() || last > recorded {
+            let record_at = recorded + third;
+            return if now >= record_at { Due::Record } else { wait_until(record_at) };
+        }
+        let check_at = (recorded + idle.as_millis() as u64).max(self.checked.load(Ordering::SeqCst));
+        if now >= check_at { Due::Check } else { wait_until(check_at) }
+    }
+}
+
+fn third_of(idle: Duration) -> u64 {
+    (idle.as_millis() as u64 / 3).max(1)
+}
+
+/// One use of a Sandbox: a request or a session. It ends when this is dropped.
+#[derive(Debug)]
+pub struct ActivityGuard(Arc<SandboxActivity>);
+
+impl ActivityGuard {
+    pub(crate) fn begin(activity: &Arc<SandboxActivity>) -> Self {
+        activity.open.fetch_add(1, Ordering::SeqCst);
+        activity.last_use.fetch_max(activity.now(), Ordering::SeqCst);
+        Self(Arc::clone(activity))
+    }
+}
+
+impl Drop for ActivityGuard {
+    fn drop(&mut self) {
+        self.0.last_use.fetch_max(self.0.now(), Ordering::SeqCst);
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDLE: Duration = Duration::from_secs(3000);
+
+    fn aged(age: Duration) -> Arc<SandboxActivity> {
+        let activity =
+            SandboxActivity { started: (Instant::now() - age, Timestamp::now() - age), ..SandboxActivity::default() };
+        activity.confirm(1);
+        Arc::new(activity)
+    }
+
+    #[test]
+    fn a_record_ages_from_recent_to_old() {
+        assert_eq!(SandboxActivity::default().freshness(IDLE), Freshness::Old, "nothing is known");
+        for (age, expected) in [(0, Freshness::Recent), (1500, Freshness::Ageing), (2500, Freshness::Old)] {
+            assert_eq!(aged(Duration::from_secs(age)).freshness(IDLE), expected, "{age}");
+        }
+    }
+
+    #[test]
+    fn an_open_request_is_recorded_again_and_never_checked() {
+        let activity = aged(Duration::from_secs(4000));
+        let open = ActivityGuard::begin(&activity);
+        assert_eq!(activity.due(IDLE), Due::Record);
+        activity.confirm(activity.last_use().0);
+        assert!(matches!(activity.due(IDLE), Due::Nothing(wait) if wait <= IDLE / 3), "{:?}", activity.due(IDLE));
+        drop(open);
+    }
+
+    #[test]
+    fn an_ended_use_is_recorded_before_the_sandbox_is_checked() {
+        let activity = aged(Duration::from_secs(4000));
+        assert_eq!(activity.due(IDLE), Due::Check);
+        drop(ActivityGuard::begin(&activity));
+        assert_eq!(activity.due(IDLE), Due::Record);
+        let (moment, at) = activity.last_use();
+        assert!((Timestamp::now() - at).get_seconds().abs() < 60, "{at}");
+        activity.confirm(moment);
+        assert!(matches!(activity.due(IDLE), Due::Nothing(_)));
+    }
+
+    #[test]
+    fn a_check_without_result_is_not_repeated_at_once() {
+        let activity = aged(Duration::from_secs(4000));
+        activity.postpone_check(Duration::from_secs(10));
+        assert!(matches!(activity.due(IDLE), Due::Nothing(wait) if wait <= Duration::from_secs(10)));
+    }
+}
