@@ -7,9 +7,10 @@ type Target = (&'static str, fn(&[u8]));
 
 static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     let wanted = std::env::var("FUZZ_TARGET").unwrap_or_default();
-    let all: [&[Target]; 7] = [
+    let all: [&[Target]; 8] = [
         agent_sandbox_apiserver::fuzzing::TARGETS,
         agent_sandbox_client::fuzzing::TARGETS,
+        agent_sandbox_egress::fuzzing::TARGETS,
         agent_sandbox_node::fuzzing::TARGETS,
         agent_sandbox_protocol::fuzzing::TARGETS,
         agent_sandbox_router::fuzzing::TARGETS,
