@@ -94,6 +94,9 @@ pub mod annotations {
     /// Sandbox with [`IDLE_TIMEOUT`]: when a router found it idle. Without such a report it is not suspended.
     pub const IDLE_REPORTED_AT: &str = "agent-sandbox.github.io/idle-reported-at";
 
+    /// Sandbox: records of the links to its ports that are valid, as JSON; written by routers (see [`crate::links`]).
+    pub const LINKS: &str = "agent-sandbox.github.io/links";
+
     /// Pod, through a Pod template: the sandbox serves E2B's clients. The value is [`super::E2B_PUBLIC`] or
     /// [`super::E2B_PRIVATE`]: who reaches the ports of its programs through the router.
     pub const E2B_TRAFFIC: &str = "e2b.agent-sandbox.github.io/traffic";

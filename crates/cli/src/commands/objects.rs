@@ -2,6 +2,7 @@
 
 mod here;
 mod list;
+mod ports;
 pub(crate) mod show;
 mod waiting;
 
@@ -9,7 +10,10 @@ pub(crate) use list::list;
 
 use super::{names::with_suggestion, network, publish, run::volumes};
 use crate::{
-    args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network, SuspendArgs},
+    args::{
+        ClaimArgs, CreateArgs, DeleteArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network, OutputFormat,
+        SuspendArgs,
+    },
     cluster::ClusterClient,
     output,
 };
@@ -135,11 +139,15 @@ async fn claim_from(cluster: &ClusterClient, args: ClaimArgs, source: fn(String)
 pub(crate) async fn get(cluster: &ClusterClient, args: GetArgs) -> Result<()> {
     let found = find_sandbox(cluster, &args.name).await?;
     let sandbox = found.sandbox;
+    let ports = match args.output.output {
+        OutputFormat::Table => ports::ports_of(cluster, std::slice::from_ref(&sandbox)).await.text(&sandbox),
+        _ => None,
+    };
     output::emit(
         args.output.output,
         &sandbox,
         || format!("sandbox/{}\n", sandbox.name_any()),
-        || show::details(&sandbox, found.claim.as_ref(), jiff::Timestamp::now()),
+        || show::details(&sandbox, found.claim.as_ref(), ports, jiff::Timestamp::now()),
     )
 }
 

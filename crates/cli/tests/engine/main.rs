@@ -4,6 +4,7 @@
 
 mod archive;
 mod autostart;
+mod browser;
 mod e2b;
 mod familiar;
 mod fixture;
@@ -12,6 +13,7 @@ mod history;
 mod images;
 mod isolation;
 mod lifecycle;
+mod links;
 mod messages;
 mod namespace_life;
 mod outputs;

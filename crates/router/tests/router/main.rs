@@ -8,6 +8,7 @@ mod contract;
 mod dialling;
 mod drain;
 mod grpc;
+mod links;
 mod sleeping;
 mod ssrf;
 mod streams;

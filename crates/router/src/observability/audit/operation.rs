@@ -3,6 +3,7 @@
 use agent_sandbox_protocol::grpc::process;
 use agent_sandbox_protocol::native::{self, ExecRequest};
 use agent_sandbox_protocol::runtime::ExecuteRequest;
+use agent_sandbox_telemetry::audit::Action;
 use http::{Method, Request};
 use prost::Message as _;
 
@@ -33,6 +34,8 @@ pub(super) enum Operation {
     },
     /// A request to a program in the sandbox.
     Port,
+    /// A link to ports of the sandbox is created or revoked.
+    Link(Action),
     #[default]
     Read,
 }
