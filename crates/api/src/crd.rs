@@ -1,4 +1,4 @@
-//! The four CustomResourceDefinitions as data.
+//! The CustomResourceDefinitions as data.
 //!
 //! `make manifests` renders them into `deploy/crds/`; the embedded engine loads the same values. Embedded Pod and PVC
 //! schemas come from Kubernetes' own OpenAPI (`data/kubernetes.json`, made by `make generate`), so that nothing of a
@@ -9,6 +9,7 @@ mod kubernetes;
 mod pool;
 mod sandbox;
 mod schema;
+mod snapshot;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,11 @@ pub fn crds() -> Vec<Value> {
         template::definition(&kubernetes),
         pool::definition(),
     ]
+}
+
+/// The definitions of kinds that only engines with our node have.
+pub fn engine_crds() -> Vec<Value> {
+    vec![snapshot::definition()]
 }
 
 /// What distinguishes one kind's definition from another's.

@@ -5,6 +5,9 @@ pub const CORE: &str = "agents.x-k8s.io";
 /// Group of claims, templates and warm pools.
 pub const EXTENSIONS: &str = "extensions.agents.x-k8s.io";
 
+/// Group of the kinds that are ours alone.
+pub const OWN: &str = "agent-sandbox.github.io";
+
 /// Stored version, the hub of every conversion.
 pub const V1BETA1: &str = "v1beta1";
 /// Deprecated version, still served.
@@ -19,6 +22,9 @@ pub const EXTENSIONS_V1BETA1: &str = "extensions.agents.x-k8s.io/v1beta1";
 /// `extensions.agents.x-k8s.io/v1alpha1`
 pub const EXTENSIONS_V1ALPHA1: &str = "extensions.agents.x-k8s.io/v1alpha1";
 
+/// `agent-sandbox.github.io/v1alpha1`
+pub const OWN_V1ALPHA1: &str = "agent-sandbox.github.io/v1alpha1";
+
 /// Kind of the core Sandbox.
 pub const SANDBOX: &str = "Sandbox";
 /// Kind of a claim.
@@ -27,6 +33,8 @@ pub const SANDBOX_CLAIM: &str = "SandboxClaim";
 pub const SANDBOX_TEMPLATE: &str = "SandboxTemplate";
 /// Kind of a warm pool.
 pub const SANDBOX_WARM_POOL: &str = "SandboxWarmPool";
+/// Kind of a snapshot.
+pub const SANDBOX_SNAPSHOT: &str = "SandboxSnapshot";
 
 /// The group part of an `apiVersion`; the empty string for core kinds such as `v1`.
 pub fn group_of(api_version: &str) -> &str {

@@ -73,6 +73,13 @@ pub mod annotations {
     /// at the changes. Such volumes are mounted `readOnly`, so that other nodes never write to the folder.
     pub const COPIED_VOLUMES: &str = "agent-sandbox.dev/copied-volumes";
 
+    /// Sandbox, or Pod through a Pod template: name of the SandboxSnapshot of its namespace that its files come from.
+    /// The controller copies a Sandbox's to its Pod. A change takes effect when the Sandbox starts the next time, and
+    /// replaces the files that it has.
+    pub const SNAPSHOT: &str = "agent-sandbox.github.io/snapshot";
+    /// Sandbox, Pod, with [`SNAPSHOT`]: when the Sandbox was set back to the snapshot. Another time sets it back again.
+    pub const RESTORED_AT: &str = "agent-sandbox.github.io/restored-at";
+
     /// Sandbox, claim, template: time without activity after which the Sandbox is suspended, such as `15m`; `off`.
     /// Copied from the template and then from the claim when a claim gets its Sandbox, and by the controller to the
     /// Pod, where routers read it.
@@ -93,9 +100,6 @@ pub mod annotations {
     pub const KEEP_AWAKE_UNTIL: &str = "agent-sandbox.github.io/keep-awake-until";
     /// Sandbox with [`IDLE_TIMEOUT`]: when a router found it idle. Without such a report it is not suspended.
     pub const IDLE_REPORTED_AT: &str = "agent-sandbox.github.io/idle-reported-at";
-
-    /// Sandbox: records of the links to its ports that are valid, as JSON; written by routers (see [`crate::links`]).
-    pub const LINKS: &str = "agent-sandbox.github.io/links";
 
     /// Pod, through a Pod template: the sandbox serves E2B's clients. The value is [`super::E2B_PUBLIC`] or
     /// [`super::E2B_PRIVATE`]: who reaches the ports of its programs through the router.

@@ -8,8 +8,8 @@ mod mcp;
 mod node;
 mod objects;
 mod process;
+mod snapshots;
 mod typos;
-mod url;
 mod values;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -24,8 +24,8 @@ pub(crate) use mcp::*;
 pub(crate) use node::*;
 pub(crate) use objects::*;
 pub(crate) use process::*;
+pub(crate) use snapshots::*;
 pub(crate) use typos::{nearest, parse};
-pub(crate) use url::*;
 pub(crate) use values::object_name;
 
 const EXAMPLES: &str = "\
@@ -110,6 +110,12 @@ pub(crate) enum Command {
     /// Start a suspended sandbox again
     #[command(visible_alias = "start")]
     Resume(NamesArgs),
+    /// Keep the files of a sandbox as they are now, to go back to them or to make new sandboxes from them
+    Snapshot(SnapshotArgs),
+    /// Make new sandboxes with the files that a sandbox has now; it goes on
+    Fork(ForkArgs),
+    /// Set the files of a sandbox back to a snapshot; what was written since is lost
+    Rollback(RollbackArgs),
     /// Delete sandboxes or claims
     #[command(visible_alias = "rm")]
     Delete(DeleteArgs),
@@ -131,8 +137,6 @@ pub(crate) enum Command {
     Mcp(McpArgs),
     /// Forward local ports to a sandbox
     PortForward(PortForwardArgs),
-    /// Print a link that opens a port of a sandbox in a browser; list links, revoke them
-    Url(UrlArgs),
     /// Run the controller (on a cluster); takes the flags of upstream's controller
     #[command(disable_help_flag = true)]
     Controller {

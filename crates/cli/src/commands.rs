@@ -25,12 +25,12 @@ mod publish;
 mod reference;
 mod run;
 mod services;
+mod snapshots;
 mod streams;
 mod templates;
 mod tokens;
 mod top;
 mod up;
-mod url;
 mod version;
 mod wrapper;
 
@@ -91,6 +91,13 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         }
         Command::Suspend(args) => on_cluster(&global, async |cluster| objects::suspend(cluster, args).await).await?,
         Command::Resume(args) => on_cluster(&global, async |cluster| objects::resume(cluster, args).await).await?,
+        Command::Snapshot(args) => {
+            on_cluster(&global, async |cluster| snapshots::snapshot(cluster, args).await).await?
+        }
+        Command::Fork(args) => on_cluster(&global, async |cluster| snapshots::fork(cluster, args).await).await?,
+        Command::Rollback(args) => {
+            on_cluster(&global, async |cluster| snapshots::rollback(cluster, args).await).await?
+        }
         Command::Delete(args) => on_cluster(&global, async |cluster| objects::delete(cluster, args).await).await?,
         Command::Exec(args) => return on_existing(&global, async |cluster| exec::exec(cluster, args).await).await,
         Command::Shell(args) => return on_existing(&global, async |cluster| exec::shell(cluster, args).await).await,
@@ -106,7 +113,6 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::PortForward(args) => {
             on_cluster(&global, async |cluster| portforward::forward(&global, cluster, args).await).await?
         }
-        Command::Url(args) => on_cluster(&global, async |cluster| url::url(cluster, args).await).await?,
         Command::Mcp(args) => mcp::mcp(&global, args).await?,
         Command::Image(args) => image::image(&global, args).await?,
         Command::Kubeconfig(args) => kubeconfig::kubeconfig(&global, &args)?,

@@ -1,6 +1,7 @@
 //! Waits for an object to reach a state: with a watch and a deadline, failing early if the state cannot be reached.
 
 use crate::{ClientError, claims::Created};
+use agent_sandbox_api::snapshot::SandboxSnapshot;
 use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::{
@@ -201,6 +202,26 @@ pub async fn sandbox_suspended(
         .until(|sandbox: &Sandbox| match sandbox.conditions().iter().find(|condition| condition.type_ == "Suspended") {
             Some(condition) if condition.status == "True" => Progress::Reached,
             _ => Progress::Pending(describe(sandbox.conditions())),
+        })
+        .await
+}
+
+/// Waits until a snapshot is complete, or cannot be.
+pub(crate) async fn snapshot_ready(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    limit: Duration,
+) -> Result<SandboxSnapshot, ClientError> {
+    let waiting = Wait { client, namespace, name, kind: "snapshot", wanted: "complete", limit };
+    waiting
+        .until(|snapshot: &SandboxSnapshot| match snapshot.ready() {
+            Some(_) if snapshot.is_ready() => Progress::Reached,
+            Some(ready) if snapshot.has_failed() => {
+                Progress::Unreachable { reason: ready.reason.clone(), message: ready.message.clone() }
+            }
+            Some(ready) => Progress::Pending(format!("{}: {}", ready.reason, ready.message)),
+            None => Progress::Pending("no node has looked at it yet".to_owned()),
         })
         .await
 }

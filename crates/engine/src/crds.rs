@@ -17,7 +17,7 @@ const PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// is not written.
 pub(crate) async fn install(client: &Client) -> Result<(), EngineError> {
     let mut tasks = JoinSet::new();
-    for definition in crd::crds() {
+    for definition in crd::crds().into_iter().chain(crd::engine_crds()) {
         let client = client.clone();
         tasks.spawn(async move {
             let name = definition["metadata"]["name"].as_str().unwrap_or_default();

@@ -12,8 +12,8 @@ use agent_sandbox_protocol::{
     web::{AllowedHosts, AllowedOrigins},
 };
 use agent_sandbox_router::{
-    AccessReview, ActivityGuard, AuthzConfig, Caller, ConnectionAuth, Connector, CookieConfig, Deps, Endpoint,
-    LinkConfig, Modes, Router, RouterConfig, Routing, SameSite, Stream, TokenReviewConfig,
+    AccessReview, ActivityGuard, AuthzConfig, Caller, ConnectionAuth, Connector, CookieConfig, Deps, Endpoint, Modes,
+    Router, RouterConfig, Routing, SameSite, Stream, TokenReviewConfig,
 };
 use agent_sandbox_streams::backend::{Duplex, NodeError, PodRef};
 use agent_sandbox_telemetry::audit::AuditLog;
@@ -100,15 +100,9 @@ impl EmbeddedRouter {
             // Roles are read in this process: nothing is gained by caching decisions.
             access_ttl: Duration::ZERO,
             allowed_hosts: AllowedHosts::loopback(),
-            // Browsers resolve every name below `localhost` to this machine. Paths name no sandboxes here: all of them
-            // would be of one origin, and a page of one could use every other.
+            // Browsers resolve every name below `localhost` to this machine.
             routing: Routing { path_prefix: None, host_domain: Some("localhost".to_owned()) },
             cookie: Some(cookie()),
-            links: Some(LinkConfig {
-                secrets: vec![secret.path.clone()],
-                public_url: Some(format!("http://localhost:{}", address.port())),
-                injected_daemon: true,
-            }),
             ..RouterConfig::default()
         };
         let deps = Deps {

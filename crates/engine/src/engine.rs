@@ -6,7 +6,7 @@ use crate::{
     embedded_router::{EmbeddedRouter, RouterSecret},
     idle,
     metrics::{self, MetricsServer},
-    router_objects,
+    router_objects, snapshots,
     tokens::TokenContext,
     usage::NodeUsage,
 };
@@ -149,7 +149,7 @@ impl Engine {
             background_tasks: Vec::new(),
         };
         if persistent {
-            engine.start_services(config, audit).await?;
+            engine.start_services(config, audit, node_name.clone()).await?;
         }
         let router = engine.router.as_ref().map(EmbeddedRouter::handle);
         let backend = Backend::new(engine.node.clone(), router);
@@ -159,7 +159,12 @@ impl Engine {
     }
 
     /// Starts the parts that only a persistent engine has: controller, listeners, and objects that clients look for.
-    async fn start_services(&mut self, config: EngineConfig, audit: Option<AuditLog>) -> Result<(), EngineError> {
+    async fn start_services(
+        &mut self,
+        config: EngineConfig,
+        audit: Option<AuditLog>,
+        node_name: String,
+    ) -> Result<(), EngineError> {
         let (client, listen) = (self.api.client_without_managed_fields(), config.listen);
         let mut settings = ControllerConfig::default();
         settings.sandbox.first_status_delay = FIRST_STATUS_DELAY;
@@ -199,6 +204,9 @@ impl Engine {
             let serving = tokio::spawn(control::serve(socket, context, tokens));
             self.background_tasks.push(AbortOnDropHandle::new(serving));
         }
+        let layers = Arc::new(snapshots::Layers(self.kernel.clone()));
+        let snapshotter = agent_sandbox_snapshotter::run(client.clone(), layers, node_name);
+        self.background_tasks.push(AbortOnDropHandle::new(tokio::spawn(snapshotter)));
         self.background_tasks.push(AbortOnDropHandle::new(tokio::spawn(router_objects::maintain(client))));
         if let Some(controller) = &self.controller {
             let at_work = tokio::time::timeout(CONTROLLER_START_TIMEOUT, controller.wait_until_running()).await;

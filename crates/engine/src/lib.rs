@@ -24,6 +24,7 @@ mod requests;
 mod router_objects;
 mod sandboxd;
 mod shutdown;
+mod snapshots;
 mod tokens;
 mod usage;
 

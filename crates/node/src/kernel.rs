@@ -28,7 +28,7 @@ pub use host::cgroup::{ContainerUsage, PodUsage};
 pub use host::node_registry::{Leftover, leftovers, remove_leftover};
 pub use host::resources::machine_usage;
 pub use image::ImageAlias;
-pub use kernel_runtime::KernelRuntime;
+pub use kernel_runtime::{KernelRuntime, SnapshotRequest, SnapshotTaken};
 pub(crate) use storage::atomic_file::replace_durably;
 pub use storage::owned_files::remove_data;
 pub use supervisor::plan::Isolation;

@@ -28,7 +28,8 @@ pub use image::{
 pub use policy::{Allow, IpBlock, PodRules, PortRange, Protocol};
 pub use session::{AttachRequest, ExecRequest, ExecSession, TerminalSize};
 pub use spec::{
-    Capability, ContainerSpec, Limits, LogTarget, Mount, MountSource, NetworkMode, PodSandboxSpec, RuntimeHandler, User,
+    Capability, ContainerSpec, Limits, LogTarget, Mount, MountSource, NetworkMode, PodSandboxSpec, RuntimeHandler,
+    SnapshotOrigin, User,
 };
 pub use state::{ContainerState, Exit, PodSandbox, PodState, PreviousAttempt, RuntimeEvent, Weakness, WeaknessKind};
 pub use volume::{StorageMechanism, StorageUsage, Volume, VolumeKey, VolumeRequest, VolumeUsage};

@@ -17,7 +17,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use agent_sandbox_protocol::link_token::looks_like_link;
 use agent_sandbox_protocol::router_headers::{Loopback, SANDBOX_ID, SandboxRequest};
 use agent_sandbox_protocol::sandbox_address::AddressError;
 use agent_sandbox_protocol::web::AllowedHosts;
@@ -33,12 +32,10 @@ use crate::auth::Identity;
 use crate::browser::{self, CookieConfig, Source};
 use crate::e2b::{self, Grant};
 use crate::error::RouterError;
-use crate::links;
 use crate::mounted::is_for;
 use crate::observability::trace::TRACEPARENT;
-use crate::pages;
 use crate::proxy::body::{RequestBody, ResponseBody};
-use crate::proxy::exchange::{Exchange, LinkEnd};
+use crate::proxy::exchange::Exchange;
 use crate::proxy::extended_connect::{ConnectRequest, Handshake};
 use crate::proxy::upstream::{UpstreamProtocol, UpstreamResponse};
 use crate::server::client_connection::{ClientConnection, ConnectionAuth};
@@ -55,7 +52,6 @@ pub(crate) async fn handle(
         client.request_ends();
         return Ok(response);
     }
-    let reader = pages::Reader::of(&worker.shared.config.routing, &request);
     let closing = request.version() < Version::HTTP_2 && worker.shared.draining.load(Ordering::Relaxed);
     let mut exchange = Exchange::begin(&worker, &client, &request);
     let mut response = match serve(&mut exchange, &client, request).await {
@@ -69,10 +65,7 @@ pub(crate) async fn handle(
             exchange.record_error(&error);
             let response = match exchange.e2b_id.take() {
                 Some(id) => e2b::into_response(error, &id).unwrap_or_else(RouterError::into_response),
-                None => match reader {
-                    Some(reader) => reader.page(error),
-                    None => error.into_response(),
-                },
+                None => error.into_response(),
             };
             exchange.add_bytes_out(response.body().len() as u64);
             response.map(ResponseBody::from_bytes)
@@ -112,10 +105,6 @@ async fn serve(
     }
     if let Some(mounted) = shared.mounted.as_deref().filter(|one| is_for(*one, &shared.config.routing, &request)) {
         return Ok(Served::Own(mounted.serve(request).await));
-    }
-    if let Some(served) = shared.links.as_deref().filter(|_| links::endpoint::is_for(&shared.config.routing, &request))
-    {
-        return links::endpoint::serve(exchange, &client.auth, served, request).await.map(Served::Own);
     }
     let mut named = shared.config.routing.find(&request);
     if let (Some(e2b), Ok(Named::InHeaders)) = (&shared.e2b, &named)
@@ -158,12 +147,9 @@ async fn serve(
         (_, Version::HTTP_11) => headers::requested_upgrade(request.headers()),
         _ => None,
     };
-    if exchange.link().is_some_and(|link| !link.allows_method(request.method(), upgrade.is_some())) {
-        return Err(links::LinkError::ReadOnly.into());
-    }
     if let (None, Some(config), Named::InUrl(route), Some((token, Source::Query))) =
         (&upgrade, cookie, &named, &credential)
-        && let Some(response) = browser::set_cookie(config, route, token, exchange.link().map(|link| &**link), &request)
+        && let Some(response) = browser::set_cookie(config, route, token, &request)
     {
         return Ok(Served::Own(response));
     }
@@ -177,10 +163,7 @@ async fn serve(
         let upstream_protocol = if is_grpc(&request) { UpstreamProtocol::Http2 } else { UpstreamProtocol::Http1 };
         let mut request = outbound(request, exchange, client, None, limits.request_body_bytes);
         grant.complete(request.headers_mut(), authorization);
-        let end = exchange.link_end();
-        return while_linked(end, upstream::send(exchange, &wanted, request, upstream_protocol))
-            .await
-            .map(Served::Response);
+        return upstream::send(exchange, &wanted, request, upstream_protocol).await.map(Served::Response);
     };
     let permit = match upgrade::Permit::take(shared, client, request.headers()) {
         Some(permit) => permit,
@@ -190,8 +173,7 @@ async fn serve(
     let handshake = matches!(connect, ConnectRequest::WebSocket).then(|| Handshake::begin(&mut request));
     let mut request = outbound(request, exchange, client, Some(&protocol), limits.request_body_bytes);
     grant.complete(request.headers_mut(), authorization);
-    let end = exchange.link_end();
-    match while_linked(end, upstream::send(exchange, &wanted, request, UpstreamProtocol::Http1)).await? {
+    match upstream::send(exchange, &wanted, request, UpstreamProtocol::Http1).await? {
         UpstreamResponse::Leased(response, lease)
             if response.status() == StatusCode::SWITCHING_PROTOCOLS
                 && handshake.as_ref().is_none_or(|handshake| handshake.is_accepted_by(response.headers())) =>
@@ -210,18 +192,6 @@ async fn serve(
     }
 }
 
-/// Ends the work, such as a long upload, when the caller's link ends.
-async fn while_linked<T>(
-    end: Option<LinkEnd>,
-    work: impl Future<Output = Result<T, RouterError>>,
-) -> Result<T, RouterError> {
-    let Some(end) = end else { return work.await };
-    tokio::select! {
-        done = work => done,
-        () = end => Err(links::LinkError::Ended.into()),
-    }
-}
-
 /// Authenticates, then validates, then authorises, so that unauthenticated callers learn nothing about what is valid.
 async fn admit(
     exchange: &mut Exchange,
@@ -233,14 +203,8 @@ async fn admit(
 ) -> Result<(SandboxRequest, Named), RouterError> {
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
-    let link = shared.links.as_ref().zip(token.filter(|token| looks_like_link(token)));
     let identity = match (granted, auth) {
         (Some(identity), _) => identity,
-        // Who presents a link has no more than the link, also where nothing is required.
-        _ if let Some((links, token)) = link => {
-            let known = links.verify(token).await;
-            Identity::Link(known.inspect_err(|_| shared.metrics.decision(None, false))?)
-        }
         (None, ConnectionAuth::User(caller)) => Identity::User(Arc::clone(caller)),
         (None, ConnectionAuth::Unauthenticated) => {
             let known = shared.authorizer.authenticate(token).await;
@@ -248,9 +212,6 @@ async fn admit(
         }
     };
     exchange.set_caller(&identity);
-    if let Identity::Link(link) = &identity {
-        exchange.set_link(Arc::clone(link));
-    }
     let loopback = if shared.config.verification.allow_loopback { Loopback::Allowed } else { Loopback::Refused };
     let named = named?;
     let wanted = named.read(headers, loopback)?;
@@ -324,7 +285,6 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// Streams the sandbox's response.
 fn respond(mut exchange: Box<Exchange>, upstream: UpstreamResponse) -> Response<ResponseBody> {
     let idle = exchange.worker().shared.config.timeouts.stream_idle;
-    let link_end = exchange.link_end();
     let (response, lease) = match upstream {
         UpstreamResponse::Leased(response, lease) => (response, Some(lease)),
         UpstreamResponse::Shared(response) => (response, None),
@@ -343,7 +303,6 @@ fn respond(mut exchange: Box<Exchange>, upstream: UpstreamResponse) -> Response<
         Some(lease) => ResponseBody::leased(body, lease, exchange, idle),
         None => ResponseBody::shared(body, exchange, idle),
     };
-    let body = body.ending_with(link_end);
     Response::from_parts(parts, body)
 }
 

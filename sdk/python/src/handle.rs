@@ -157,11 +157,6 @@ impl Handle {
         Ok(pending(async move { inner.history_entry(id).await }, |py, entry| serialised(py, &entry)))
     }
 
-    fn ports(&self) -> PyResult<Pending> {
-        let inner = self.inner()?;
-        Ok(pending(async move { inner.ports().await }, |py, list| serialised(py, &list)))
-    }
-
     fn info(&self) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending(async move { inner.info().await }, |py, info| serialised(py, &info)))

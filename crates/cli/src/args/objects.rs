@@ -12,6 +12,22 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 const TEMPLATE_DECIDES: [&str; 11] =
     ["image", "volume", "here", "write", "with", "network", "workdir", "isolation", "memory", "cpus", "command"];
 
+/// Flags of `create` that make no sense with `--snapshot`.
+const SNAPSHOT_DECIDES: [&str; 12] = [
+    "image",
+    "template",
+    "env",
+    "volume",
+    "here",
+    "write",
+    "with",
+    "workdir",
+    "isolation",
+    "memory",
+    "cpus",
+    "command",
+];
+
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
     /// Name of the sandbox
@@ -23,6 +39,9 @@ pub(crate) struct CreateArgs {
     /// Create it from a template, as a claim of this name; the template decides everything else
     #[arg(long, value_name = "NAME", value_parser = object_name, conflicts_with_all = TEMPLATE_DECIDES)]
     pub(crate) template: Option<String>,
+    /// Create it from a snapshot: its files, image and settings are those of the snapshot
+    #[arg(long, value_name = "NAME", value_parser = object_name, conflicts_with_all = SNAPSHOT_DECIDES)]
+    pub(crate) snapshot: Option<String>,
     /// Environment variable NAME=VALUE
     #[arg(long, short, value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,

@@ -2,24 +2,20 @@
 
 mod here;
 mod list;
-mod ports;
 pub(crate) mod show;
-mod waiting;
+pub(super) mod waiting;
 
 pub(crate) use list::list;
 
 use super::{names::with_suggestion, network, publish, run::volumes};
 use crate::{
-    args::{
-        ClaimArgs, CreateArgs, DeleteArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network, OutputFormat,
-        SuspendArgs,
-    },
+    args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network, SuspendArgs},
     cluster::ClusterClient,
     output,
 };
 use agent_sandbox_api::{
     keys, names,
-    template::PodTemplate,
+    template::{PodTemplate, ShutdownPolicy},
     v1beta1::{Sandbox, SandboxClaim},
 };
 use agent_sandbox_client::{self as sdk, ClaimRequest, ClientError, ContainerOptions, Deleted, Source};
@@ -53,6 +49,31 @@ pub(crate) async fn create(global: &GlobalArgs, cluster: &ClusterClient, args: C
 }
 
 async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
+    let own_command = !args.command.is_empty();
+    let (network, wait, keep, output) = (args.network, args.wait.wait, args.keep, args.output.output);
+    let wanted = match &args.snapshot {
+        Some(snapshot) => {
+            let snapshot = sdk::find_snapshot(&cluster.client, &cluster.namespace, snapshot).await?;
+            let mut wanted = sdk::sandbox_from(&snapshot, &args.name)?;
+            wanted.metadata.annotations.get_or_insert_default().extend(args.sleep.annotations());
+            if let Some(time) = args.expires_in {
+                wanted.spec.shutdown_time = Some(from_now(time));
+                wanted.spec.shutdown_policy = Some(ShutdownPolicy::Delete);
+            }
+            wanted
+        }
+        None => described_sandbox(global, cluster, args).await?,
+    };
+    cluster.announce_change();
+    let sandbox = create_and_wait(cluster, wanted, NewSandbox { network, wait, keep, own_command }).await?;
+    let name = sandbox.name_any();
+    let next =
+        format!("sandbox {name} is {}\n  run in it:  agent-sandbox exec {name} -- COMMAND\n", show::state(&sandbox));
+    output::emit(output, &sandbox, || format!("sandbox/{name}\n"), || next)
+}
+
+/// The Sandbox that the flags describe.
+async fn described_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<Sandbox> {
     let folders = here::folders(global, cluster, &args).await?;
     let mut host_paths = args.volume.iter().map(|text| volumes::parse(text)).collect::<Result<Vec<_>>>()?;
     host_paths.extend(folders.mounts);
@@ -69,30 +90,39 @@ async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: Crea
         host_paths,
         copies: folders.copies,
     };
-    cluster.announce_change();
-    let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    let own_command = !container.command.is_empty();
     let mut wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));
     request_sandboxd(&mut wanted.spec.pod_template);
     wanted.metadata.annotations.get_or_insert_default().extend(args.sleep.annotations());
-    let mut sandbox = match api.create(&PostParams::default(), &wanted).await {
+    Ok(wanted)
+}
+
+/// How a new Sandbox is connected and waited for.
+pub(super) struct NewSandbox {
+    pub(super) network: Option<Network>,
+    pub(super) wait: Duration,
+    /// Keep a Sandbox that cannot start.
+    pub(super) keep: bool,
+    /// The user named the command, which may end at once.
+    pub(super) own_command: bool,
+}
+
+/// Creates a Sandbox and waits until it is ready.
+pub(super) async fn create_and_wait(cluster: &ClusterClient, wanted: Sandbox, new: NewSandbox) -> Result<Sandbox> {
+    let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let sandbox = match api.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
-            return Err(ClientError::AlreadyExists { namespace: cluster.namespace.clone(), name: args.name }.into());
+            let (namespace, name) = (cluster.namespace.clone(), wanted.name_any());
+            return Err(ClientError::AlreadyExists { namespace, name }.into());
         }
         other => other?,
     };
-    if let Some(network) = args.network {
+    if let Some(network) = new.network {
         set_network(cluster, &sandbox, network).await?;
     }
-    if !args.wait.wait.is_zero() {
-        sandbox = waiting::created(cluster, &sandbox, args.wait.wait, args.keep, own_command).await?;
+    match new.wait.is_zero() {
+        true => Ok(sandbox),
+        false => waiting::created(cluster, &sandbox, new.wait, new.keep, new.own_command).await,
     }
-    let next = format!(
-        "sandbox {0} is {1}\n  run in it:  agent-sandbox exec {0} -- COMMAND\n",
-        args.name,
-        show::state(&sandbox)
-    );
-    output::emit(args.output.output, &sandbox, || format!("sandbox/{}\n", args.name), || next)
 }
 
 /// Creates a NetworkPolicy for the Pod of a new Sandbox, which is deleted with the Sandbox. If that fails, the Sandbox
@@ -139,15 +169,11 @@ async fn claim_from(cluster: &ClusterClient, args: ClaimArgs, source: fn(String)
 pub(crate) async fn get(cluster: &ClusterClient, args: GetArgs) -> Result<()> {
     let found = find_sandbox(cluster, &args.name).await?;
     let sandbox = found.sandbox;
-    let ports = match args.output.output {
-        OutputFormat::Table => ports::ports_of(cluster, std::slice::from_ref(&sandbox)).await.text(&sandbox),
-        _ => None,
-    };
     output::emit(
         args.output.output,
         &sandbox,
         || format!("sandbox/{}\n", sandbox.name_any()),
-        || show::details(&sandbox, found.claim.as_ref(), ports, jiff::Timestamp::now()),
+        || show::details(&sandbox, found.claim.as_ref(), jiff::Timestamp::now()),
     )
 }
 

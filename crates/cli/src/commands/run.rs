@@ -186,6 +186,7 @@ async fn run_detached(global: &GlobalArgs, args: RunArgs, env: Vec<(String, Stri
         cpus: args.cpus.as_ref().and_then(chosen_quantity),
         command: args.command,
         template: None,
+        snapshot: None,
         publish: Vec::new(),
         expires_in: None,
         sleep: SleepArgs::default(),

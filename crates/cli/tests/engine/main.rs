@@ -4,16 +4,15 @@
 
 mod archive;
 mod autostart;
-mod browser;
 mod e2b;
 mod familiar;
+mod file_snapshots;
 mod fixture;
 mod here;
 mod history;
 mod images;
 mod isolation;
 mod lifecycle;
-mod links;
 mod messages;
 mod namespace_life;
 mod outputs;

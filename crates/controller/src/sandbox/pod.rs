@@ -76,6 +76,10 @@ pub(super) fn new_pod(sandbox: &Sandbox) -> Value {
         }
     }
     let mut pod_annotations = template.annotations.clone();
+    // At creation only: where a running Pod's files came from does not change.
+    for key in [annotations::SNAPSHOT, annotations::RESTORED_AT] {
+        pod_annotations.extend(sandbox.annotation(key).map(|value| (key.to_owned(), value.to_owned())));
+    }
     for (key, recorded) in [
         (annotations::PROPAGATED_LABELS, joined(&template.labels)),
         (annotations::PROPAGATED_ANNOTATIONS, joined(&template.annotations)),

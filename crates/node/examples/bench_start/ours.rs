@@ -171,5 +171,6 @@ pub(crate) fn pod(uid: &str) -> PodSandboxSpec {
         memory_volumes: BTreeMap::new(),
         sysctls: BTreeMap::new(),
         writes_host_paths: false,
+        snapshot: None,
     }
 }

@@ -23,6 +23,8 @@ use crate::kernel::image::ImageStore;
 use crate::kernel::net::{AddressPool, pasta};
 use crate::kernel::storage::deferred_unmounts::DeferredUnmounts;
 use crate::kernel::storage::layers;
+use crate::kernel::storage::sealed::SealedLayers;
+use crate::kernel::storage::snapshots::Snapshots;
 use crate::kernel::storage::termination_message;
 use crate::kernel::storage::{self, Storage};
 use crate::kernel::supervisor::protocol::Call;
@@ -43,8 +45,11 @@ mod ready;
 mod recover;
 mod remove;
 mod sessions;
+mod snapshots;
 mod start_limiter;
 mod uplink;
+
+pub use snapshots::{SnapshotRequest, SnapshotTaken};
 
 use deferred_sync::Unsynced;
 use pod::Pod;
@@ -63,6 +68,10 @@ pub struct KernelRuntime {
     ready: ReadyPool,
     storage: Arc<Storage>,
     unmounts: Arc<DeferredUnmounts>,
+    sealed: SealedLayers,
+    snapshots: Snapshots,
+    /// Held while sealed layers are created or removed, and while a new writable layer begins to use some.
+    sealed_lock: Arc<tokio::sync::Mutex<()>>,
     /// This runtime, for background tasks.
     this: Weak<Self>,
     ids: Mutex<IdBlocks>,
@@ -74,6 +83,8 @@ pub struct KernelRuntime {
     pods: PodTable,
     /// The Pod that uses each storage key: two Pods of one owner at a time must not share a writable layer.
     storage_users: Mutex<HashMap<String, String>>,
+    /// Locks that keep Pods of an owner from starting while its layers are sealed or copied, by owner.
+    owner_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Locks that serialise creation and removal, by Pod uid.
     pod_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     events: broadcast::Sender<RuntimeEvent>,
@@ -134,6 +145,10 @@ impl KernelRuntime {
             ready: ReadyPool::default(),
             storage,
             unmounts: DeferredUnmounts::new(),
+            sealed: SealedLayers::new(&config.data_dir),
+            snapshots: Snapshots::new(&config.data_dir),
+            sealed_lock: Arc::default(),
+            owner_locks: Mutex::default(),
             this: this.clone(),
             ids: Mutex::new(ids),
             id_source,
@@ -176,6 +191,13 @@ impl KernelRuntime {
         self.config.copies_dir.clone().unwrap_or_else(|| self.layers_dir().join(owner))
     }
 
+    fn owner_lock(&self, owner: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.owner_locks.lock();
+        // Those that no task holds or waits for.
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        Arc::clone(locks.entry(owner.to_owned()).or_default())
+    }
+
     fn pod_lock(&self, uid: &str) -> Arc<tokio::sync::Mutex<()>> {
         Arc::clone(self.pod_locks.lock().entry(uid.to_owned()).or_default())
     }
@@ -199,7 +221,7 @@ fn stage_dir(data_dir: &Path) -> PathBuf {
 }
 
 fn prepare_data_dir(dir: &Path) -> io::Result<()> {
-    let folders = ["pods", "layers", "images", "volumes"].map(|name| dir.join(name));
+    let folders = ["pods", "layers", "images", "volumes", "sealed", "snapshots"].map(|name| dir.join(name));
     for path in [dir.to_owned(), stage_dir(dir)].into_iter().chain(folders) {
         fs::create_dir_all(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
@@ -208,7 +230,7 @@ fn prepare_data_dir(dir: &Path) -> io::Result<()> {
         // Layers are mounted for sandboxes, whose root must be able to enter the folder.
         fs::set_permissions(dir.join("images"), fs::Permissions::from_mode(0o755))?;
     }
-    for name in ["pods", "layers", "volumes"] {
+    for name in ["pods", "layers", "volumes", "sealed"] {
         crate::topdir::set_topdir_flag(&dir.join(name));
     }
     Ok(())
@@ -294,7 +316,8 @@ impl PodRuntime for KernelRuntime {
             .await
             .map_err(|_| RuntimeError::Timeout("removing kept layers"))?
             .map_err(step)?;
-        self.ids.lock().forget(owner).map_err(step)
+        self.ids.lock().forget(owner).map_err(step)?;
+        self.sweep_sealed_layers().await.map(drop)
     }
 
     async fn kept_owners(&self) -> Result<Vec<String>, RuntimeError> {

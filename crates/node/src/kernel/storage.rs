@@ -13,12 +13,15 @@ use crate::runtime::StorageMechanism;
 
 pub(crate) mod atomic_file;
 pub(crate) mod copies;
+pub(crate) mod copy_tree;
 pub(crate) mod deferred_unmounts;
 mod disk;
 pub(crate) mod layers;
 mod loop_files;
 pub(crate) mod owned_files;
 mod quota;
+pub(crate) mod sealed;
+pub(crate) mod snapshots;
 pub(crate) mod termination_message;
 mod trash;
 pub(crate) mod tree;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use agent_sandbox_api::keys::annotations;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
@@ -11,7 +12,7 @@ use crate::kubelet::resources::pod_limits;
 use crate::kubelet::resources::quantity::QuantityError;
 use crate::kubelet::volumes::copied::copied;
 use crate::kubelet::volumes::mounts::{memory_volumes, writes_host_paths};
-use crate::runtime::{NetworkMode, PodSandboxSpec, RuntimeHandler};
+use crate::runtime::{NetworkMode, PodSandboxSpec, RuntimeHandler, SnapshotOrigin};
 
 /// Name resolution settings of the node.
 #[derive(Clone, Copy, Debug)]
@@ -178,7 +179,15 @@ pub fn assemble(
         memory_volumes: memory_volumes(spec),
         sysctls: sysctls.map(|s| (s.name.clone(), s.value.clone())).collect(),
         writes_host_paths: writes_host_paths(spec) || copies_host_paths(pod, spec),
+        snapshot: snapshot_origin(pod),
     })
+}
+
+/// The snapshot that the Pod's files come from.
+fn snapshot_origin(pod: &Pod) -> Option<SnapshotOrigin> {
+    let annotation = |key: &str| pod.metadata.annotations.as_ref()?.get(key).filter(|value| !value.is_empty()).cloned();
+    let restored_at = annotation(annotations::RESTORED_AT).unwrap_or_default();
+    Some(SnapshotOrigin { name: annotation(annotations::SNAPSHOT)?, restored_at })
 }
 
 /// Whether the Pod gets a copy of a host folder. The annotation alone, without such a volume, means nothing: with it the

@@ -35,6 +35,18 @@ pub struct PodSandboxSpec {
     /// files can be shown under no other.
     #[serde(default)]
     pub writes_host_paths: bool,
+    /// The snapshot that the containers' files come from; `None` for the image's own files, or what the owner has.
+    #[serde(default)]
+    pub snapshot: Option<SnapshotOrigin>,
+}
+
+/// The snapshot that files come from. A Pod with another origin than its owner's layers replaces those layers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotOrigin {
+    /// Its name in the Pod's namespace.
+    pub name: String,
+    /// Tells apart several times at which a sandbox was set back to the same snapshot.
+    pub restored_at: String,
 }
 
 /// The network of a Pod.

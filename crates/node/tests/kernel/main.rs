@@ -24,5 +24,6 @@ mod plain_user;
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod pod_fixture;
 mod rootless;
+mod snapshots;
 mod user_limits;
 mod vm;

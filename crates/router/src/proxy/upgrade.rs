@@ -125,7 +125,6 @@ impl PendingUpgrade {
         parts.extensions.clear();
         exchange.set_status(parts.status.as_u16());
         let audit = exchange.audit().cloned();
-        let link_end = exchange.link_end();
         let shared = Arc::clone(&worker.shared);
         worker.shared.tasks.spawn(async move {
             let _permit = permit;
@@ -139,28 +138,15 @@ impl PendingUpgrade {
             let (Ok(client), Ok(sandbox)) = futures::future::join(client_upgrade, sandbox_upgrade).await else {
                 return;
             };
-            let abort = shared.abort.child_token();
-            let mut tunnel = std::pin::pin!(tunnel::run(
+            let report = tunnel::run(
                 TokioIo::new(client),
                 TokioIo::new(sandbox),
                 websocket,
                 &shared.config.upgrades,
-                &abort,
+                &shared.abort,
                 audit,
-            ));
-            let ended = async {
-                match link_end {
-                    Some(end) => end.await,
-                    None => std::future::pending().await,
-                }
-            };
-            let report = tokio::select! {
-                report = &mut tunnel => report,
-                () = ended => {
-                    abort.cancel();
-                    tunnel.await
-                }
-            };
+            )
+            .await;
             exchange.add_bytes_out(report.to_client);
             tracing::debug!(end = ?report.end, "Tunnel ended");
         });

@@ -121,11 +121,7 @@ async fn attempt(
             }
             Err(error) => error,
         };
-        if matches!(dial_error, DialError::NoPod)
-            && !woken
-            && !exchange.looks_only()
-            && wake(&worker, sandbox, waking).await?
-        {
+        if matches!(dial_error, DialError::NoPod) && !woken && wake(&worker, sandbox, waking).await? {
             woken = true;
             continue;
         }

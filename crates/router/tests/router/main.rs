@@ -8,7 +8,6 @@ mod contract;
 mod dialling;
 mod drain;
 mod grpc;
-mod links;
 mod sleeping;
 mod ssrf;
 mod streams;

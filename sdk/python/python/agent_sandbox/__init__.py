@@ -14,7 +14,7 @@ import sys
 
 from . import errors
 from ._connections import Connection
-from ._results import Change, CommandError, CommandResult, Event, FileInfo, HistoryEntry, ListeningPort, Match, ProcessInfo
+from ._results import Change, CommandError, CommandResult, Event, FileInfo, HistoryEntry, Match, ProcessInfo
 from ._sync import Changes, Chunks, Client, EventStream, Files, Process, Sandbox
 from .errors import SandboxError
 
@@ -53,7 +53,6 @@ __all__ = [
     "FileInfo",
     "Files",
     "HistoryEntry",
-    "ListeningPort",
     "Match",
     "Process",
     "ProcessInfo",

@@ -71,7 +71,7 @@ pub(super) async fn claimed(
 }
 
 /// Waits for a Sandbox that was resumed. It is never deleted: it holds files.
-pub(super) async fn resumed(cluster: &ClusterClient, sandbox: &Sandbox, limit: Duration) -> Result<()> {
+pub(in crate::commands) async fn resumed(cluster: &ClusterClient, sandbox: &Sandbox, limit: Duration) -> Result<()> {
     let name = sandbox.name_any();
     let ready = sdk::sandbox_ready(&cluster.client, &cluster.namespace, &name, limit);
     match until_ready(cluster, &name, sandbox.uid(), false, ready).await {

@@ -23,6 +23,7 @@ mod bind;
 mod copied_folder;
 mod host_folder;
 mod plan;
+mod sealed_layers;
 mod view;
 
 pub(crate) use bind::{BindContext, expose};
@@ -127,7 +128,7 @@ fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> StepResult<(
         mount_tmpfs(&[("mode", "0700"), ("size", STAGE_BYTES)], ATTR_NOSUID | ATTR_NODEV).step("making the stage")?;
     attach_at_path(&stage, scratch).step("attaching the stage")?;
     let stage = reopen(scratch).step("opening the stage")?;
-    for name in ["images", "root", view::FOLDER] {
+    for name in ["images", "root", sealed_layers::FOLDER, view::FOLDER] {
         rustix::fs::mkdirat(&stage, name, Mode::from_raw_mode(0o700)).step("making the stage")?;
     }
     make_stage_folder(stage.as_fd(), EMPTY).step("making the stage")?;
@@ -137,6 +138,7 @@ fn mount_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> StepResult<(
     sys::mount_setattr(images.as_fd(), change).step("shifting image layers into the Pod's user ids")?;
     let at = openat(stage.as_fd(), "images", OFlags::PATH | OFlags::DIRECTORY).step("opening the stage")?;
     attach(&images, at.as_fd()).step("attaching the image folder")?;
+    sealed_layers::attach_all(&plan.sealed, owner, stage.as_fd())?;
     mount_overlay(plan, scratch)?;
     Ok((reopen(&scratch.join("root")).step("opening the new root")?, Some(stage)))
 }
@@ -149,7 +151,9 @@ fn mount_overlay(plan: &RootPlan, scratch: &Path) -> StepResult<()> {
     let upper = open(&plan.upper).step("opening the writable layer")?;
     let work = open(&plan.work).step("opening the writable layer")?;
     rustix::process::chdir(scratch.join("images")).step("entering the stage")?;
-    let lower = plan.lowers.iter().map(|layer| layer.to_string_lossy()).collect::<Vec<_>>().join(":");
+    let sealed = (0..plan.sealed.len()).map(sealed_layers::path_from_images);
+    let images = plan.lowers.iter().map(|layer| layer.to_string_lossy().into_owned());
+    let lower = sealed.chain(images).collect::<Vec<_>>().join(":");
     let mut options = format!(
         "lowerdir={lower},upperdir=/proc/self/fd/{},workdir=/proc/self/fd/{}",
         upper.as_raw_fd(),

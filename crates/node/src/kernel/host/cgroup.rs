@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+mod freezer;
 mod layout;
 mod usage;
 
+pub(crate) use freezer::{FrozenGroup, thaw_leftover};
 pub(crate) use layout::{CgroupLayout, Controller};
 pub use usage::{ContainerUsage, PodUsage};
 

@@ -218,7 +218,11 @@ impl KernelRuntime {
     pub(super) async fn make_pod(&self, spec: PodSandboxSpec) -> Result<PodSandbox, RuntimeError> {
         self.check_room(&spec).await?;
         let uid = spec.uid.clone();
-        let storage_key = self.claim_storage_key(&spec);
+        let storage_key = {
+            let lock = self.owner_lock(&spec.owner);
+            let _guard = lock.lock().await;
+            self.claim_storage_key(&spec)
+        };
         let made = self.try_make_pod(spec, &storage_key).await;
         if made.is_err() {
             self.storage_users.lock().remove(&storage_key);
@@ -367,16 +371,34 @@ impl KernelRuntime {
             Some(convention) if !convention.user_namespace => 0,
             _ => pod.plan.ids.host_range().0,
         });
+        let snapshot = pod.plan.spec.snapshot.as_ref();
+        let origin = snapshot.map(|snapshot| format!("{}@{}", snapshot.name, snapshot.restored_at));
         let wanted = layers::LayerRequest {
             owner: &pod.storage_key,
             container: &spec.name,
             digest: &spec.image.digest,
             limit: spec.limits.layer_bytes,
             root,
+            origin: origin.as_deref(),
         };
         self.unmounts.release_layer(&layers::key(&pod.storage_key, &spec.name)).await;
-        let layer =
-            layers::ensure(&self.layers_dir(), wanted, &self.storage).map_err(step("making the writable layer"))?;
+        let lowers = || match snapshot {
+            Some(snapshot) => {
+                let namespace = &pod.plan.spec.namespace;
+                self.snapshots.layers_for(namespace, &snapshot.name, &spec.name, &spec.image.digest)
+            }
+            None => Ok(Vec::new()),
+        };
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::InvalidInput => RuntimeError::Refused(source.to_string()),
+            _ => RuntimeError::Kernel { step: "making the writable layer".to_owned(), source },
+        };
+        let layer = {
+            let _sealed = self.sealed_lock.lock().await;
+            layers::ensure(&self.layers_dir(), wanted, &self.storage, &self.sealed, lowers).map_err(failed)?
+        };
+        let sealed = self.sealed.lowers(&layer.below.layers).map_err(step("reading the sealed layers"))?;
+        let layer = layer.folder;
         self.sync_mark(layer.join(layers::MARK));
         let copies = self.make_copies(pod, &spec).await?;
         if let Some(target) = spec.termination_message_path.take() {
@@ -399,6 +421,7 @@ impl KernelRuntime {
         let plan = ContainerPlan {
             id: uuid::Uuid::new_v4().simple().to_string(),
             layer,
+            sealed,
             copies,
             cgroup,
             isolation: self.config.isolation,

@@ -42,7 +42,11 @@ impl KernelRuntime {
     /// Removes an image that no sandbox of this node needs; returns the bytes freed.
     pub async fn remove_image(self: &Arc<Self>, reference: &str) -> Result<u64, ImageError> {
         let reference = reference.to_owned();
-        let work = move |this: &Self| this.images.remove(&reference, &layers::digests(&this.layers_dir()));
+        let work = move |this: &Self| {
+            let mut used = layers::digests(&this.layers_dir());
+            used.extend(this.sealed.digests());
+            this.images.remove(&reference, &used)
+        };
         self.with_images("removing an image", work).await
     }
 
@@ -71,6 +75,11 @@ impl KernelRuntime {
 
     /// Removes images that no Pod in `used` (manifest digests) needs; returns the bytes freed.
     pub async fn prune_images(self: &Arc<Self>, used: Vec<String>) -> Result<u64, ImageError> {
-        self.with_images("pruning images", move |this| this.images.prune(&used.into_iter().collect())).await
+        self.with_images("pruning images", move |this| {
+            let mut used: std::collections::BTreeSet<String> = used.into_iter().collect();
+            used.extend(this.sealed.digests());
+            this.images.prune(&used)
+        })
+        .await
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::KernelRuntime;
 use super::create::SavedPlan;
 use super::pod::Pod;
-use crate::kernel::host::cgroup::CgroupPlan;
+use crate::kernel::host::cgroup::{self, CgroupPlan};
 use crate::kernel::host::process;
 use crate::kernel::supervisor::client::SupervisorClient;
 use crate::kernel::supervisor::protocol::{Call, Response};
@@ -56,6 +56,9 @@ impl KernelRuntime {
         self.storage_users.lock().insert(saved.storage_key.clone(), uid.to_owned());
         self.addresses.lock().mark(saved.plan.address);
         let cgroup = saved.plan.cgroup.clone();
+        if let Err(error) = cgroup::thaw_leftover(&cgroup) {
+            tracing::warn!(pod = uid, %error, "A Pod may still be frozen for a snapshot that was interrupted");
+        }
         if process::is_running(&record.process) {
             match self.reconnect(&dir, saved).await {
                 Ok(pod) => {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::atomic_file;
 use crate::kernel::storage::Storage;
+use crate::kernel::storage::sealed::{Below, SealedLayers};
 use crate::kernel::storage::tree;
 
 /// File with the digest of the image that a layer belongs to. Written last, so its presence also means that the layer
@@ -25,11 +26,27 @@ pub(crate) struct LayerRequest<'a> {
     pub(crate) limit: Option<u64>,
     /// Host uid of root inside the Pod, when files can be given to it.
     pub(crate) root: Option<u32>,
+    /// The snapshot that the layer's files come from; `None` leaves an existing layer as it is.
+    pub(crate) origin: Option<&'a str>,
 }
 
-/// Finds or creates the layer of a container: a folder with `upper` and `work`. A layer of another image cannot be
-/// used, and is removed.
-pub(crate) fn ensure(base: &Path, wanted: LayerRequest<'_>, storage: &Storage) -> io::Result<PathBuf> {
+/// A writable layer, ready to be mounted.
+#[derive(Debug)]
+pub(crate) struct WritableLayer {
+    pub(crate) folder: PathBuf,
+    /// What lies between it and the image.
+    pub(crate) below: Below,
+}
+
+/// Finds or creates the layer of a container: a folder with `upper` and `work`. A layer of another image or snapshot
+/// cannot be used, and is removed. `lowers` finds the sealed layers of the wanted snapshot.
+pub(crate) fn ensure(
+    base: &Path,
+    wanted: LayerRequest<'_>,
+    storage: &Storage,
+    sealed: &SealedLayers,
+    lowers: impl FnOnce() -> io::Result<Vec<String>>,
+) -> io::Result<WritableLayer> {
     let LayerRequest { digest, root, .. } = wanted;
     let folder = base.join(single_component(wanted.owner)?).join(single_component(wanted.container)?);
     let mark = folder.join(MARK);
@@ -37,8 +54,11 @@ pub(crate) fn ensure(base: &Path, wanted: LayerRequest<'_>, storage: &Storage) -
         // A layer with a limit may have to be mounted before it can be read.
         storage.ensure(&folder, None)?;
     }
+    sealed.complete(&folder, storage)?;
+    let below = Below::read(&folder)?;
+    let of_origin = wanted.origin.is_none_or(|origin| below.origin.as_deref() == Some(origin));
     match fs::read_to_string(&mark) {
-        Ok(found) if found == digest => {
+        Ok(found) if found == digest && of_origin => {
             // Left by a `volatile` overlay mount. The layer is intact as long as the machine has not crashed.
             match tree::remove(&folder.join("work/work/incompat")) {
                 // Only root may enter overlay's own work folder; overlay creates it again when it is missing.
@@ -47,15 +67,20 @@ pub(crate) fn ensure(base: &Path, wanted: LayerRequest<'_>, storage: &Storage) -
                 }
                 done => done?,
             }
-            return Ok(folder);
+            return Ok(WritableLayer { folder, below });
         }
-        Ok(_) => storage.remove(&folder)?,
+        Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             // Created by a node that died before it wrote the mark.
-            storage.remove(&folder)?;
         }
         Err(error) => return Err(error),
     }
+    // Before anything is removed: a snapshot that does not fit is an error, and the sandbox keeps its files.
+    let below = match wanted.origin {
+        Some(origin) => Below { origin: Some(origin.to_owned()), layers: lowers()? },
+        None => Below::default(),
+    };
+    storage.remove(&folder)?;
     storage.ensure(&folder, wanted.limit)?;
     for name in ["upper", "work"] {
         let path = folder.join(name);
@@ -65,9 +90,12 @@ pub(crate) fn ensure(base: &Path, wanted: LayerRequest<'_>, storage: &Storage) -
             lchown(&path, Some(id), Some(id))?;
         }
     }
+    if below != Below::default() {
+        below.write(&folder)?;
+    }
     // Last, because only a complete layer has it. The caller syncs it to disk.
     atomic_file::replace_text(&mark, digest)?;
-    Ok(folder)
+    Ok(WritableLayer { folder, below })
 }
 
 /// The key of one owner's layer of one container.
@@ -110,8 +138,52 @@ mod tests {
     }
 
     fn layer(folder: &Path, owner: &str, container: &str, digest: &str) -> io::Result<PathBuf> {
-        let wanted = LayerRequest { owner, container, digest, limit: None, root: None };
-        ensure(folder, wanted, &Storage::new(folder, false, FileAccess::Direct))
+        let wanted = LayerRequest { owner, container, digest, limit: None, root: None, origin: None };
+        from_snapshot(folder, wanted, &[]).map(|layer| layer.folder)
+    }
+
+    fn from_snapshot(folder: &Path, wanted: LayerRequest<'_>, lowers: &[&str]) -> io::Result<WritableLayer> {
+        let storage = Storage::new(folder, false, FileAccess::Direct);
+        let lowers = || Ok(lowers.iter().map(|id| (*id).to_owned()).collect());
+        ensure(folder, wanted, &storage, &SealedLayers::new(folder), lowers)
+    }
+
+    #[test]
+    fn a_layer_is_made_anew_for_another_snapshot_and_kept_for_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |origin: Option<&str>, lowers: &[&str]| {
+            let wanted =
+                LayerRequest { owner: "o", container: "c", digest: "sha256:1", limit: None, root: None, origin };
+            from_snapshot(folder.path(), wanted, lowers)
+        };
+        let first = of(Some("one@1"), &["a"]).unwrap();
+        assert_eq!(first.below.layers, ["a"]);
+        fs::write(first.folder.join("upper/kept"), "").unwrap();
+        assert!(of(Some("one@1"), &["ignored"]).unwrap().folder.join("upper/kept").exists());
+        assert_eq!(of(None, &[]).unwrap().below.layers, ["a"], "a Pod that names no snapshot keeps what is there");
+        let again = of(Some("one@2"), &["b"]).unwrap();
+        assert!(!again.folder.join("upper/kept").exists());
+        assert_eq!(again.below.layers, ["b"]);
+    }
+
+    #[test]
+    fn a_snapshot_that_cannot_be_used_leaves_the_files_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = layer(folder.path(), "o", "c", "sha256:1").unwrap().join("upper/kept");
+        fs::write(&kept, "").unwrap();
+        let wanted = LayerRequest {
+            owner: "o",
+            container: "c",
+            digest: "sha256:1",
+            limit: None,
+            root: None,
+            origin: Some("gone@1"),
+        };
+        let storage = Storage::new(folder.path(), false, FileAccess::Direct);
+        let refused = ensure(folder.path(), wanted, &storage, &SealedLayers::new(folder.path()), || {
+            Err(io::Error::other("no such snapshot"))
+        });
+        assert!(refused.is_err() && kept.exists());
     }
 
     #[test]

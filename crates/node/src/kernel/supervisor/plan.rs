@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::host::cgroup::{CgroupPlan, Setting};
+use crate::kernel::storage::sealed::LowerLayer;
 use crate::runtime::{ContainerSpec, PodSandboxSpec, Weakness};
 
 /// Number of user and group ids of a Pod: the sixteen-bit range that images use.
@@ -148,6 +149,9 @@ pub(crate) struct ContainerPlan {
     pub(crate) id: String,
     /// The writable layer: a folder with `upper` and `work`.
     pub(crate) layer: PathBuf,
+    /// Layers of snapshots between it and the image, topmost first.
+    #[serde(default)]
+    pub(crate) sealed: Vec<LowerLayer>,
     /// Folders of the copies that the container mounts, by volume.
     #[serde(default)]
     pub(crate) copies: BTreeMap<String, PathBuf>,

@@ -3,7 +3,6 @@
 use agent_sandbox_protocol::grpc::process;
 use agent_sandbox_protocol::native::{self, ExecRequest};
 use agent_sandbox_protocol::runtime::ExecuteRequest;
-use agent_sandbox_telemetry::audit::Action;
 use http::{Method, Request};
 use prost::Message as _;
 
@@ -34,8 +33,6 @@ pub(super) enum Operation {
     },
     /// A request to a program in the sandbox.
     Port,
-    /// A link to ports of the sandbox is created or revoked.
-    Link(Action),
     #[default]
     Read,
 }

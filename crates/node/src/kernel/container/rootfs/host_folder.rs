@@ -18,7 +18,7 @@ use crate::kernel::sys::{self, MountChange};
 pub(super) fn as_owner(path: &Path, found: BorrowedFd<'_>, guest: (u32, u32), read_only: bool) -> StepResult<OwnedFd> {
     const STEP: &str = "showing a host path as its owner's";
     let owner = rustix::fs::fstat(found).step(STEP)?;
-    let mapping = user_namespace((owner.st_uid, guest.0), (owner.st_gid, guest.1)).step(STEP)?;
+    let mapping = user_namespace((owner.st_uid, guest.0), (owner.st_gid, guest.1), 1).step(STEP)?;
     for recursive in [true, false] {
         // A mount below that cannot be mapped is left out.
         let tree = clone_tree(found, Path::new(""), recursive).step(STEP)?;
@@ -42,9 +42,9 @@ pub(super) fn as_owner(path: &Path, found: BorrowedFd<'_>, guest: (u32, u32), re
     ))
 }
 
-/// A user namespace that maps one uid and one gid, each given as (on disk, seen), for id-mapped mounts. No process is
-/// left in it.
-fn user_namespace(uid: (u32, u32), gid: (u32, u32)) -> io::Result<OwnedFd> {
+/// A user namespace that maps `count` uids and gids from those given as (on disk, seen) on, for id-mapped mounts. No
+/// process is left in it.
+pub(super) fn user_namespace(uid: (u32, u32), gid: (u32, u32), count: u32) -> io::Result<OwnedFd> {
     // The child's pid here differs from its pid in `/proc`, which is the host's.
     let child = Cell::new(0);
     let prepare = || {
@@ -56,7 +56,7 @@ fn user_namespace(uid: (u32, u32), gid: (u32, u32)) -> io::Result<OwnedFd> {
     sys::clone_vm::in_namespaces(libc::CLONE_NEWUSER, &prepare, |_| {
         let child: i32 = child.get();
         for (file, (on_disk, seen)) in [("uid_map", uid), ("gid_map", gid)] {
-            fs::write(format!("/proc/{child}/{file}"), format!("{on_disk} {seen} 1"))?;
+            fs::write(format!("/proc/{child}/{file}"), format!("{on_disk} {seen} {count}"))?;
         }
         sys::open_namespace(child, "user")
     })

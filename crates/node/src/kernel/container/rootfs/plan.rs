@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::CopiedFolder;
+use crate::kernel::storage::sealed::LowerLayer;
 use crate::kernel::supervisor::plan::{ContainerPlan, IdMode, PodPlan};
 use crate::runtime::{ImageContent, Mount, MountSource, RuntimeHandler, User};
 
@@ -21,6 +22,8 @@ pub(crate) struct RootPlan {
     pub(crate) images_dir: PathBuf,
     /// Layers, topmost first, relative to `images_dir`.
     pub(crate) lowers: Vec<PathBuf>,
+    /// Layers of snapshots above those, topmost first.
+    pub(crate) sealed: Vec<LowerLayer>,
     pub(crate) upper: PathBuf,
     pub(crate) work: PathBuf,
     /// Mount the overlay with its attributes in the `user.*` namespace, the only one that an unprivileged process may
@@ -236,6 +239,7 @@ pub(crate) fn plan_root(pod: &PodPlan, container: &ContainerPlan) -> RootPlan {
     RootPlan {
         images_dir: pod.images_dir.clone(),
         lowers,
+        sealed: container.sealed.clone(),
         upper: container.layer.join("upper"),
         work: container.layer.join("work"),
         user_xattr: !pod.ids.is_privileged(),

@@ -27,6 +27,7 @@ fn pod(ids: IdMode) -> PodPlan {
             memory_volumes: BTreeMap::new(),
             sysctls: BTreeMap::new(),
             writes_host_paths: false,
+            snapshot: None,
         },
         dir: "/data/pods/pod-1".into(),
         base: PodBasePlan {
@@ -75,6 +76,7 @@ fn container(content: ImageContent, mounts: Vec<Mount>) -> ContainerPlan {
             log: LogTarget { path: "/data/log".into(), max_bytes: 1, max_files: 1 },
         },
         id: "x".into(),
+        sealed: Vec::new(),
         copies: std::collections::BTreeMap::new(),
         layer: "/data/layers/owner/c".into(),
         cgroup: CgroupPlan::default(),
