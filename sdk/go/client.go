@@ -67,7 +67,13 @@ func (c *Client) Claim(ctx context.Context, source string, configure ...ClaimOpt
 	if err != nil {
 		return nil, err
 	}
-	claim, err := c.kube.waitClaim(ctx, o.namespace, name, uid, version)
+	var claim *extensions.SandboxClaim
+	owner := func(context.Context) (types.UID, error) { return uid, nil }
+	err = c.kube.untilFailure(ctx, o.namespace, name, owner, func(ctx context.Context) error {
+		ready, err := c.kube.waitClaim(ctx, o.namespace, name, uid, version)
+		claim = ready
+		return err
+	})
 	if err != nil {
 		if o.name == "" {
 			undo, done := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)

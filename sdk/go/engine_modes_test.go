@@ -6,6 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // D-240: run, write, read, exists and list, over every connection that needs no further set-up.
@@ -166,5 +170,53 @@ func TestWhatDoesNotExistIsSaidToBeSo(t *testing.T) {
 	}
 	if _, err := testSandbox(t, client).Files().ReadFile(testContext(t), "nothing"); !errors.Is(err, ErrNotFound) {
 		t.Fatalf("%v", err)
+	}
+}
+
+// What no waiting can mend ends a wait at once with its reason, and what was made is deleted again.
+func TestAPermanentFailureEndsTheWaitWithItsReason(t *testing.T) {
+	client := testClient(t)
+	ctx := testContext(t)
+	const missing = "127.0.0.1:9/missing:v1"
+	if err := client.CreatePool(ctx, "broken-go", missing, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.DeletePool(context.Background(), "broken-go") })
+	strict := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: "strict-go", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
+	}}
+	if err := client.kube.core.Post().Resource("namespaces").Body(strict).Do(ctx).Error(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.kube.core.Delete().Resource("namespaces").Name("strict-go").Do(context.Background()) })
+	for name, one := range map[string]struct {
+		make func() (*Sandbox, error)
+		says string
+	}{
+		"image": {func() (*Sandbox, error) { return client.CreateFromImage(ctx, "bad-go", missing) }, "missing"},
+		"claim": {func() (*Sandbox, error) { return client.Claim(ctx, "broken-go") }, "missing"},
+		"refused": {func() (*Sandbox, error) {
+			return client.CreateFromImage(ctx, "refused-go", "host", InNamespace("strict-go"))
+		}, "violates PodSecurity"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			started := time.Now()
+			_, err := one.make()
+			if !errors.Is(err, ErrClaimFailed) || !strings.Contains(err.Error(), one.says) {
+				t.Fatalf("%v", err)
+			}
+			if took := time.Since(started); took > time.Minute {
+				t.Fatalf("it waited %v", took)
+			}
+		})
+	}
+	boxes, err := client.Sandboxes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, box := range boxes.Items {
+		if box.Name == "bad-go" && box.DeletionTimestamp == nil {
+			t.Fatal("the sandbox that cannot start is still there")
+		}
 	}
 }

@@ -209,7 +209,8 @@ func followClaim(changes watch.Interface, name string, uid types.UID, version, l
 // lookAt reports whether Ready is true, and returns an error when it can never become true.
 func lookAt(name string, conditions []metav1.Condition, last *string) (bool, error) {
 	for _, condition := range conditions {
-		if condition.Reason == "WarmPoolNotFound" || (condition.Type == "Ready" && condition.Status == metav1.ConditionFalse && terminal[condition.Reason]) {
+		final := terminal[condition.Reason] || isRefused(&condition)
+		if condition.Reason == "WarmPoolNotFound" || (condition.Type == "Ready" && condition.Status == metav1.ConditionFalse && final) {
 			return false, fmt.Errorf("%q cannot become ready: %w: %s: %s", name, ErrClaimFailed, condition.Reason, condition.Message)
 		}
 		if condition.Type == "Ready" {

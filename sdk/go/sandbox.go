@@ -57,8 +57,8 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 }
 
 func (s *Sandbox) waitReady(ctx context.Context) error {
-	last := ""
-	return s.transport.kube.waitSandbox(ctx, s.Namespace, s.Name, "ready", func(found *agents.Sandbox) (bool, error) {
+	k, last := s.transport.kube, ""
+	ready := func(found *agents.Sandbox) (bool, error) {
 		for _, condition := range found.Status.Conditions {
 			// A condition counts only when its observedGeneration is the current generation.
 			if condition.Type == "Ready" && condition.ObservedGeneration != 0 && condition.ObservedGeneration < found.Generation {
@@ -66,6 +66,9 @@ func (s *Sandbox) waitReady(ctx context.Context) error {
 			}
 		}
 		return lookAt(s.Name, found.Status.Conditions, &last)
+	}
+	return k.untilFailure(ctx, s.Namespace, s.Name, k.sandboxUID(s.Namespace, s.Name), func(ctx context.Context) error {
+		return k.waitSandbox(ctx, s.Namespace, s.Name, "ready", ready)
 	})
 }
 

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from conftest import BINARY, purge
 from which_sdk import OURS, token_headers
 
 if not OURS:
@@ -425,3 +426,38 @@ def test_the_stubs_and_types_hold(tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), *packages]
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stdout
+
+
+def test_a_permanent_failure_ends_the_wait_with_its_reason(client):
+    started = time.monotonic()
+    missing = "127.0.0.1:9/missing:v1"
+    with pytest.raises(errors.SandboxClaimFailedError, match="missing"):
+        client.sandbox(missing, ready_timeout=170).open()
+    with pytest.raises(errors.SandboxClaimFailedError, match="no-such-runtime"):
+        client.sandbox("host", runtime_class="no-such-runtime", ready_timeout=170).open()
+    with pytest.raises(errors.SandboxClaimFailedError, match="ended with exit code 3"):
+        client.sandbox("host", command=["sh", "-c", "exit 3"], ready_timeout=170).open()
+    client.create_pool("broken-py", missing, replicas=None)
+    try:
+        with pytest.raises(errors.SandboxClaimFailedError, match="missing"):
+            client.sandbox(template="broken-py", ready_timeout=170).open()
+    finally:
+        client.delete_pool("broken-py")
+    assert time.monotonic() - started < 120, "it waited"
+
+
+def test_a_started_engine_is_announced_once(tmp_path):
+    folder = tmp_path / "data"
+    code = f"from agent_sandbox import Client; Client(local=True, data_dir={str(folder)!r}).list()"
+    environment = {**os.environ, "AGENT_SANDBOX_BIN": str(BINARY)}
+    environment.pop("KUBECONFIG")
+    try:
+        said = ""
+        for _ in range(2):
+            output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+            assert output.returncode == 0, output.stderr
+            said += output.stderr
+        note = "note: started the engine on this machine; it ends when it is not used any more, or with `agent-sandbox down`\n"
+        assert said == note
+    finally:
+        purge(folder)

@@ -126,8 +126,8 @@ impl SandboxClient {
             }
             ClientError::api(format!("create sandbox `{name}` in namespace `{namespace}`"))(error)
         })?;
-        complete(created).await?;
-        wait::sandbox_ready(&self.cluster.client, namespace, &name, limit).await?;
+        complete(created.clone()).await?;
+        wait::new_sandbox_ready(&self.cluster.client, namespace, &created, limit).await?;
         cleanup.disarm();
         Ok(())
     }

@@ -19,6 +19,9 @@ pub enum ClientError {
     Timeout { name: String, wanted: &'static str, after: Duration, last: String },
     #[error("`{name}` cannot become ready: {reason}: {message}")]
     Failed { name: String, reason: String, message: String },
+    /// What was tried to start it will not succeed later either.
+    #[error("`{name}` cannot start: {reason}")]
+    CannotStart { name: String, reason: String },
     #[error("`{name}` was deleted while it was being waited for")]
     Deleted { name: String },
     #[error("`{name}` is suspended; resume it first")]

@@ -45,6 +45,7 @@ mod pools;
 mod process;
 mod responses;
 mod snapshots;
+mod start_failure;
 mod trace;
 mod transfer;
 mod transport;
@@ -74,7 +75,8 @@ pub use process::Process;
 pub use snapshots::{
     SnapshotRequest, delete_snapshot, find_snapshot, list_snapshots, roll_back, sandbox_from, take_snapshot,
 };
+pub use start_failure::{Subject, start_failure, start_problem};
 pub use trace::TraceContext;
 pub use transport::{Transport, TransportOptions, select_pod_ip};
 pub use tunnel::dial;
-pub use wait::{claim_ready, gone, pod_started, sandbox_ready, sandbox_suspended};
+pub use wait::{claim_ready, gone, new_sandbox_ready, pod_started, sandbox_ready, sandbox_suspended};

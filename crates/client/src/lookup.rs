@@ -87,8 +87,10 @@ pub async fn running_pod(client: &Client, sandbox: &Sandbox) -> Result<Pod, Clie
     let phase = pod.as_ref().and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.clone());
     match (pod, phase.as_deref()) {
         (Some(pod), Some("Running")) => Ok(pod),
-        (Some(_), phase) => {
-            let last = format!("Pod {pod_name} is {}", phase.unwrap_or("not started"));
+        (Some(pod), phase) => {
+            let why = crate::start_failure::pod_problem(client, sandbox.namespace(), &pod).await;
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            let last = format!("Pod {pod_name} is {}{why}", phase.unwrap_or("not started"));
             Err(ClientError::NotRunning { name, last })
         }
         (None, _) => {

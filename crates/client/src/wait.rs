@@ -1,6 +1,10 @@
 //! Waits for an object to reach a state: with a watch and a deadline, failing early if the state cannot be reached.
 
-use crate::{ClientError, claims::Created};
+use crate::{
+    ClientError,
+    claims::Created,
+    start_failure::{Owner, check_new, or_failure},
+};
 use agent_sandbox_api::snapshot::SandboxSnapshot;
 use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
 use futures::{StreamExt, TryStreamExt};
@@ -31,6 +35,10 @@ const TERMINAL_REASONS: &[&str] = &[
     "PodSucceeded",
 ];
 
+/// Words of the API about a Pod that a namespace's rules (Pod Security, LimitRange) or its RuntimeClass exclude. Other
+/// refusals, for example by a quota, may end.
+const REFUSALS: [&str; 4] = ["violates PodSecurity", "usage per Container", "usage per Pod", "pod rejected: "];
+
 /// Server-side timeout of one watch, after which another one follows.
 const WATCH_SECONDS: u32 = 290;
 /// Delay before reconnecting a broken watch.
@@ -43,7 +51,7 @@ enum Progress {
     Pending(String),
 }
 
-/// Waits until a Sandbox is Ready.
+/// Waits until a Sandbox is Ready. What no waiting can mend ends the wait with its reason.
 pub async fn sandbox_ready(
     client: &Client,
     namespace: &str,
@@ -51,7 +59,21 @@ pub async fn sandbox_ready(
     limit: Duration,
 ) -> Result<Sandbox, ClientError> {
     let waiting = Wait { client, namespace, name, kind: "sandbox", wanted: "ready", limit };
-    waiting.until(|sandbox: &Sandbox| ready_progress(sandbox.conditions(), sandbox.metadata.generation)).await
+    let ready = waiting.until(|sandbox: &Sandbox| ready_progress(sandbox.conditions(), sandbox.metadata.generation));
+    or_failure(client, namespace, Owner::Sandbox(name), ready).await
+}
+
+/// Like [`sandbox_ready`], for a Sandbox that was just created: its Pod is Ready for a moment also if its command ends
+/// at once.
+pub async fn new_sandbox_ready(
+    client: &Client,
+    namespace: &str,
+    made: &Sandbox,
+    limit: Duration,
+) -> Result<Sandbox, ClientError> {
+    let ready = sandbox_ready(client, namespace, &made.name_any(), limit).await?;
+    check_new(client, namespace, made).await?;
+    Ok(ready)
 }
 
 /// Waits until a Sandbox whose wake was requested at `generation` is Ready again.
@@ -63,17 +85,16 @@ pub(crate) async fn sandbox_awake(
     limit: Duration,
 ) -> Result<Sandbox, ClientError> {
     let waiting = Wait { client, namespace, name, kind: "sandbox", wanted: "awake", limit };
-    waiting
-        .until(|sandbox: &Sandbox| match sandbox.operating_mode() {
-            OperatingMode::Suspended if sandbox.metadata.generation == generation || generation.is_none() => {
-                Progress::Pending("the controller has not resumed it yet".to_owned())
-            }
-            OperatingMode::Suspended => {
-                Progress::Unreachable { reason: "Suspended".to_owned(), message: "it was suspended again".to_owned() }
-            }
-            OperatingMode::Running => ready_progress(sandbox.conditions(), sandbox.metadata.generation),
-        })
-        .await
+    let ready = waiting.until(|sandbox: &Sandbox| match sandbox.operating_mode() {
+        OperatingMode::Suspended if sandbox.metadata.generation == generation || generation.is_none() => {
+            Progress::Pending("the controller has not resumed it yet".to_owned())
+        }
+        OperatingMode::Suspended => {
+            Progress::Unreachable { reason: "Suspended".to_owned(), message: "it was suspended again".to_owned() }
+        }
+        OperatingMode::Running => ready_progress(sandbox.conditions(), sandbox.metadata.generation),
+    });
+    or_failure(client, namespace, Owner::Sandbox(name), ready).await
 }
 
 /// Waits until a claim is Ready and bound to a Sandbox.
@@ -84,7 +105,7 @@ pub async fn claim_ready(
     limit: Duration,
 ) -> Result<SandboxClaim, ClientError> {
     let waiting = Wait { client, namespace, name, kind: "claim", wanted: "ready", limit };
-    waiting.until(claim_progress).await
+    or_failure(client, namespace, Owner::Claim { name, uid: None }, waiting.until(claim_progress)).await
 }
 
 /// Like [`claim_ready`], for a claim that was just created or adopted: one watch from its resource version on, which
@@ -97,10 +118,13 @@ pub(crate) async fn claim_ready_from(
     limit: Duration,
 ) -> Result<SandboxClaim, ClientError> {
     let api: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
-    let mut last = "no controller has looked at it yet".to_owned();
-    let waiting = follow_claim(&api, name, created, &mut last);
-    let found = tokio::time::timeout(limit, waiting).await;
-    found.unwrap_or_else(|_| Err(ClientError::Timeout { name: name.to_owned(), wanted: "ready", after: limit, last }))
+    let ready = async {
+        let mut last = "no controller has looked at it yet".to_owned();
+        let found = tokio::time::timeout(limit, follow_claim(&api, name, created, &mut last)).await;
+        let late = |_| Err(ClientError::Timeout { name: name.to_owned(), wanted: "ready", after: limit, last });
+        found.unwrap_or_else(late)
+    };
+    or_failure(client, namespace, Owner::Claim { name, uid: Some(&created.uid) }, ready).await
 }
 
 async fn follow_claim(
@@ -293,11 +317,16 @@ fn ready_progress(conditions: &[Condition], generation: Option<i64>) -> Progress
     }
     match condition.status.as_str() {
         "True" => Progress::Reached,
-        _ if TERMINAL_REASONS.contains(&condition.reason.as_str()) => {
+        _ if TERMINAL_REASONS.contains(&condition.reason.as_str()) || is_refused(condition) => {
             Progress::Unreachable { reason: condition.reason.clone(), message: condition.message.clone() }
         }
         _ => Progress::Pending(describe(conditions)),
     }
+}
+
+/// Whether the API refuses the Pod for what its spec says.
+fn is_refused(condition: &Condition) -> bool {
+    condition.reason == "ReconcilerError" && REFUSALS.iter().any(|words| condition.message.contains(words))
 }
 
 struct Wait<'a> {

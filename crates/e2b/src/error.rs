@@ -93,7 +93,9 @@ impl From<ClientError> for Error {
                 Self::NotFound(error.full())
             }
             ClientError::AlreadyExists { .. } => Self::Conflict(error.full()),
-            ClientError::Failed { .. } | ClientError::Invalid(_) => Self::Invalid(error.full()),
+            ClientError::Failed { .. } | ClientError::CannotStart { .. } | ClientError::Invalid(_) => {
+                Self::Invalid(error.full())
+            }
             other => Self::Internal(other.full()),
         }
     }

@@ -39,6 +39,7 @@ fn kind(error: &ClientError) -> &'static str {
             "WarmPoolNotFound" => "no_pool",
             _ => "claim_failed",
         },
+        ClientError::CannotStart { .. } => "claim_failed",
         ClientError::Deleted { .. } => "deleted",
         ClientError::Suspended { .. } | ClientError::NotRunning { .. } => "not_ready",
         ClientError::NoCluster { .. } | ClientError::Configuration { .. } => "no_cluster",

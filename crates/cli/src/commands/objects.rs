@@ -49,7 +49,6 @@ pub(crate) async fn create(global: &GlobalArgs, cluster: &ClusterClient, args: C
 }
 
 async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
-    let own_command = !args.command.is_empty();
     let (network, wait, keep, output) = (args.network, args.wait.wait, args.keep, args.output.output);
     let wanted = match &args.snapshot {
         Some(snapshot) => {
@@ -65,7 +64,7 @@ async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: Crea
         None => described_sandbox(global, cluster, args).await?,
     };
     cluster.announce_change();
-    let sandbox = create_and_wait(cluster, wanted, NewSandbox { network, wait, keep, own_command }).await?;
+    let sandbox = create_and_wait(cluster, wanted, NewSandbox { network, wait, keep }).await?;
     let name = sandbox.name_any();
     let next =
         format!("sandbox {name} is {}\n  run in it:  agent-sandbox exec {name} -- COMMAND\n", show::state(&sandbox));
@@ -102,8 +101,6 @@ pub(super) struct NewSandbox {
     pub(super) wait: Duration,
     /// Keep a Sandbox that cannot start.
     pub(super) keep: bool,
-    /// The user named the command, which may end at once.
-    pub(super) own_command: bool,
 }
 
 /// Creates a Sandbox and waits until it is ready.
@@ -121,7 +118,7 @@ pub(super) async fn create_and_wait(cluster: &ClusterClient, wanted: Sandbox, ne
     }
     match new.wait.is_zero() {
         true => Ok(sandbox),
-        false => waiting::created(cluster, &sandbox, new.wait, new.keep, new.own_command).await,
+        false => waiting::created(cluster, &sandbox, new.wait, new.keep).await,
     }
 }
 
@@ -169,11 +166,15 @@ async fn claim_from(cluster: &ClusterClient, args: ClaimArgs, source: fn(String)
 pub(crate) async fn get(cluster: &ClusterClient, args: GetArgs) -> Result<()> {
     let found = find_sandbox(cluster, &args.name).await?;
     let sandbox = found.sandbox;
+    let problem = match show::starts(&sandbox) {
+        true => sdk::start_problem(&cluster.client, &cluster.namespace, sandbox.uid()).await,
+        false => None,
+    };
     output::emit(
         args.output.output,
         &sandbox,
         || format!("sandbox/{}\n", sandbox.name_any()),
-        || show::details(&sandbox, found.claim.as_ref(), jiff::Timestamp::now()),
+        || show::details(&sandbox, found.claim.as_ref(), problem.as_deref(), jiff::Timestamp::now()),
     )
 }
 

@@ -5,9 +5,9 @@ pub(crate) mod volumes;
 use super::{
     changes,
     here::HereFolders,
+    host_problem::with_host_problem,
     image::find_login,
     network, objects, on_started,
-    pod_warnings::{Subject, start_failure, with_host_problem},
     progress::Progress,
     streams::{Pumps, TIMED_OUT, check_terminal, exit_code, follow_size, until_output_closes},
 };
@@ -15,7 +15,7 @@ use crate::{
     args::{CreateArgs, GlobalArgs, Network, OutputArgs, OutputFormat, RunArgs, SleepArgs, WaitArgs},
     terminal::{self, RawMode},
 };
-use agent_sandbox_client::{self as sdk, ContainerOptions, CopiedFolder};
+use agent_sandbox_client::{self as sdk, ContainerOptions, CopiedFolder, Subject};
 use agent_sandbox_engine::{
     DataDir, DefaultLimit, Engine, EngineConfig, ListenConfig, NodeConfig, Persistence, host_check, host_image_cache,
 };
@@ -216,7 +216,7 @@ async fn run_in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOpt
     pods.create(&PostParams::default(), &pod).await.context("cannot create the sandbox")?;
     let pod = tokio::select! {
         started = sdk::pod_started(&client, "default", name, START_TIMEOUT) => started?,
-        reason = start_failure(&client, "default", Subject::Pod(name)) => {
+        reason = sdk::start_failure(&client, "default", Subject::Pod(name)) => {
             return Err(with_host_problem(anyhow!("the sandbox cannot start: {reason}")));
         }
     };

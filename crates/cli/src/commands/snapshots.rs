@@ -86,7 +86,7 @@ async fn create_from(
     network: Option<Network>,
     wait: &WaitArgs,
 ) -> Result<Sandbox> {
-    let new = NewSandbox { network, wait: wait.wait, keep: false, own_command: false };
+    let new = NewSandbox { network, wait: wait.wait, keep: false };
     create_and_wait(cluster, sdk::sandbox_from(snapshot, name)?, new).await
 }
 

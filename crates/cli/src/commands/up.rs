@@ -3,7 +3,7 @@
 mod detach;
 mod show;
 
-use super::{kubeconfig, pod_warnings::with_host_problem};
+use super::{host_problem::with_host_problem, kubeconfig};
 use crate::{
     allocator::StartupMemory,
     args::{DownArgs, GlobalArgs, RouterAuth, StatusArgs, UpArgs},

@@ -159,7 +159,15 @@ fn a_sandbox_that_cannot_start_fails_at_once() {
     let (_, _, said) = engine.fails(&["create", "bad", "--image", "127.0.0.1:9/missing:v1", "--keep"]);
     assert!(said.contains("it is kept: agent-sandbox get bad"), "{said}");
     assert!(engine.ok(&["list"]).contains("bad "));
+    let shown = engine.ok(&["get", "bad"]);
+    let reason = shown.lines().find(|line| line.starts_with("Reason:")).unwrap_or_else(|| panic!("{shown}"));
+    assert!(reason.contains("127.0.0.1:9/missing:v1"), "{reason}");
+    let (_, _, said) = engine.fails(&["exec", "bad", "--", "true"]);
+    assert!(said.contains("127.0.0.1:9/missing:v1"), "a command says why nothing runs: {said}");
     engine.ok(&["delete", "bad"]);
+    let (_, _, said) = engine.fails(&["create", "odd", "--isolation", "no-such-runtime", "--wait", "170s"]);
+    assert!(said.contains("sandbox odd cannot start") && said.contains("no-such-runtime"), "{said}");
+    assert!(started.elapsed() < std::time::Duration::from_secs(120), "it waited");
     engine.ok(&["create", "bad"]);
     assert_eq!(engine.ok(&["exec", "bad", "--", "echo", "works"]), "works\n", "old warnings do not count");
 }

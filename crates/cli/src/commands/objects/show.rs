@@ -27,6 +27,12 @@ pub(crate) fn state(sandbox: &Sandbox) -> String {
     }
 }
 
+/// Whether a Sandbox should run and is not ready.
+pub(crate) fn starts(sandbox: &Sandbox) -> bool {
+    let ready = sandbox.conditions().iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    !ready && sandbox.operating_mode() == OperatingMode::Running
+}
+
 /// A table of Sandboxes, each under its claim's name if it has one, and of claims without a Sandbox.
 pub(crate) fn table(sandboxes: &[Sandbox], claims: &[SandboxClaim], with_namespace: bool, now: Timestamp) -> String {
     if sandboxes.is_empty() && claims.is_empty() {
@@ -64,7 +70,13 @@ fn claim_of(sandbox: &Sandbox) -> Option<String> {
 }
 
 /// All details of one Sandbox, as a page of text.
-pub(crate) fn details(sandbox: &Sandbox, claim: Option<&SandboxClaim>, now: Timestamp) -> String {
+/// `problem`: why its Pod does not run.
+pub(crate) fn details(
+    sandbox: &Sandbox,
+    claim: Option<&SandboxClaim>,
+    problem: Option<&str>,
+    now: Timestamp,
+) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: &str| {
         if !value.is_empty() {
@@ -75,6 +87,7 @@ pub(crate) fn details(sandbox: &Sandbox, claim: Option<&SandboxClaim>, now: Time
     line("Namespace:", sandbox.namespace());
     line("Claim:", &claim.map(|claim| claim.name_any()).unwrap_or_default());
     line("State:", &state(sandbox));
+    line("Reason:", problem.unwrap_or_default());
     line("Image:", &images(sandbox).join(", "));
     line("Address:", &sandbox.pod_ips().join(", "));
     line("Node:", sandbox.status.as_ref().and_then(|status| status.node_name.as_deref()).unwrap_or_default());
@@ -177,7 +190,7 @@ mod tests {
         mine   Pending            -          claim/mine   -
         w      TemplateNotFound   -          -            -
         ");
-        insta::assert_snapshot!(details(&ready, None, now), @r"
+        insta::assert_snapshot!(details(&ready, None, None, now), @r"
         Name:        a
         Namespace:   n
         State:       Ready
