@@ -13,7 +13,7 @@ type Option func(*options)
 
 type options struct {
 	kubeconfig, context, namespace, dataDir string
-	local, startLocal                       bool
+	local                                   bool
 	rest                                    *rest.Config
 	connection                              connection
 	port                                    int
@@ -48,7 +48,7 @@ func WithNamespace(name string) Option { return func(o *options) { o.namespace =
 
 // WithLocal uses the engine on this machine, and starts one when none runs. The folder is the engine's data folder; "" means the default one.
 func WithLocal(dataDir string) Option {
-	return func(o *options) { o.local, o.startLocal, o.dataDir = true, true, dataDir }
+	return func(o *options) { o.local, o.dataDir = true, dataDir }
 }
 
 // WithServerPort sets the daemon's port inside the sandbox, instead of 8888.

@@ -68,11 +68,6 @@ impl ClusterClient {
         let program = std::env::current_exe().map_err(ClusterError::Program)?;
         let started = LocalEngine::find_or_start_with(Some(data.path()), program.as_os_str()).await;
         let (_, just_started) = started.map_err(|error| ClusterError::Start(Box::new(error)))?;
-        if just_started {
-            eprintln!(
-                "note: started the engine on this machine; it ends when it is not used any more, or with `agent-sandbox down`"
-            );
-        }
         Ok(Self { just_started, ..Self::open(global).await? })
     }
 

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use std::{
     ffi::OsStr,
     fs::{File, TryLockError},
+    io::Write as _,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -15,6 +16,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time without use after which an engine that is started here ends, unless `AGENT_SANDBOX_IDLE_TIMEOUT` specifies
 /// another one.
 const IDLE_TIMEOUT: &str = "15m";
+/// What is said about an engine that is started here.
+const NOTE: &str =
+    "note: started the engine on this machine; it ends when it is not used any more, or with `agent-sandbox down`";
 /// Interval between attempts to lock the data folder.
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 /// The engine's program, unless `AGENT_SANDBOX_BIN` specifies another one.
@@ -45,7 +49,7 @@ impl LocalEngine {
     }
 
     /// The engine that runs on `folder`. If there is none, one is started in the background, which ends when it is not
-    /// used any more.
+    /// used any more; a note on stderr says so.
     pub async fn find_or_start(folder: Option<&Path>) -> Result<Self, ClientError> {
         let program = std::env::var_os("AGENT_SANDBOX_BIN").unwrap_or_else(|| PROGRAM.into());
         Ok(Self::find_or_start_with(folder, &program).await?.0)
@@ -82,7 +86,10 @@ impl LocalEngine {
         if !output.status.success() {
             return Err(none(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
         }
-        Self::find(folder).map(|found| (found, true)).ok_or_else(|| none("it exited immediately".to_owned()))
+        let started = Self::find(folder).ok_or_else(|| none("it exited immediately".to_owned()))?;
+        // A program without stderr gets its engine all the same.
+        let _ = writeln!(std::io::stderr(), "{NOTE}");
+        Ok((started, true))
     }
 
     /// Path of the kubeconfig for its API.
