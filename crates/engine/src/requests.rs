@@ -6,7 +6,10 @@ use agent_sandbox_apiserver::IssuedToken;
 use agent_sandbox_node::{
     NodeHandle,
     kernel::{ImageAlias, KernelRuntime, PodUsage},
-    runtime::{ImageError, ImageService as _, ImageSummary, PullPolicy, PullProgress, RegistryCredentials},
+    runtime::{
+        ImageError, ImageService as _, ImageSummary, PodRuntime as _, PullPolicy, PullProgress, RegistryCredentials,
+        Weakness,
+    },
 };
 use serde::{Deserialize, Serialize};
 use std::{io, path::PathBuf, sync::Arc};
@@ -50,6 +53,8 @@ pub enum EngineRequest {
     Usage,
     /// The controller's metrics as a page of text.
     Metrics,
+    /// What this machine cannot enforce or offer for any sandbox.
+    Weaknesses,
 }
 
 /// Why a request failed.
@@ -99,6 +104,7 @@ pub enum EngineReply {
     Allowed,
     Usage(Vec<PodUsage>),
     Metrics(String),
+    Weaknesses(Vec<Weakness>),
     Tokens(Vec<IssuedToken>),
     Revoked {
         id: String,
@@ -155,6 +161,7 @@ pub async fn handle_request(
             Ok(EngineReply::Allowed)
         }
         EngineRequest::Usage => Ok(EngineReply::Usage(runtime.usage())),
+        EngineRequest::Weaknesses => Ok(EngineReply::Weaknesses(runtime.weaknesses())),
         EngineRequest::Metrics => Ok(EngineReply::Metrics(metrics())),
         EngineRequest::ClearAliases => change_aliases(runtime, Vec::clear).await,
     }

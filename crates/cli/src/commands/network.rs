@@ -1,7 +1,12 @@
-//! NetworkPolicies for `--network`.
+//! `--network`: NetworkPolicies, and whether this machine has a network for sandboxes.
 
-use crate::args::Network;
-use anyhow::Result;
+use crate::{
+    args::{GlobalArgs, Network},
+    cluster::ClusterClient,
+};
+use agent_sandbox_engine::{DataDir, EngineReply, EngineRequest, send_request};
+use agent_sandbox_node::runtime::{Weakness, WeaknessKind};
+use anyhow::{Result, bail};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use serde_json::{Value, json};
 
@@ -19,6 +24,29 @@ pub(crate) fn policy(name: &str, pod_selector: Value, network: Network) -> Resul
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": name},
         "spec": {"podSelector": pod_selector, "policyTypes": ["Egress"], "egress": egress},
     }))?)
+}
+
+/// Refuses `--network public` where the engine on this machine has no network for sandboxes. Of other clusters, and of an
+/// engine of another user, that is not known.
+pub(crate) async fn check_engine(global: &GlobalArgs, cluster: &ClusterClient, network: Option<Network>) -> Result<()> {
+    if network != Some(Network::Public) || !cluster.is_local() {
+        return Ok(());
+    }
+    let data = DataDir::locate(global.data_dir.as_deref())?;
+    match send_request(&data.control(), &EngineRequest::Weaknesses, |_| {}).await {
+        Ok(EngineReply::Weaknesses(list)) => check(&list, Network::Public),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses `--network public` on a machine without a network for sandboxes.
+pub(crate) fn check(weaknesses: &[Weakness], network: Network) -> Result<()> {
+    match weaknesses.iter().find(|weakness| weakness.kind == WeaknessKind::NoEgress) {
+        Some(weakness) if network == Network::Public => {
+            bail!("--network public is not available here: {}", weakness.message)
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -50,6 +50,7 @@ pub(crate) async fn create(global: &GlobalArgs, cluster: &ClusterClient, args: C
 
 async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
     let (network, wait, keep, output) = (args.network, args.wait.wait, args.keep, args.output.output);
+    network::check_engine(global, cluster, network).await?;
     let wanted = match &args.snapshot {
         Some(snapshot) => {
             let snapshot = sdk::find_snapshot(&cluster.client, &cluster.namespace, snapshot).await?;

@@ -299,16 +299,12 @@ async fn pull(engine: &Engine, image: &str) -> Result<Vec<String>> {
 fn check_weaknesses(engine: &Engine, args: &RunArgs) -> Result<()> {
     let chosen = [&args.memory, &args.cpus].into_iter().flatten();
     let limited = chosen.into_iter().any(|limit| *limit != DefaultLimit::Unlimited);
-    for weakness in engine.kernel().weaknesses() {
-        match weakness.kind {
-            WeaknessKind::LimitNotEnforced if limited => eprintln!("warning: {}", weakness.message),
-            WeaknessKind::NoEgress if args.network == Network::Public => {
-                bail!("--network public is not available here: {}", weakness.message);
-            }
-            _ => {}
-        }
+    let weaknesses = engine.kernel().weaknesses();
+    let not_enforced = weaknesses.iter().filter(|weakness| weakness.kind == WeaknessKind::LimitNotEnforced);
+    for weakness in not_enforced.filter(|_| limited) {
+        eprintln!("warning: {}", weakness.message);
     }
-    Ok(())
+    network::check(&weaknesses, args.network)
 }
 
 fn chosen_quantity(limit: &DefaultLimit) -> Option<String> {

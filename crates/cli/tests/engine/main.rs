@@ -15,6 +15,7 @@ mod isolation;
 mod lifecycle;
 mod messages;
 mod namespace_life;
+mod no_network;
 mod outputs;
 mod packages;
 mod run;
