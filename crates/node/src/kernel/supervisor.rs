@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::kernel::container::launch::PodNamespaces;
 use crate::kernel::container::oci;
+use crate::kernel::container::seccomp::Filters;
 use crate::kernel::container::step::{StepExt, StepResult};
 use crate::kernel::net;
 use crate::kernel::sys;
@@ -60,7 +61,7 @@ struct Supervisor {
     host_mounts: Option<OwnedFd>,
     /// The OCI runtime that isolates the containers, if it is not the built-in isolation.
     oci: Option<oci::OciRuntime>,
-    filter: Vec<libc::sock_filter>,
+    filters: Filters,
     listener: OwnedFd,
     signals: OwnedFd,
     connections: Vec<Connection>,
@@ -84,8 +85,8 @@ const TRIM_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const OUTPUT_BUFFER: usize = 16 * 1024;
 
 /// Runs a supervisor until its Pod is removed. It receives its plans on `control`, a connected socket.
-pub(crate) fn main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
-    match set_up(&control, filter) {
+pub(crate) fn main(control: OwnedFd, filters: Filters) -> i32 {
+    match set_up(&control, filters) {
         Ok(Some(mut supervisor)) => {
             let ready = Response::Ready(supervisor.sandbox.clone());
             // If the node has died meanwhile, its next process connects through the socket in the Pod's folder.
@@ -108,7 +109,7 @@ pub(crate) fn main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
 
 /// Creates the base, waits for the plan of a Pod, and creates the Pod on that base. `None` when the node closes the
 /// connection before.
-fn set_up(control: &OwnedFd, filter: Vec<libc::sock_filter>) -> StepResult<Option<Supervisor>> {
+fn set_up(control: &OwnedFd, filters: Filters) -> StepResult<Option<Supervisor>> {
     sys::ignore_sigpipe();
     let signals = sys::signal_descriptor(&[libc::SIGCHLD, libc::SIGTERM]).step("preparing signals")?;
     rustix::net::sockopt::set_socket_send_buffer_size(control, 4 * MAX_PACKET).step("sizing the control socket")?;
@@ -122,7 +123,7 @@ fn set_up(control: &OwnedFd, filter: Vec<libc::sock_filter>) -> StepResult<Optio
             return Err(error);
         }
     };
-    let supervisor = wait_for_pod(control, answer, base, signals, filter);
+    let supervisor = wait_for_pod(control, answer, base, signals, filters);
     if !matches!(supervisor, Ok(Some(_))) {
         // The node may be gone and unable to remove the cgroups.
         pod::leave_cgroups(&plan);
@@ -136,7 +137,7 @@ fn wait_for_pod(
     answer: bool,
     base: PodBase,
     signals: OwnedFd,
-    filter: Vec<libc::sock_filter>,
+    filters: Filters,
 ) -> StepResult<Option<Supervisor>> {
     if answer {
         let ready = Message::Response { id: 0, response: Response::Done };
@@ -147,7 +148,7 @@ fn wait_for_pod(
     }
     let Some((Setup::Pod, file)) = receive_setup(control)? else { return Ok(None) };
     let plan: PodPlan = protocol::read_memory_file(file).step("reading the plan")?;
-    start(plan, base, signals, filter).map(Some)
+    start(plan, base, signals, filters).map(Some)
 }
 
 /// Receives one set-up message with its memory file; `None` when the connection is closed.
@@ -167,7 +168,7 @@ fn receive_setup(control: &OwnedFd) -> StepResult<Option<(Setup, OwnedFd)>> {
     }
 }
 
-fn start(plan: PodPlan, mut base: PodBase, signals: OwnedFd, filter: Vec<libc::sock_filter>) -> StepResult<Supervisor> {
+fn start(plan: PodPlan, mut base: PodBase, signals: OwnedFd, filters: Filters) -> StepResult<Supervisor> {
     let oci = oci::OciRuntime::of(&plan)
         .map_err(|failure| ("finding the runtime", io::Error::other(format!("{failure:?}"))))?;
     let host_mounts = pod::configure(&plan, &mut base.namespaces)?;
@@ -195,7 +196,7 @@ fn start(plan: PodPlan, mut base: PodBase, signals: OwnedFd, filter: Vec<libc::s
         own_net_namespace: base.own_net_namespace,
         host_mounts,
         oci,
-        filter,
+        filters,
         listener,
         signals,
         connections: Vec::new(),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use agent_sandbox_node::runtime::{Mount, MountSource, PodRuntime, PodSandboxSpec, VolumeKey, VolumeRequest};
 
+use crate::escape::attempts_program;
 use crate::fixture::{Node, pod, runs_as_root};
 
 /// A user of the host that is neither root nor in any sandbox.
@@ -101,6 +102,45 @@ async fn a_file_system_that_cannot_map_ids_is_refused_for_writing_and_shown_for_
     assert!(error.contains("/sys/class") && error.contains("copy"), "{error}");
     spec.mounts = vec![volume(source(), "/shared", true)];
     assert_eq!(node.run("p1", spec).await.code, 0, "{}", node.output("p1", "c"));
+    node.runtime.remove_pod("p1").await.unwrap();
+}
+
+/// A file in a folder of the host belongs to its owner there, and set-user-id counts there. In the sandbox's own files,
+/// where packages have such programs, it counts for nothing and is allowed.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_set_id_file_is_made_in_a_host_folder() {
+    let mut calls = vec!["fchmod", "fchmodat", "fchmodat2", "openat", "openat2", "mknodat", "unnamed"];
+    if cfg!(target_arch = "x86_64") {
+        calls.extend(["chmod", "open", "creat", "mknod"]);
+    }
+    let node = Node::start().await;
+    let folder = folder_of(rustix::process::geteuid().as_raw(), &std::env::temp_dir());
+    let host = |path: &Path| MountSource::Host { path: path.canonicalize().unwrap() };
+    node.runtime.create_pod(PodSandboxSpec { writes_host_paths: true, ..pod("p1") }).await.unwrap();
+    let script = |target: &str| {
+        let each = calls.iter().map(|call| format!("echo {call} $(/attempt set-id-{call} {target} 2>&1)"));
+        each.collect::<Vec<_>>().join("\n")
+    };
+    for (name, target) in [("shared", "/shared"), ("own", "/tmp")] {
+        let mut spec = node.container("p1", name, &["sh", "-c", &script(target)]).await;
+        spec.mounts.push(volume(host(&attempts_program()), "/attempt", true));
+        if name == "shared" {
+            spec.mounts.push(volume(host(folder.path()), "/shared", false));
+        }
+        node.run("p1", spec).await;
+        let output = node.output("p1", name);
+        assert_eq!(output.lines().count(), calls.len(), "{output}");
+        for line in output.lines() {
+            match name {
+                "shared" => assert!(line.contains(" errno "), "{line}"),
+                _ => assert!(line.ends_with(" ok"), "control: {line}"),
+            }
+        }
+    }
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let entry = entry.unwrap();
+        assert_eq!(entry.metadata().unwrap().mode() & 0o6000, 0, "{}", entry.path().display());
+    }
     node.runtime.remove_pod("p1").await.unwrap();
 }
 

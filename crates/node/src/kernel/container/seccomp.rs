@@ -9,7 +9,8 @@ use libc::sock_filter;
 
 mod tables;
 
-use tables::{ALLOWED, ALLOWED_NAMES, DENIED, DENIED_NAMES};
+use crate::runtime::{ContainerSpec, MountSource};
+use tables::{ALLOWED, ALLOWED_NAMES, DENIED, DENIED_NAMES, MODE_CALLS, ModeCall};
 
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
@@ -43,6 +44,49 @@ pub(crate) const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWUSER
     | libc::CLONE_NEWCGROUP) as u32
     | 0x80; // CLONE_NEWTIME
 
+/// Mode bits that make a program run as the file's owner or group.
+pub(crate) const SET_ID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
+
+/// Flags of open with which the mode counts: those that create a file.
+pub(crate) const CREATING_FLAGS: u32 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
+
+/// The modes that files may get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileModes {
+    Any,
+    /// All but set-user-id and set-group-id.
+    NoSetId,
+}
+
+impl FileModes {
+    /// A file in a folder of the host belongs to the folder's owner there, where set-user-id would count: mounts of the
+    /// container are `nosuid`, those of the host are not.
+    pub(crate) fn of(spec: &ContainerSpec) -> Self {
+        let writes =
+            spec.mounts.iter().any(|mount| matches!(mount.source, MountSource::Host { .. }) && !mount.read_only);
+        if writes { Self::NoSetId } else { Self::Any }
+    }
+}
+
+/// The filters of all containers. They are computed once.
+pub(crate) struct Filters {
+    any_mode: Vec<sock_filter>,
+    no_set_id: Vec<sock_filter>,
+}
+
+impl Filters {
+    pub(crate) fn new() -> Self {
+        Self { any_mode: program(FileModes::Any), no_set_id: program(FileModes::NoSetId) }
+    }
+
+    pub(crate) fn of(&self, spec: &ContainerSpec) -> &[sock_filter] {
+        match FileModes::of(spec) {
+            FileModes::Any => &self.any_mode,
+            FileModes::NoSetId => &self.no_set_id,
+        }
+    }
+}
+
 /// What the filter does with one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallAction {
@@ -51,6 +95,11 @@ enum CallAction {
     DenyBits {
         argument: u32,
         bits: u32,
+    },
+    /// EPERM when any of [`SET_ID_BITS`] is set in the mode, and the call creates a file.
+    DenySetIdOfNew {
+        flags: u32,
+        mode: u32,
     },
     /// EPERM when the argument's low half is one of these, else allowed.
     DenyValues {
@@ -76,8 +125,18 @@ const TERMINAL_INJECTION: &[u32] = &[0x5412, 0x541c];
 pub(crate) const PERSONALITIES: &[u32] = &[0, 0x0004_0000, 0x0020_0000, 0xffff_ffff];
 
 /// Calls that are allowed with any arguments, by the kernel's names.
-pub(crate) fn allowed_names() -> Vec<&'static str> {
-    names(ALLOWED_NAMES)
+pub(crate) fn allowed_names(modes: FileModes) -> Vec<&'static str> {
+    let mut names = names(ALLOWED_NAMES);
+    if modes == FileModes::NoSetId {
+        names.retain(|name| *name != "openat2" && MODE_CALLS.iter().all(|call| call.name != *name));
+    }
+    names
+}
+
+/// Calls that give a file its mode: name, argument with the mode, and argument with flags if the mode counts only with
+/// [`CREATING_FLAGS`].
+pub(crate) fn mode_calls() -> impl Iterator<Item = (&'static str, u32, Option<u32>)> {
+    MODE_CALLS.iter().map(|call| (call.name, call.mode, call.flags))
 }
 
 /// Calls that always fail with EPERM.
@@ -89,8 +148,20 @@ fn names(calls: &[&'static str]) -> Vec<&'static str> {
     calls.iter().map(|call| call.rsplit_once("SYS_").map_or(*call, |(_, name)| name)).collect()
 }
 
-fn action_for(number: u32) -> CallAction {
+fn action_for(number: u32, modes: FileModes) -> CallAction {
     let call = i64::from(number);
+    if modes == FileModes::NoSetId {
+        if let Some(ModeCall { mode, flags, .. }) = MODE_CALLS.iter().find(|known| known.number == call) {
+            return match *flags {
+                Some(flags) => CallAction::DenySetIdOfNew { flags, mode: *mode },
+                None => CallAction::DenyBits { argument: *mode, bits: SET_ID_BITS },
+            };
+        }
+        // A filter cannot read its mode from memory; programs fall back to openat.
+        if call == libc::SYS_openat2 {
+            return CallAction::Return(errno(libc::ENOSYS));
+        }
+    }
     if call == libc::SYS_clone {
         return CallAction::DenyBits { argument: 0, bits: NAMESPACE_FLAGS };
     }
@@ -125,10 +196,11 @@ struct Range {
 /// Upper bound of call numbers; all from here on are unknown.
 const LAST_NUMBER: u32 = 1_024;
 
-fn ranges() -> Vec<Range> {
+fn ranges(modes: FileModes) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     for number in 0..=LAST_NUMBER {
-        let action = if number == LAST_NUMBER { CallAction::Return(errno(libc::ENOSYS)) } else { action_for(number) };
+        let action =
+            if number == LAST_NUMBER { CallAction::Return(errno(libc::ENOSYS)) } else { action_for(number, modes) };
         if ranges.last().is_none_or(|last| last.action != action) {
             ranges.push(Range { first: number, action });
         }
@@ -137,14 +209,14 @@ fn ranges() -> Vec<Range> {
 }
 
 /// The whole filter for this architecture.
-pub(crate) fn program() -> Vec<sock_filter> {
+pub(crate) fn program(modes: FileModes) -> Vec<sock_filter> {
     let mut code = vec![
         statement(LOAD, OFFSET_ARCHITECTURE),
         jump(JUMP_EQUAL, ARCHITECTURE, 1, 0),
         statement(RETURN, KILL),
         statement(LOAD, OFFSET_NUMBER),
     ];
-    emit_tree(&ranges(), &mut code);
+    emit_tree(&ranges(modes), &mut code);
     code
 }
 
@@ -182,6 +254,14 @@ fn emit_action(action: CallAction, code: &mut Vec<sock_filter>) {
             code.push(jump(JUMP_SET, bits, 0, 1));
             code.push(statement(RETURN, errno(libc::EPERM)));
             code.push(statement(RETURN, ALLOW));
+        }
+        CallAction::DenySetIdOfNew { flags, mode } => {
+            code.push(statement(LOAD, low_half(flags)));
+            code.push(jump(JUMP_SET, CREATING_FLAGS, 0, 2));
+            code.push(statement(LOAD, low_half(mode)));
+            code.push(jump(JUMP_SET, SET_ID_BITS, 1, 0));
+            code.push(statement(RETURN, ALLOW));
+            code.push(statement(RETURN, errno(libc::EPERM)));
         }
         CallAction::DenyValues { argument, values } => {
             emit_values(low_half(argument), values, errno(libc::EPERM), ALLOW, code);

@@ -188,7 +188,7 @@ impl Supervisor {
         let (report, child_report) = report_pair().map_err(failed("making a report socket"))?;
         let oom_kills_before = plan.cgroup.oom_kills();
         let become_container = |in_cgroup: bool| {
-            let (pod, filter) = (&self.namespaces, &self.filter);
+            let (pod, filter) = (&self.namespaces, self.filters.of(&plan.spec));
             launch::container_main(&self.plan, &plan, pod, &streams, &child_report, filter, in_cgroup)
         };
         let is_first_attempt = previous.is_none();

@@ -73,7 +73,8 @@ impl Supervisor {
             make_working_dir: false,
         };
         let run = |streams: &Streams, report: &OwnedFd, in_cgroup: bool| -> ! {
-            let (plan, pod, filter) = (&container.plan, &self.namespaces, &self.filter);
+            let (plan, pod) = (&container.plan, &self.namespaces);
+            let filter = self.filters.of(&plan.spec);
             launch::exec_main(&self.plan, plan, pod, &namespaces, mounts, &program, streams, report, filter, in_cgroup)
         };
         let (group, oom_kills_before) = (container.plan.cgroup.clone(), container.plan.cgroup.oom_kills());

@@ -8,6 +8,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
 use crate::kernel::container::isolation::{self, Identity};
 use crate::kernel::container::launch::PodNamespaces;
 use crate::kernel::container::rootfs::new_mount;
+use crate::kernel::container::seccomp::{self, FileModes};
 use crate::kernel::container::step::{StepExt, StepResult};
 use crate::kernel::supervisor::plan::{IdMode, NOBODY, PodPlan};
 use crate::kernel::sys::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY, Fork};
@@ -67,7 +68,7 @@ fn isolate_pause_process(plan: &PodPlan, namespaces: &PodNamespaces) -> StepResu
     // The containers' users may see the process, but not signal or trace it.
     let id = if single { 0 } else { NOBODY };
     let identity = Identity { uid: id, gid: id, groups: (!single).then(Vec::new) };
-    let filter = crate::kernel::container::seccomp::program();
+    let filter = seccomp::program(FileModes::Any);
     isolation::restrict_process(&identity, &[], plan.isolation, &filter)?;
     // The change of user has cleared it.
     sys::set_parent_death_signal(libc::SIGKILL).step("tying the process to its supervisor")

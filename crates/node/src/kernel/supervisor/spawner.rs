@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::config::HelperProgram;
+use crate::kernel::container::seccomp::Filters;
 use crate::kernel::host::process;
 use crate::kernel::supervisor::{self, protocol};
 use crate::kernel::sys;
@@ -102,7 +103,7 @@ fn spawner_main() -> i32 {
     sys::reset_signals();
     sys::ignore_sigchld();
     // Computed once; supervisors share the pages.
-    let filter = crate::kernel::container::seccomp::program();
+    let filters = Filters::new();
     let _ = process::boot_id();
     let mut held = Vec::new();
     loop {
@@ -112,7 +113,7 @@ fn spawner_main() -> i32 {
                 let Ok([control]) = <[OwnedFd; 1]>::try_from(descriptors) else { continue };
                 if let Ok(sys::Fork::Child) = sys::fork_with(0) {
                     drop((socket, held));
-                    return supervisor_main(control, filter);
+                    return supervisor_main(control, filters);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -121,10 +122,10 @@ fn spawner_main() -> i32 {
     }
 }
 
-fn supervisor_main(control: OwnedFd, filter: Vec<libc::sock_filter>) -> i32 {
+fn supervisor_main(control: OwnedFd, filters: Filters) -> i32 {
     sys::default_signals(&[libc::SIGCHLD]);
     if rustix::process::setsid().is_err() || sys::set_process_name(c"asb-supervisor").is_err() {
         return 2;
     }
-    supervisor::main(control, filter)
+    supervisor::main(control, filters)
 }

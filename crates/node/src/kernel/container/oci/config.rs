@@ -8,6 +8,7 @@ use super::Convention;
 use super::seccomp_profile::profile;
 use crate::kernel::container::launch::with_defaults;
 use crate::kernel::container::rootfs::{MAX_TERMINALS, MountStep};
+use crate::kernel::container::seccomp::FileModes;
 use crate::kernel::container::user::FoundUser;
 use crate::kernel::host::cgroup::CgroupPlan;
 use crate::kernel::supervisor::plan::{BLOCK_SIZE, ContainerPlan, IdMode, PodPlan};
@@ -106,7 +107,7 @@ pub(super) fn document(
         "namespaces": namespace_list(convention, namespaces),
         "maskedPaths": masked,
         "readonlyPaths": read_only,
-        "seccomp": profile(),
+        "seccomp": profile(FileModes::of(spec)),
         "rootfsPropagation": "private",
     });
     if let (true, IdMode::Block { first }) = (convention.user_namespace, pod.ids) {

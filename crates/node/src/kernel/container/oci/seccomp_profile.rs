@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::kernel::container::seccomp;
+use crate::kernel::container::seccomp::{self, FileModes};
 
 /// The filter. Unknown calls return ENOSYS, dangerous ones EPERM.
-pub(super) fn profile() -> Value {
+pub(super) fn profile(modes: FileModes) -> Value {
     let allow = "SCMP_ACT_ALLOW";
     let equal = |index: u32, values: &[u32], names: &[&str]| -> Vec<Value> {
         let rule = |value: &u32| {
@@ -15,7 +15,7 @@ pub(super) fn profile() -> Value {
         values.iter().map(rule).collect()
     };
     let mut rules = vec![
-        json!({"names": seccomp::allowed_names(), "action": allow}),
+        json!({"names": seccomp::allowed_names(modes), "action": allow}),
         json!({"names": seccomp::denied_names(), "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM}),
         // Threads and processes are allowed, namespaces are not.
         json!({"names": ["clone", "unshare"], "action": allow, "args": [
@@ -25,6 +25,16 @@ pub(super) fn profile() -> Value {
     ];
     rules.extend(equal(0, seccomp::FAMILIES, &["socket", "socketpair"]));
     rules.extend(equal(0, seccomp::PERSONALITIES, &["personality"]));
+    if modes == FileModes::NoSetId {
+        let without = |name: &str, index: u32, bits: u32| {
+            json!({"names": [name], "action": allow, "args": [
+                {"index": index, "value": bits, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]})
+        };
+        for (name, mode, flags) in seccomp::mode_calls() {
+            rules.push(without(name, mode, seccomp::SET_ID_BITS));
+            rules.extend(flags.map(|flags| without(name, flags, seccomp::CREATING_FLAGS)));
+        }
+    }
     let architecture = if cfg!(target_arch = "aarch64") { "SCMP_ARCH_AARCH64" } else { "SCMP_ARCH_X86_64" };
     json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": libc::ENOSYS, "architectures": [architecture],
         "syscalls": rules})
@@ -36,7 +46,7 @@ mod tests {
 
     #[test]
     fn calls_are_named_as_the_kernel_names_them() {
-        let rules = profile();
+        let rules = profile(FileModes::Any);
         let names = |index: usize| -> Vec<String> {
             serde_json::from_value(rules["syscalls"][index]["names"].clone()).unwrap()
         };
@@ -45,5 +55,7 @@ mod tests {
         for special in ["clone3", "clone", "socket", "ioctl"] {
             assert!(!names(0).contains(&special.to_owned()), "{special} depends on its arguments");
         }
+        let careful = profile(FileModes::NoSetId)["syscalls"].to_string();
+        assert!(!careful.contains("openat2") && careful.contains("fchmodat2"), "{careful}");
     }
 }

@@ -13,6 +13,37 @@ macro_rules! calls {
 #[expect(non_upper_case_globals, reason = "named like the other calls, whose names are taken from here")]
 const SYS_fchmodat2: i64 = 452;
 
+/// A call that gives a file its mode.
+pub(super) struct ModeCall {
+    pub(super) number: i64,
+    pub(super) name: &'static str,
+    /// The argument with the mode.
+    pub(super) mode: u32,
+    /// The argument with flags, for a call whose mode counts only if it creates a file.
+    pub(super) flags: Option<u32>,
+}
+
+const fn mode_call(number: i64, name: &'static str, mode: u32) -> ModeCall {
+    ModeCall { number, name, mode, flags: None }
+}
+
+/// All calls that give a file its mode, except openat2, which has it in memory.
+pub(super) const MODE_CALLS: &[ModeCall] = &[
+    mode_call(libc::SYS_fchmod, "fchmod", 1),
+    mode_call(libc::SYS_fchmodat, "fchmodat", 2),
+    mode_call(SYS_fchmodat2, "fchmodat2", 2),
+    mode_call(libc::SYS_mknodat, "mknodat", 2),
+    ModeCall { number: libc::SYS_openat, name: "openat", mode: 3, flags: Some(2) },
+    #[cfg(target_arch = "x86_64")]
+    mode_call(libc::SYS_chmod, "chmod", 1),
+    #[cfg(target_arch = "x86_64")]
+    mode_call(libc::SYS_creat, "creat", 1),
+    #[cfg(target_arch = "x86_64")]
+    mode_call(libc::SYS_mknod, "mknod", 1),
+    #[cfg(target_arch = "x86_64")]
+    ModeCall { number: libc::SYS_open, name: "open", mode: 2, flags: Some(1) },
+];
+
 calls! {
 /// Denied with EPERM: the kernel would return EPERM without privilege too, so programs handle it.
 DENIED, DENIED_NAMES = [

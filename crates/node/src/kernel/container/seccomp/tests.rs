@@ -31,7 +31,7 @@ fn run(program: &[sock_filter], architecture: u32, number: u32, arguments: [u64;
 }
 
 fn result_of(number: i64, arguments: [u64; 6]) -> u32 {
-    run(&program(), ARCHITECTURE, number as u32, arguments)
+    run(&program(FileModes::Any), ARCHITECTURE, number as u32, arguments)
 }
 
 const EPERM: u32 = errno(libc::EPERM);
@@ -39,20 +39,22 @@ const ENOSYS: u32 = errno(libc::ENOSYS);
 
 #[test]
 fn tree_agrees_with_the_tables_for_every_number() {
-    let program = program();
-    for number in 0..2_000u32 {
-        let expected = match action_for(number) {
-            _ if number >= LAST_NUMBER => ENOSYS,
-            CallAction::Return(value) => value,
-            _ => continue,
-        };
-        assert_eq!(run(&program, ARCHITECTURE, number, [0; 6]), expected, "call {number}");
+    for modes in [FileModes::Any, FileModes::NoSetId] {
+        let program = program(modes);
+        for number in 0..2_000u32 {
+            let expected = match action_for(number, modes) {
+                _ if number >= LAST_NUMBER => ENOSYS,
+                CallAction::Return(value) => value,
+                _ => continue,
+            };
+            assert_eq!(run(&program, ARCHITECTURE, number, [0; 6]), expected, "call {number}");
+        }
     }
 }
 
 #[test]
 fn another_architecture_is_killed() {
-    assert_eq!(run(&program(), 0x4000_0003, libc::SYS_read as u32, [0; 6]), KILL);
+    assert_eq!(run(&program(FileModes::Any), 0x4000_0003, libc::SYS_read as u32, [0; 6]), KILL);
 }
 
 #[test]
@@ -127,8 +129,38 @@ fn only_everyday_socket_families_exist() {
     }
 }
 
+/// The mode of a call that creates nothing is whatever the register holds.
 #[test]
-fn program_is_small() {
-    let length = program().len();
-    assert!(length < 260, "{length} instructions");
+fn set_id_modes_are_refused_where_a_folder_of_the_host_is_written() {
+    let program = program(FileModes::NoSetId);
+    for call in MODE_CALLS {
+        let result = |mode: u64, flags: libc::c_int| {
+            let mut arguments = [0; 6];
+            arguments[call.mode as usize] = mode;
+            if let Some(argument) = call.flags {
+                arguments[argument as usize] = flags as u64;
+            }
+            run(&program, ARCHITECTURE, call.number as u32, arguments)
+        };
+        for flags in [libc::O_CREAT | libc::O_EXCL, libc::O_TMPFILE | libc::O_RDWR] {
+            assert_eq!(result(0o755, flags), ALLOW, "{}", call.name);
+            assert_eq!(result(0o1777, flags), ALLOW, "{}", call.name);
+            for mode in [0o4000, 0o4755, 0o2755, 0xdead_0000_0000_4755_u64 & !0o777 | 0o4755] {
+                assert_eq!(result(mode, flags), EPERM, "{} {mode:o}", call.name);
+                assert_eq!(result_of(call.number, [mode; 6]), ALLOW, "{} elsewhere", call.name);
+            }
+        }
+        if call.flags.is_some() {
+            assert_eq!(result(0o4755, libc::O_RDWR | libc::O_DIRECTORY), ALLOW, "{} creates nothing", call.name);
+        }
+    }
+    assert_eq!(run(&program, ARCHITECTURE, libc::SYS_openat2 as u32, [0; 6]), ENOSYS);
+}
+
+#[test]
+fn programs_are_small() {
+    for (modes, limit) in [(FileModes::Any, 260), (FileModes::NoSetId, 330)] {
+        let length = program(modes).len();
+        assert!(length < limit, "{length} instructions");
+    }
 }
