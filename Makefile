@@ -39,6 +39,8 @@ check: setup ## Formatting, lints, generated files
 	cargo xtask upstream
 	@if command -v cargo-deny >/dev/null; then cargo deny check bans licenses sources; \
 	else echo "SKIPPED: licences and sources of the dependencies need cargo-deny (cargo install --locked cargo-deny)"; fi
+	@if command -v cargo-machete >/dev/null; then cargo machete $(filter-out crates/features,$(wildcard crates/*)) fuzz sdk/python xtask; \
+	else echo "SKIPPED: unused dependencies need cargo-machete (cargo install --locked cargo-machete)"; fi
 
 .PHONY: test
 test: setup ## All tests
