@@ -255,6 +255,23 @@ mod tests {
     }
 
     #[test]
+    fn values_that_cannot_be_measured_are_explained() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(1);
+        let measured = sample(later, vec![used("pod-a", 1)]);
+        assert_eq!(
+            missing_note(&usage_between(&sample(start, Vec::new()), &measured)),
+            None,
+            "nothing runs in the others"
+        );
+        let unmeasured = PodUsage { cpu_micros: None, memory_bytes: None, ..used("pod-b", 0) };
+        let rows = usage_between(&sample(start, Vec::new()), &sample(later, vec![used("pod-a", 1), unmeasured]));
+        let note = missing_note(&rows).unwrap();
+        assert!(note.contains("cannot measure CPU and memory") && note.contains("run it as root"), "{note}");
+        assert!(table(&rows).lines().any(|line| line.starts_with("default     b") && line.contains("-   ")));
+    }
+
+    #[test]
     fn cpu_usage_is_measured_between_two_samples() {
         let start = Instant::now();
         let before = sample(start, vec![used("pod-a", 1_000_000)]);

@@ -2,6 +2,7 @@
 
 use crate::fixture::{Engine, eventually};
 use std::{
+    io::{BufRead as _, BufReader, Write as _},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
@@ -56,4 +57,30 @@ fn commands_start_an_engine_that_ends_when_unused() {
     eventually("the sandbox runs again, with its files", || {
         command(&engine, &["exec", "a", "cat", "file"]).output().unwrap().stdout == b"kept\n"
     });
+}
+
+/// Every command with which a day begins starts the engine, and says so once.
+#[test]
+fn claim_shell_and_mcp_start_the_engine() {
+    const NOTE: &str = "note: started the engine on this machine";
+    let Some(engine) = Engine::stopped() else { return };
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = command(&engine, &["claim", "python-sandbox-template", "--name", "mine"]).output().unwrap();
+    assert!(output.status.success() && said(&output).matches(NOTE).count() == 1, "{output:?}");
+    engine.ok(&["down"]);
+    // The claim's sandbox is started again in the background, and the shell waits for no terminal.
+    let output = command(&engine, &["shell", "mine"]).output().unwrap();
+    assert_eq!(said(&output).matches(NOTE).count(), 1, "{output:?}");
+    engine.ok(&["down"]);
+    let mut mcp = command(&engine, &["mcp"]);
+    let mut server = mcp.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let hello = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#;
+    let mut input = server.stdin.take().unwrap();
+    writeln!(input, "{hello}").unwrap();
+    let answer = BufReader::new(server.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    assert!(answer.contains("serverInfo"), "{answer}");
+    assert!(engine.data().join("up.json").exists(), "{}", engine.log());
+    drop(input);
+    let output = server.wait_with_output().unwrap();
+    assert_eq!(said(&output).matches(NOTE).count(), 1, "{output:?}");
 }

@@ -4,7 +4,12 @@ use crate::{
     archive::Image,
     fixture::{Engine, eventually},
 };
-use std::{fs, io::Write as _, net::TcpStream, process::Stdio};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::TcpStream,
+    process::Stdio,
+};
 
 #[test]
 fn exec_takes_environment_folder_user_and_timeout() {
@@ -133,7 +138,40 @@ fn names_are_completed() {
         let output = bash.env_remove("KUBECONFIG").env_remove("AGENT_SANDBOX_TARGET").output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
+    engine.ok(&["pool", "create", "my-pool", "--template", "my-template", "--replicas", "0"]);
+    let archive = engine.folder.path().join("image.tar");
+    Image::with_shell().save(&archive, "example.com/my-image:v1");
+    engine.ok(&["image", "import", archive.to_str().unwrap()]);
     assert!(complete("exec my").split_whitespace().any(|word| word == "my-box"), "{}", complete("exec my"));
     assert!(complete("claim my-t").contains("my-template"), "{}", complete("claim my-t"));
     assert!(!complete("exec other").contains("my-box"));
+    assert!(complete("pool delete my").contains("my-pool"), "{}", complete("pool delete my"));
+    assert!(!complete("pool delete my").contains("my-template"), "{}", complete("pool delete my"));
+    assert!(complete("claim my-p").contains("my-pool"), "{}", complete("claim my-p"));
+    assert!(complete("image remove example").contains("example.com/my-image"), "{}", complete("image remove example"));
+}
+
+/// Waiting members of a pool are hidden unless they are asked for, and `--watch` shows every change.
+#[test]
+fn list_hides_pool_members_and_watches() {
+    let Some(engine) = Engine::start_with(&["--warm", "1"]) else { return };
+    let has_member = |text: &str| text.contains("python-sandbox-template-");
+    eventually("the pool is filled", || has_member(&engine.ok(&["list", "--all"])));
+    assert!(!has_member(&engine.ok(&["list"])), "{}", engine.ok(&["list"]));
+    let mut child = engine.command(&["list", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut until = |wanted: &dyn Fn(&str) -> bool| {
+        let found = lines.by_ref().map(Result::unwrap).find(|line| wanted(line));
+        found.expect("the watch goes on")
+    };
+    assert!(until(&|line| line.contains("no sandboxes")).contains("agent-sandbox create"));
+    engine.ok(&["create", "seen"]);
+    until(&|line| line.starts_with("seen ") && line.contains("Ready"));
+    engine.ok(&["suspend", "seen"]);
+    until(&|line| line.starts_with("seen ") && line.contains("Suspended"));
+    engine.ok(&["delete", "seen"]);
+    until(&|line| line.contains("no sandboxes"));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert!(child.wait().unwrap().success());
 }

@@ -86,6 +86,23 @@ impl Engine {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// All objects of a kind in namespace `default`, read from the engine's API.
+    pub(crate) fn list<K>(&self) -> Vec<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let file = kube::config::Kubeconfig::read_from(self.data().join("kubeconfig")).unwrap();
+            let config = kube::Config::from_custom_kubeconfig(file, &Default::default()).await.unwrap();
+            let api: kube::Api<K> = kube::Api::namespaced(kube::Client::try_from(config).unwrap(), "default");
+            api.list(&Default::default()).await.unwrap().items
+        })
+    }
+
     /// Exit code, standard output and standard error of a command that is expected to fail.
     pub(crate) fn fails(&self, words: &[&str]) -> (i32, String, String) {
         let output = self.run(words);

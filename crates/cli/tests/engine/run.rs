@@ -1,9 +1,11 @@
 //! `run`: exit codes, streams, terminals, limits, networks, and clean-up.
 
 use crate::fixture::{Engine, PROGRAM, can_run, eventually, is_root};
+use k8s_openapi::api::core::v1::Event;
 use std::{
     io::{Read as _, Write as _},
     process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 fn run(words: &[&str]) -> Output {
@@ -51,11 +53,39 @@ fn lack_of_memory_is_named_and_processes_in_the_background_are_not_waited_for() 
     engine.ok(&["create", "box", "--memory", "64Mi"]);
     let (code, _, said) = engine.fails(&["exec", "box", "--", "sh", "-c", "tail /dev/zero"]);
     assert!(code == 137 && said.ends_with(message), "{code}: {said}");
-    let began = std::time::Instant::now();
-    assert_eq!(engine.ok(&["exec", "box", "--", "sh", "-c", "sleep 600 & echo started"]), "started\n");
-    assert!(began.elapsed() < std::time::Duration::from_secs(60), "it waited for the process in the background");
-    let (_, _, said) = engine.fails(&["create", "crash", "--", "sh", "-c", "exit 3"]);
-    assert!(said.contains("its command ended with exit code 3"), "{said}");
+    // The fastest of several: one may be slow for another reason.
+    let fastest = |script: &str| {
+        let time = |_| {
+            let began = Instant::now();
+            assert_eq!(engine.ok(&["exec", "box", "--", "sh", "-c", script]), "started\n");
+            began.elapsed()
+        };
+        (0..5).map(time).min().unwrap()
+    };
+    let (alone, with_child) = (fastest("echo started"), fastest("sleep 600 & echo started"));
+    assert!(
+        with_child < alone + Duration::from_millis(700),
+        "it waited for the process in the background: {with_child:?}"
+    );
+}
+
+/// A sandbox whose command is killed for lack of memory says so: in the error, in `get`, and with an event.
+#[test]
+fn a_sandbox_killed_for_lack_of_memory_says_so() {
+    if !is_root() {
+        return;
+    }
+    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+    let (_, _, said) = engine.fails(&["create", "hungry", "--memory", "64Mi", "--keep", "--", "tail", "/dev/zero"]);
+    assert!(said.contains("memory"), "{said}");
+    eventually("`get` shows the reason", || {
+        let shown = engine.ok(&["get", "hungry"]);
+        shown.lines().any(|line| line.starts_with("Reason:") && line.contains("more memory than the limit"))
+    });
+    let events: Vec<Event> = engine.list();
+    let killed = events.iter().find(|event| event.reason.as_deref() == Some("OOMKilled"));
+    let message = killed.and_then(|event| event.message.clone()).unwrap_or_else(|| panic!("{events:?}"));
+    assert!(message.contains("was killed") && message.contains("64Mi"), "{message}");
 }
 
 #[test]
@@ -179,13 +209,15 @@ fn interrupting_cleans_up() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// `exec box -- yes | head -1`: the end of the reader ends the command on both sides, quietly.
+/// `exec box -- yes | head -1`, `logs -f box | head -1`: the end of the reader ends the command on both sides, quietly.
 #[test]
 fn a_closed_pipe_ends_the_command() {
     let Some(engine) = Engine::start() else { return };
     engine.ok(&["create", "box"]);
+    engine.ok(&["create", "chatty", "--", "sh", "-c", "while echo y; do sleep 0.05; done"]);
     for words in [
         &["exec", "box", "--", "yes"][..],
+        &["logs", "-f", "chatty"],
         &["exec", "box", "--", "sh", "-c", "echo y; exec sleep 1000"],
         &["run", "--", "yes"],
     ] {

@@ -16,9 +16,10 @@ pub(crate) fn with_home_and(flags: &str) -> Option<Daemon> {
         println!("skipped: a home directory of its own needs root");
         return None;
     }
+    // Opened first: it may lie in a folder that is hidden then.
     let script = format!(
-        "mount -t tmpfs home /home && mkdir /home/user && mkdir -p /run && mount -t tmpfs tmp /tmp && \
-         exec env HOME=/home/user {} --listen 127.0.0.1:0 --listen 127.0.0.1:0 --root-dir /home/user {flags}",
+        "exec 9<{} && mount -t tmpfs home /home && mkdir /home/user && mkdir -p /run && mount -t tmpfs tmp /tmp && \
+         exec env HOME=/home/user /proc/self/fd/9 --listen 127.0.0.1:0 --listen 127.0.0.1:0 --root-dir /home/user {flags}",
         crate::fixture::program()
     );
     let mut command = Command::new("unshare");

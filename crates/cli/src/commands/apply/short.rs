@@ -141,6 +141,31 @@ mod tests {
         }
     }
 
+    /// Rows of the page: kind, short field, full field.
+    #[test]
+    fn the_documentation_has_every_short_form() {
+        let page = include_str!("../../../../../docs/claims-and-pools.md");
+        let section = page.split("## Short forms").nth(1).unwrap().split("\n## ").next().unwrap();
+        let rows: Vec<Vec<String>> = section
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .map(|line| line.split('|').filter_map(|cell| cell.split('`').nth(1).map(str::to_owned)).collect())
+            .collect();
+        let pointer = |field: &str| format!("/{}", field.replace('.', "/"));
+        for row in &rows {
+            let [kind, short, full_field] = &row[..] else { panic!("{row:?}") };
+            let field = short.strip_prefix("spec.").unwrap();
+            let document = json!({"apiVersion": "agents.x-k8s.io/v1alpha1", "kind": kind, "metadata": {"name": "x"},
+                "spec": {field: "value"}});
+            let object = full(document);
+            assert_eq!(object.pointer(&pointer(full_field)), Some(&json!("value")), "{row:?}");
+            assert_eq!(object.pointer(&pointer(short)), None, "{row:?}");
+            let version = object["apiVersion"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+            assert_eq!(section.contains(&format!("`{full_field}`, of version {version}")), version == "v1alpha1");
+        }
+        assert_eq!(rows.len(), 4, "{rows:?}");
+    }
+
     #[test]
     fn errors_name_the_mistake() {
         let no_spec = json!({"apiVersion": "agents.x-k8s.io/v1alpha1", "kind": "SandboxClaim"});

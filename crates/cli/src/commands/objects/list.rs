@@ -9,7 +9,7 @@ use crate::{
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use anyhow::Result;
-use futures::{StreamExt as _, future::Either};
+use futures::StreamExt as _;
 use kube::{
     Api, ResourceExt as _,
     api::{ListParams, ObjectList},
@@ -17,6 +17,7 @@ use kube::{
     runtime::watcher,
 };
 use std::{collections::HashSet, io::IsTerminal as _, process::ExitCode, time::Duration};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Time in which changes are collected before the list is shown again.
 const REFRESH_DELAY: Duration = Duration::from_millis(200);
@@ -26,10 +27,18 @@ pub(crate) async fn list(cluster: &ClusterClient, args: SandboxListArgs) -> Resu
         output::print(&render(cluster, &args).await?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    until_output_closes(watch(cluster, &args)).await
+    // Open all the time: a signal that no one waits for would be lost.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let watching = async {
+        tokio::select! {
+            _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
+            outcome = watch(cluster, &args) => outcome,
+        }
+    };
+    until_output_closes(watching).await
 }
 
-/// Prints the list whenever it has changed, until Ctrl-C.
+/// Prints the list whenever it has changed.
 async fn watch(cluster: &ClusterClient, args: &SandboxListArgs) -> Result<ExitCode> {
     let config = || match &args.selector {
         Some(selector) => watcher::Config::default().labels(selector),
@@ -46,11 +55,10 @@ async fn watch(cluster: &ClusterClient, args: &SandboxListArgs) -> Result<ExitCo
             output::print(&format!("{}{text}", if clear { output::CLEAR_SCREEN } else { "" }))?;
             shown = text;
         }
-        let interrupted = std::pin::pin!(tokio::signal::ctrl_c());
-        match futures::future::select(interrupted, changes.next()).await {
-            Either::Left(_) | Either::Right((None, _)) => return Ok(ExitCode::SUCCESS),
-            Either::Right((Some(()), _)) => tokio::time::sleep(REFRESH_DELAY).await,
+        if changes.next().await.is_none() {
+            return Ok(ExitCode::SUCCESS);
         }
+        tokio::time::sleep(REFRESH_DELAY).await;
     }
 }
 
