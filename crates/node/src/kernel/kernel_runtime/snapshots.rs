@@ -191,12 +191,17 @@ impl Work {
     ) -> Result<(BTreeMap<String, ContainerLayers>, Option<Duration>), RuntimeError> {
         let failed =
             |source| RuntimeError::Kernel { step: "copying the files of a running sandbox".to_owned(), source };
+        if pod.plan.cgroup.unified.is_none() {
+            return Err(RuntimeError::Refused(
+                "this host has no cgroup in which the node may freeze a running sandbox; suspend it first".to_owned(),
+            ));
+        }
         let mut copies = Vec::new();
         for layer in layers {
             copies.push((layer, self.begin_copy(layer).map_err(failed)?));
         }
         let group = FrozenGroup::freeze(&pod.plan.cgroup).map_err(|source| RuntimeError::Kernel {
-            step: "freezing the sandbox (suspend it to take a snapshot without freezing)".to_owned(),
+            step: "freezing the sandbox".to_owned(),
             source,
         })?;
         let began = Instant::now();
