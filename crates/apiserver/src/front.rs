@@ -63,7 +63,7 @@ pub(crate) struct Front {
     streams: StreamServer,
     usage: Sampler,
     /// Gets a record of every request from the network that changes something or is refused.
-    audit: Option<AuditLog>,
+    pub(crate) audit: Option<AuditLog>,
 }
 
 /// Makes the backend that serves one caller's streams.

@@ -1,7 +1,6 @@
 //! Pod Security Standards: what the labels `pod-security.kubernetes.io/…` of a namespace allow its Pods.
 //!
-//! `enforce` refuses a Pod, `warn` adds a `Warning` to the response. `audit` is accepted and stored; there is no audit
-//! log that it could add to.
+//! `enforce` refuses a Pod, `warn` adds a `Warning` to the response, `audit` a reason to the record in the audit log.
 
 mod checks;
 
@@ -86,11 +85,12 @@ struct Pod<'a> {
 pub(crate) struct Policy {
     enforce: Standard,
     warn: Standard,
+    audit: Standard,
 }
 
 impl Policy {
     /// Reads the labels. A level that cannot be read counts as `restricted` when it is enforced, and as `privileged`
-    /// when it only warns.
+    /// when it only warns or is only recorded.
     pub(crate) fn parse(labels: &Value) -> (Self, Vec<FieldError>) {
         let mut errors = Vec::new();
         let mut level = |mode: &str| {
@@ -101,7 +101,7 @@ impl Policy {
             }
             Some(read)
         };
-        let (enforce, _, warn) = (level("enforce"), level("audit"), level("warn"));
+        let (enforce, audit, warn) = (level("enforce"), level("audit"), level("warn"));
         let mut version = |mode: &str| {
             let mode = format!("{mode}-version");
             let text = labels[format!("{PREFIX}{mode}")].as_str()?;
@@ -111,12 +111,13 @@ impl Policy {
             }
             Some(read.flatten())
         };
-        let (enforce_version, _, warn_version) = (version("enforce"), version("audit"), version("warn"));
+        let (enforce_version, audit_version, warn_version) = (version("enforce"), version("audit"), version("warn"));
         let enforced = Standard {
             level: enforce.map_or(Level::Privileged, |level| level.unwrap_or(Level::Restricted)),
             minor: enforce_version.flatten(),
         };
         let mut warned = Standard { level: warn.flatten().unwrap_or_default(), minor: warn_version.flatten() };
+        let audited = Standard { level: audit.flatten().unwrap_or_default(), minor: audit_version.flatten() };
         // Without a label of its own, `warn` follows `enforce`: templates are not enforced, but warned about.
         if let (None, Some(Some(level))) = (warn, enforce)
             && level > warned.level
@@ -127,7 +128,7 @@ impl Policy {
             }
         }
         errors.sort_by_key(|error| label_order(&error.field));
-        (Self { enforce: enforced, warn: warned }, errors)
+        (Self { enforce: enforced, warn: warned, audit: audited }, errors)
     }
 
     /// Why a Pod is refused.
@@ -138,8 +139,12 @@ impl Policy {
 
     /// The warning for a Pod, or for the `spec.template` of another object.
     pub(crate) fn warning(&self, pod: &Value) -> Option<String> {
-        let found = self.warn.violations(&whole(pod));
-        (!found.is_empty()).then(|| format!("would violate PodSecurity \"{}\": {}", self.warn, details(&found)))
+        would_violate(self.warn, pod)
+    }
+
+    /// What the audit log says about a Pod, or about the `spec.template` of another object.
+    pub(crate) fn audit_reason(&self, pod: &Value) -> Option<String> {
+        would_violate(self.audit, pod)
     }
 
     /// Warnings about the existing Pods of a namespace whose labels change.
@@ -180,8 +185,13 @@ impl Policy {
     }
 
     pub(crate) fn is_privileged(&self) -> bool {
-        self.enforce.level == Level::Privileged && self.warn.level == Level::Privileged
+        [self.enforce, self.warn, self.audit].iter().all(|standard| standard.level == Level::Privileged)
     }
+}
+
+fn would_violate(standard: Standard, pod: &Value) -> Option<String> {
+    let found = standard.violations(&whole(pod));
+    (!found.is_empty()).then(|| format!("would violate PodSecurity \"{standard}\": {}", details(&found)))
 }
 
 /// True if a change of a Pod is one that Pod Security looks at: its images, or new ephemeral containers.

@@ -17,7 +17,7 @@ use crate::{
     documents::Documents,
     front::{
         AuthenticatingService, Front, RevokeError, WrittenKubeconfig,
-        audit::CreatedName,
+        audit::{CreatedName, PolicyReason},
         auth::{
             Attributes, UserInfo,
             token_registry::{IssuedToken, TokenRegistry},
@@ -36,7 +36,7 @@ use crate::{
     verbs::{self, MAX_BODY, MutatingAdmission, Payload},
 };
 
-use self::in_process::{InProcessService, OmitManagedFields};
+use self::in_process::{InProcessService, OmitManagedFields, Sender};
 
 /// Configuration of a server.
 #[derive(Clone, Default)]
@@ -49,7 +49,7 @@ pub struct Config {
     pub converter: Option<Arc<dyn Converter>>,
     /// Changes new objects in this process before they are stored.
     pub mutating_admission: Option<Arc<dyn MutatingAdmission>>,
-    /// Gets a record of every request from the network that changes something or is refused.
+    /// Gets a record of every request from the network, or for one of its users, that changes something or is refused.
     pub audit: Option<AuditLog>,
 }
 
@@ -210,21 +210,22 @@ impl ApiServer {
 
     /// An in-process client with administrator permissions: no socket, no serialization beyond the objects themselves.
     pub fn client(&self) -> kube::Client {
-        self.client_as(UserInfo::administrator())
+        self.in_process_client(UserInfo::administrator(), Sender::Component, false)
     }
 
+    /// An in-process client that acts for a user of the network: the audit log has what the user does with it.
     pub fn client_as(&self, user: UserInfo) -> kube::Client {
-        self.in_process_client(user, false)
+        self.in_process_client(user, Sender::User, false)
     }
 
     /// Like [`client`](Self::client), for components of this process that watch a lot and never read `managedFields`:
     /// the longer entries are left empty. A client that writes such an object back with PUT would delete those entries.
     pub fn client_without_managed_fields(&self) -> kube::Client {
-        self.in_process_client(UserInfo::administrator(), true)
+        self.in_process_client(UserInfo::administrator(), Sender::Component, true)
     }
 
-    fn in_process_client(&self, user: UserInfo, omit_managed_fields: bool) -> kube::Client {
-        let service = InProcessService { server: self.clone(), user: Arc::new(user), omit_managed_fields };
+    fn in_process_client(&self, user: UserInfo, sender: Sender, omit_managed_fields: bool) -> kube::Client {
+        let service = InProcessService { server: self.clone(), user: Arc::new(user), sender, omit_managed_fields };
         kube::Client::new(service, "default")
     }
 
@@ -349,7 +350,11 @@ impl ApiServer {
             }
             _ => None,
         };
+        let reason = reply.audit_reason.clone().map(PolicyReason);
         let mut response = render::reply_response(&endpoint, reply, form, include);
+        if let Some(reason) = reason {
+            response.extensions_mut().insert(reason);
+        }
         if let Some(name) = created {
             response.extensions_mut().insert(name);
         }

@@ -55,6 +55,8 @@ pub use watch::{WatchEvent, WatchEvents};
 pub struct Reply {
     pub code: StatusCode,
     pub warnings: Vec<String>,
+    /// What a policy of the namespace has the audit log say.
+    pub audit_reason: Option<String>,
     pub payload: Payload,
 }
 
@@ -77,11 +79,15 @@ pub struct List {
 
 impl Reply {
     pub fn ok(payload: Payload) -> Self {
-        Self { code: StatusCode::OK, warnings: Vec::new(), payload }
+        Self::with_code(StatusCode::OK, payload)
     }
 
     pub fn created(payload: Payload) -> Self {
-        Self { code: StatusCode::CREATED, warnings: Vec::new(), payload }
+        Self::with_code(StatusCode::CREATED, payload)
+    }
+
+    pub fn with_code(code: StatusCode, payload: Payload) -> Self {
+        Self { code, warnings: Vec::new(), audit_reason: None, payload }
     }
 }
 
@@ -93,6 +99,7 @@ pub(crate) struct Context<'a> {
     pub(crate) request: &'a ResourceRequest,
     pub(crate) parts: &'a Parts,
     pub(crate) warnings: Vec<String>,
+    pub(crate) audit_reason: Option<String>,
     /// The write is a server-side apply, which updates `managedFields` itself.
     pub(crate) applied: bool,
     /// Paths of the fields that occur twice in the body.
@@ -133,12 +140,22 @@ pub(crate) async fn dispatch(
         .ok_or_else(ApiError::no_such_path)?;
     check_scope(&endpoint, request)?;
     let warnings = endpoint.version().deprecation_warning.iter().cloned().collect();
-    let mut context =
-        Context { core, user, endpoint, request, parts, warnings, applied: false, duplicates: Vec::new() };
+    let mut context = Context {
+        core,
+        user,
+        endpoint,
+        request,
+        parts,
+        warnings,
+        audit_reason: None,
+        applied: false,
+        duplicates: Vec::new(),
+    };
     let reply = call_verb(&mut context, body).await;
-    let warnings = context.warnings;
+    let (warnings, audit_reason) = (context.warnings, context.audit_reason);
     reply.map(|mut reply| {
         reply.warnings.extend(warnings);
+        reply.audit_reason = audit_reason;
         reply
     })
 }

@@ -27,7 +27,7 @@ use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
-use crate::addressing::Named;
+use crate::addressing::{Named, Route};
 use crate::auth::Identity;
 use crate::browser::{self, CookieConfig, Source};
 use crate::e2b::{self, Grant};
@@ -58,7 +58,12 @@ pub(crate) async fn handle(
         Ok(Served::Response(response)) => respond(exchange, response),
         Ok(Served::Upgrading(pending)) => pending.start(exchange, &client),
         Ok(Served::Own(response)) => {
-            exchange.set_status(response.status().as_u16());
+            let status = response.status();
+            // A mounted service does not know who calls; requests of known callers are recorded where they lead to.
+            if let (StatusCode::UNAUTHORIZED, Some(audit)) = (status, exchange.audit()) {
+                audit.failed(status.as_u16(), "the credential is missing or not valid");
+            }
+            exchange.set_status(status.as_u16());
             response.map(ResponseBody::from_bytes)
         }
         Err(error) => {
@@ -122,6 +127,11 @@ async fn serve(
     };
     exchange.e2b_id = named.as_ref().ok().and_then(|named| e2b::client_id(named, &grant));
     if let Grant::Refused(error) = grant {
+        if let (Some(audit), Ok(Named::InUrl(Route { address, .. }) | Named::ByE2b(address))) =
+            (exchange.audit(), &named)
+        {
+            audit.set_target(address.namespace.as_str(), address.id.as_str(), address.port);
+        }
         return Err(error.into());
     }
     // A port that is open to everyone is open to pages.

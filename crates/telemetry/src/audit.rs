@@ -43,6 +43,10 @@ pub enum Action {
     WriteFile,
     /// Requests to a port of a sandbox; one record per caller, sandbox, port and minute.
     Port,
+    /// A token of a ServiceAccount was ended.
+    RevokeToken,
+    /// The administrator's token was replaced.
+    RotateToken,
     /// Anything else; recorded only when it is refused.
     Other,
 }

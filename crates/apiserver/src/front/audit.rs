@@ -1,5 +1,6 @@
 //! Audit records of requests from the network: everything that changes an object, every stream into a Pod, and every
-//! refusal. Reads that are permitted are not recorded.
+//! refusal. Reads that are permitted are not recorded. Requests of this process's own components are recorded if a
+//! policy of the namespace says so. Revoked and replaced tokens are recorded too.
 
 use agent_sandbox_telemetry::audit::{Action, AuditLog, Decision, Record, Source};
 use http::{Method, StatusCode, Uri};
@@ -11,14 +12,18 @@ use crate::request::{RequestInfo, ResourceRequest, Verb, query_pairs};
 #[derive(Clone)]
 pub(crate) struct CreatedName(pub(crate) String);
 
+/// What a policy of the namespace says about a new or changed object, as an extension of the response.
+#[derive(Clone)]
+pub(crate) struct PolicyReason(pub(crate) String);
+
 /// What is recorded about a request, read before the request is handled.
-pub(super) struct AuditedRequest<'a> {
+pub(crate) struct AuditedRequest<'a> {
     log: &'a AuditLog,
     record: Record,
 }
 
 impl<'a> AuditedRequest<'a> {
-    pub(super) fn begin(log: &'a AuditLog, method: &Method, uri: &Uri) -> Self {
+    pub(crate) fn begin(log: &'a AuditLog, method: &Method, uri: &Uri) -> Self {
         let mut record = Record::new(Source::Api, Action::Other, Decision::Allow, 0);
         record.request = format!("{method} {}", uri.path());
         if let Ok(RequestInfo::Resource(wanted)) = RequestInfo::parse(method, uri) {
@@ -35,8 +40,15 @@ impl<'a> AuditedRequest<'a> {
         Self { log, record }
     }
 
+    /// Writes the record of a request of a component of this process, if there is something to record.
+    pub(crate) fn end_of_component<B>(self, user: &UserInfo, response: &http::Response<B>) {
+        if response.extensions().get::<PolicyReason>().is_some() {
+            self.end(Some(user), response);
+        }
+    }
+
     /// Writes the record if the request is of a kind that is recorded.
-    pub(super) fn end<B>(mut self, user: Option<&UserInfo>, response: &http::Response<B>) {
+    pub(crate) fn end<B>(mut self, user: Option<&UserInfo>, response: &http::Response<B>) {
         let status = response.status();
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             self.record.decision = Decision::Deny;
@@ -50,8 +62,29 @@ impl<'a> AuditedRequest<'a> {
         if let Some(CreatedName(name)) = response.extensions().get() {
             self.record.name.clone_from(name);
         }
+        if let Some(PolicyReason(reason)) = response.extensions().get() {
+            self.record.reason.clone_from(reason);
+        }
         self.log.write(self.record);
     }
+}
+
+/// Writes what became of a change of tokens that the administrator asked for on the machine, not through the API.
+pub(super) fn record_token_change<E: std::error::Error>(
+    log: Option<&AuditLog>,
+    action: Action,
+    outcome: Result<&str, &E>,
+) {
+    let Some(log) = log else { return };
+    let status = if outcome.is_ok() { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+    let mut record = Record::new(Source::Api, action, Decision::Allow, status.as_u16());
+    record.user = UserInfo::administrator().username;
+    record.resource = "tokens".to_owned();
+    match outcome {
+        Ok(id) => record.name = id.to_owned(),
+        Err(error) => record.reason = error.to_string(),
+    }
+    log.write(record);
 }
 
 fn action(request: &ResourceRequest) -> Action {

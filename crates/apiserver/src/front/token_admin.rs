@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use agent_sandbox_telemetry::audit::Action;
 use jiff::Timestamp;
 
 use super::Front;
+use super::audit::record_token_change;
 use super::auth::token_registry::IssuedToken;
 use super::listener::{Credentials, ListenerError, kubeconfig};
 
@@ -44,6 +46,12 @@ impl Front {
 
     /// Revokes a token, given by its id or by itself. Returns its id.
     pub(crate) fn revoke_token(&self, given: &str) -> Result<String, RevokeError> {
+        let outcome = self.try_revoke_token(given);
+        record_token_change(self.audit.as_ref(), Action::RevokeToken, outcome.as_ref().map(String::as_str));
+        outcome
+    }
+
+    fn try_revoke_token(&self, given: &str) -> Result<String, RevokeError> {
         let now = Timestamp::now();
         let listed = self.tokens.list(now).into_iter().find(|token| token.id == given);
         let found = match listed {
@@ -62,6 +70,12 @@ impl Front {
     /// Replaces the administrator's token. The new one is on disk, in `file` and in every kubeconfig, before the old
     /// one is refused.
     pub(crate) fn rotate_admin_token(&self, file: Option<&Path>) -> Result<(), ListenerError> {
+        let outcome = self.try_rotate_admin_token(file);
+        record_token_change(self.audit.as_ref(), Action::RotateToken, outcome.as_ref().map(|()| ""));
+        outcome
+    }
+
+    fn try_rotate_admin_token(&self, file: Option<&Path>) -> Result<(), ListenerError> {
         let mut credentials = self.credentials.lock();
         let next = credentials.with_new_admin_token();
         if let Some(path) = file {

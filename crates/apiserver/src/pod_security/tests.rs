@@ -164,8 +164,15 @@ fn warnings_follow_enforcement_unless_they_have_a_label() {
         "pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "privileged",
     }));
     assert_eq!(quiet.warning(&pod(json!({}))), None);
-    let audit = policy(json!({ "pod-security.kubernetes.io/audit": "restricted" }));
-    assert!(audit.is_privileged());
+    assert_eq!(enforced("restricted").audit_reason(&pod(json!({}))), None, "what is recorded does not follow");
+    let audit = policy(json!({
+        "pod-security.kubernetes.io/audit": "restricted", "pod-security.kubernetes.io/audit-version": "v1.7",
+    }));
+    assert_eq!((audit.refusal(&pod(json!({}))), audit.warning(&pod(json!({})))), (None, None));
+    assert_eq!(
+        audit.audit_reason(&pod(json!({}))).unwrap(),
+        r#"would violate PodSecurity "restricted:v1.7": runAsNonRoot != true (pod or container "a" must set securityContext.runAsNonRoot=true)"#
+    );
 }
 
 #[test]

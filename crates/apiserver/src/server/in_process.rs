@@ -4,13 +4,15 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use agent_sandbox_telemetry::audit::AuditLog;
 use futures::future::BoxFuture;
-use http::{Request, Response};
+use http::{Method, Request, Response, Uri};
 use http_body_util::BodyExt as _;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
 use super::ApiServer;
+use crate::front::audit::AuditedRequest;
 use crate::front::auth::UserInfo;
 use crate::render::{self, Body};
 use crate::status::ApiError;
@@ -22,9 +24,19 @@ const PIPE_SIZE: usize = 64 * 1024;
 #[derive(Clone, Copy)]
 pub(super) struct OmitManagedFields;
 
+/// Whose requests a client sends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sender {
+    /// A part of this process, for itself.
+    Component,
+    /// A part of this process, for a user who asked it over the network.
+    User,
+}
+
 pub(super) struct InProcessService {
     pub(super) server: ApiServer,
     pub(super) user: Arc<UserInfo>,
+    pub(super) sender: Sender,
     pub(super) omit_managed_fields: bool,
 }
 
@@ -40,13 +52,37 @@ impl tower::Service<Request<kube::client::Body>> for InProcessService {
     fn call(&mut self, mut request: Request<kube::client::Body>) -> Self::Future {
         let server = self.server.clone();
         let user = self.user.clone();
-        if request.headers().contains_key(http::header::UPGRADE) {
-            return Box::pin(async move { Ok(upgrade(server, user, request).await) });
-        }
+        let head = self.audited_head(&request);
+        let sender = self.sender;
         if self.omit_managed_fields {
             request.extensions_mut().insert(OmitManagedFields);
         }
-        Box::pin(async move { Ok(server.handle(&user, request).await) })
+        Box::pin(async move {
+            let response = if request.headers().contains_key(http::header::UPGRADE) {
+                upgrade(server, user.clone(), request).await
+            } else {
+                server.handle(&user, request).await
+            };
+            if let Some((log, method, uri)) = head {
+                let audited = AuditedRequest::begin(&log, &method, &uri);
+                match sender {
+                    Sender::User => audited.end(Some(&user), &response),
+                    Sender::Component => audited.end_of_component(&user, &response),
+                }
+            }
+            Ok(response)
+        })
+    }
+}
+
+impl InProcessService {
+    /// What a record needs of a request; `None` if there will be none.
+    fn audited_head(&self, request: &Request<kube::client::Body>) -> Option<(AuditLog, Method, Uri)> {
+        let log = self.server.front().audit.as_ref()?;
+        // Policies are about objects that are written.
+        let possible =
+            self.sender == Sender::User || matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH);
+        possible.then(|| (log.clone(), request.method().clone(), request.uri().clone()))
     }
 }
 

@@ -139,7 +139,7 @@ async fn store_new(
         Ok(stored) => {
             core.on_stored(&resource, &stored)?;
             let view = core.conversions.view(&context.endpoint, &stored).await?;
-            Ok(Reply { code: StatusCode::CREATED, warnings: Vec::new(), payload: Payload::Object(view) })
+            Ok(Reply::created(Payload::Object(view)))
         }
         Err(error) => Err(core.commit_error(error, exists).await),
     }

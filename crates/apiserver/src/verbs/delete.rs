@@ -42,7 +42,7 @@ pub(super) async fn delete(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
             Payload::Object(if options.dry_run { without_version(view) } else { view })
         }
     };
-    Ok(Reply { code, warnings: Vec::new(), payload })
+    Ok(Reply::with_code(code, payload))
 }
 
 /// A Pod that was removed at once, as the response shows it: with the time of its deletion and no grace period.

@@ -36,7 +36,8 @@ pub(super) fn apply_defaults(context: &Context<'_>, object: &mut Value) -> Resul
     runtime_class::apply(class.as_ref(), object).map_err(|why| forbidden(context, object, &why))
 }
 
-/// Fails if LimitRanges or Pod Security labels forbid a new or changed object. Adds warnings of Pod Security.
+/// Fails if LimitRanges or Pod Security labels forbid a new or changed object. Adds what Pod Security says of it to the
+/// response and to the audit log.
 pub(super) fn check(context: &mut Context<'_>, old: Option<&Value>, new: &Value) -> Result<(), ApiError> {
     let subresource = context.request.subresource.as_str();
     match &*context.endpoint.resource.storage {
@@ -55,6 +56,7 @@ pub(super) fn check(context: &mut Context<'_>, old: Option<&Value>, new: &Value)
         "apps/deployments" | "apps/replicasets" | "apps/statefulsets" | "apps/daemonsets" if subresource.is_empty() => {
             let (policy, _) = policy_of(context);
             context.warnings.extend(policy.warning(&new["spec"]["template"]));
+            context.audit_reason = policy.audit_reason(&new["spec"]["template"]);
             Ok(())
         }
         _ => Ok(()),
@@ -112,6 +114,7 @@ fn check_pod_security(context: &mut Context<'_>, pod: &Value) -> Result<(), ApiE
         return Err(forbidden(context, pod, &why));
     }
     context.warnings.extend(policy.warning(pod));
+    context.audit_reason = policy.audit_reason(pod);
     Ok(())
 }
 

@@ -1,6 +1,5 @@
 //! The subresources scale, binding, eviction and finalize.
 
-use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -178,13 +177,9 @@ pub(super) async fn bind(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply,
         Ok(())
     })
     .await?;
-    Ok(Reply {
-        code: StatusCode::CREATED,
-        warnings: Vec::new(),
-        payload: Payload::Value(
-            json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 }),
-        ),
-    })
+    Ok(Reply::created(Payload::Value(
+        json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 }),
+    )))
 }
 
 /// Sets the condition PodScheduled of a Pod.
@@ -228,13 +223,9 @@ pub(super) async fn evict(context: &mut Context<'_>, raw: &[u8]) -> Result<Reply
     match delete_object(context.core, &resource, &context.key(), &options).await? {
         DeleteOutcome::Removed(_) | DeleteOutcome::Marked(_) => {}
     }
-    Ok(Reply {
-        code: StatusCode::CREATED,
-        warnings: Vec::new(),
-        payload: Payload::Value(
-            json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 }),
-        ),
-    })
+    Ok(Reply::created(Payload::Value(
+        json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 }),
+    )))
 }
 
 /// Replaces the finalizers in a namespace's spec.

@@ -2,7 +2,7 @@
 //! environments are made once, under the cache directory; without a package index the tests print so and are skipped.
 
 use crate::fixture::Engine;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -151,4 +151,86 @@ fn keys_are_listed_replaced_and_revoked() {
     let short = engine.ok(&["token", "e2b", "--expires-in", "2s"]);
     crate::fixture::eventually("the key ends at its time", || !works(&short));
     assert!(!engine.ok(&["token", "list"]).contains("e2b-"), "expired keys are not listed");
+}
+
+/// What clients do through E2B's API and ports is in the audit log with the account, the command, the code and the
+/// file; so are a wrong key, and a wrong token with the sandbox that it was tried on.
+#[test]
+fn what_clients_do_is_recorded() {
+    let Some(engine) = Engine::start() else { return };
+    let router = engine.state()["router"].as_str().unwrap().to_owned();
+    let key = engine.ok(&["token", "e2b"]).trim().to_owned();
+    let post = |path: &str, headers: &[&str], body: &[u8]| -> (String, Vec<u8>) {
+        let file = tempfile::NamedTempFile::new_in(engine.folder.path()).unwrap();
+        fs::write(file.path(), body).unwrap();
+        let mut command = Command::new("curl");
+        command.args(["-s", "-X", "POST", "-w", "%{stderr}%{http_code}", "--data-binary"]);
+        command.arg(format!("@{}", file.path().display()));
+        headers.iter().for_each(|header| {
+            command.args(["-H", header]);
+        });
+        let output = command.arg(format!("{router}{path}")).output().unwrap();
+        (String::from_utf8(output.stderr).unwrap(), output.stdout)
+    };
+    let plain = "Content-Type: application/json";
+    let create = |key: &str| {
+        let key = format!("X-API-KEY: {key}");
+        post("/e2b/sandboxes", &[plain, &key], br#"{"templateID":"base","timeout":300,"secure":true}"#)
+    };
+    assert_eq!(create("e2b_0000").0, "401");
+    let (status, body) = create(&key);
+    assert_eq!(status, "201", "{}", String::from_utf8_lossy(&body));
+    let made: Value = serde_json::from_slice(&body).unwrap();
+    let id = made["sandboxID"].as_str().unwrap();
+    let name = id.split_once("--").unwrap().0;
+    let sandbox = format!("E2b-Sandbox-Id: {id}");
+    let token = format!("X-Access-Token: {}", made["envdAccessToken"].as_str().unwrap());
+    let (envd, interpreter) = ("E2b-Sandbox-Port: 49983", "E2b-Sandbox-Port: 49999");
+
+    let start = br#"{"process":{"cmd":"/bin/bash","args":["-l","-c","echo hello"]},"stdin":false}"#;
+    let framed = [&[0, 0, 0, 0, u8::try_from(start.len()).unwrap()], start.as_slice()].concat();
+    let connect = "Content-Type: application/connect+json";
+    let process = "/process.Process/Start";
+    assert_eq!(post(process, &[&sandbox, envd, &token, connect], &framed).0, "200");
+    assert_eq!(post(process, &[&sandbox, envd, "X-Access-Token: wrong", connect], &framed).0, "401");
+    let bytes = "Content-Type: application/octet-stream";
+    let (status, body) = post("/files?path=/home/user/note", &[&sandbox, envd, &token, bytes], b"text");
+    assert_eq!(status, "200", "{}", String::from_utf8_lossy(&body));
+    let remove = "/filesystem.Filesystem/Remove";
+    assert_eq!(post(remove, &[&sandbox, envd, &token, plain], br#"{"path":"/home/user/note"}"#).0, "200");
+    let code = br#"{"code":"print(6 * 7)"}"#;
+    assert_eq!(post("/execute", &[&sandbox, interpreter, &token, plain], code).0, "200");
+
+    let records = || -> Vec<Value> {
+        let output = engine.ok(&["audit", "-o", "json"]);
+        output.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    // Records are written in batches.
+    crate::fixture::eventually("the last call is recorded", || {
+        records().iter().any(|record| record["argv"][0] == "print(6 * 7)")
+    });
+    let all = records();
+    let of = |action: &str, decision: &str| -> Vec<&Value> {
+        let wanted = |one: &&Value| one["action"] == action && one["decision"] == decision;
+        all.iter().filter(wanted).collect()
+    };
+    let created: Vec<_> = of("create", "allow").into_iter().filter(|one| one["name"] == name).collect();
+    assert!(
+        created.iter().any(|one| one["source"] == "api"
+            && one["resource"] == "sandboxes.agents.x-k8s.io"
+            && one["user"].as_str().is_some_and(|user| user.starts_with("system:serviceaccount:default:"))),
+        "{all:#?}"
+    );
+    let ran: Vec<_> = of("exec", "allow").into_iter().map(|one| (&one["name"], &one["port"], &one["argv"])).collect();
+    let (name, shell, code) =
+        (Value::from(name), json!(["/bin/bash", "-l", "-c", "echo hello"]), json!(["print(6 * 7)"]));
+    assert_eq!(ran, [(&name, &json!(49983), &shell), (&name, &json!(49999), &code)]);
+    let written: Vec<_> = of("write-file", "allow").into_iter().map(|one| (&one["name"], &one["path"])).collect();
+    let path = Value::from("/home/user/note");
+    assert_eq!(written, [(&name, &path), (&name, &path)], "written, then removed");
+    let refused = of("exec", "deny");
+    assert_eq!(refused.len(), 1, "{all:#?}");
+    assert_eq!((&refused[0]["name"], &refused[0]["status"]), (&name, &json!(401)));
+    let keys = of("other", "deny");
+    assert!(keys.iter().any(|one| one["request"] == "POST /e2b/sandboxes" && one["status"] == 401), "{all:#?}");
 }

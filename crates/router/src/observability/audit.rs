@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use agent_sandbox_protocol::router_headers::SandboxRequest;
 use agent_sandbox_telemetry::audit::{Action, AuditLog, Decision, Record, Source};
-use http::Request;
+use http::{Method, Request, Uri};
 use parking_lot::Mutex;
 
 use crate::auth::Identity;
 #[cfg(any(test, fuzzing))]
 pub(crate) use operation::fuzz as fuzz_operation;
-use operation::{BodyFormat, Operation};
+use operation::{BodyFormat, Dialect, Operation};
 
 /// Number of bytes of a body that are kept to find the command or the file name in.
 const MAX_CAPTURED: usize = 16 * 1024;
@@ -81,6 +81,8 @@ pub(crate) struct PendingRecord(Arc<Mutex<Pending>>);
 struct Pending {
     audit: Arc<RouterAudit>,
     record: Record,
+    /// Method and address, as the sandbox sees them once they are known.
+    head: (Method, Uri),
     operation: Operation,
     captured: Vec<u8>,
     written: bool,
@@ -91,11 +93,12 @@ impl PendingRecord {
         let mut record = Record::new(Source::Router, Action::Other, Decision::Allow, 0);
         record.client = client.to_owned();
         record.request = format!("{} {}", request.method(), request.uri().path());
-        let operation = Operation::of(request);
+        let head = (request.method().clone(), request.uri().clone());
         Self(Arc::new(Mutex::new(Pending {
             audit: Arc::clone(audit),
             record,
-            operation,
+            operation: Operation::of(&head.0, &head.1, Dialect::default()),
+            head,
             captured: Vec::new(),
             written: false,
         })))
@@ -111,33 +114,30 @@ impl PendingRecord {
     }
 
     pub(crate) fn set_sandbox(&self, sandbox: &SandboxRequest) {
+        self.set_target(sandbox.namespace.as_str(), sandbox.id.as_str(), sandbox.port);
+    }
+
+    /// Sets the sandbox and its port that the request is for.
+    pub(crate) fn set_target(&self, namespace: &str, name: &str, port: u16) {
         let mut pending = self.0.lock();
         pending.record.resource = SANDBOXES.to_owned();
-        pending.record.namespace = sandbox.namespace.as_str().to_owned();
-        pending.record.name = sandbox.id.as_str().to_owned();
-        pending.record.port = Some(sandbox.port);
-        if !operation::is_daemon_port(sandbox.port) {
-            pending.operation = Operation::Port;
-        }
+        pending.record.namespace = namespace.to_owned();
+        pending.record.name = name.to_owned();
+        pending.record.port = Some(port);
+        pending.set_operation();
     }
 
     /// Sets the request as the sandbox sees it: a path that names the sandbox is removed from it.
     pub(crate) fn set_request<B>(&self, request: &Request<B>) {
         let mut pending = self.0.lock();
-        if pending.operation != Operation::Port {
-            pending.operation = Operation::of(request);
-        }
+        pending.head = (request.method().clone(), request.uri().clone());
+        pending.set_operation();
     }
 
     /// Takes bytes that the client sends. The first message of a command over a WebSocket completes its record.
     pub(crate) fn capture(&self, bytes: &[u8]) {
         let mut pending = self.0.lock();
-        let wanted = match &pending.operation {
-            Operation::Exec(_) => true,
-            Operation::WriteFile { path } => path.is_none(),
-            Operation::Port | Operation::Read => false,
-        };
-        if pending.written || !wanted {
+        if pending.written || !pending.operation.is_in_body() {
             return;
         }
         let room = MAX_CAPTURED - pending.captured.len();
@@ -182,6 +182,14 @@ impl PendingRecord {
 }
 
 impl Pending {
+    fn set_operation(&mut self) {
+        let dialect = self.record.port.map_or(Some(Dialect::default()), Dialect::at);
+        self.operation = match dialect {
+            Some(dialect) => Operation::of(&self.head.0, &self.head.1, dialect),
+            None => Operation::Port,
+        };
+    }
+
     fn write(&mut self) {
         if self.written {
             return;
@@ -193,9 +201,9 @@ impl Pending {
                 record.action = Action::Exec;
                 record.argv = format.arguments(&self.captured);
             }
-            Operation::WriteFile { path } => {
+            Operation::WriteFile(path) => {
                 record.action = Action::WriteFile;
-                record.path = path.or_else(|| operation::uploaded_name(&self.captured)).unwrap_or_default();
+                record.path = path.find(&self.captured);
             }
             Operation::Port => record.action = Action::Port,
             Operation::Read => record.action = Action::Other,

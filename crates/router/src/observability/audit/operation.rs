@@ -1,16 +1,39 @@
 //! What a request to a sandbox's daemon does, from its head and the beginning of its body.
 
+use agent_sandbox_protocol::e2b::{ENVD_PORT, INTERPRETER_PORT};
 use agent_sandbox_protocol::grpc::process;
 use agent_sandbox_protocol::native::{self, ExecRequest};
 use agent_sandbox_protocol::runtime::ExecuteRequest;
-use http::{Method, Request};
+use http::{Method, Uri};
 use prost::Message as _;
+use serde::Deserialize;
 
-/// Ports on which sandboxd listens. The daemon's paths mean nothing on other ports.
+/// Ports of sandboxd's runtime, native and workspace dialects.
 const DAEMON_PORTS: [u16; 3] = [8888, 8080, 9090];
+/// Bytes before a message of a stream: flags and length, in gRPC as in Connect.
+const FRAME_HEAD: usize = 5;
 
-pub(super) fn is_daemon_port(port: u16) -> bool {
-    DAEMON_PORTS.contains(&port)
+/// What sandboxd speaks at a port. The same path can mean different things in two of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// Runtime, native and workspace API.
+    #[default]
+    Own,
+    /// E2B's processes and files.
+    Envd,
+    /// E2B's code interpreter.
+    Interpreter,
+}
+
+impl Dialect {
+    /// `None` for ports of other programs in the sandbox, on which the daemon's paths mean nothing.
+    pub(super) fn at(port: u16) -> Option<Self> {
+        match port {
+            ENVD_PORT => Some(Self::Envd),
+            INTERPRETER_PORT => Some(Self::Interpreter),
+            port => DAEMON_PORTS.contains(&port).then_some(Self::Own),
+        }
+    }
 }
 
 /// How the body of a command names its arguments.
@@ -21,16 +44,27 @@ pub(super) enum BodyFormat {
     /// A native request as the first message of a WebSocket.
     WebSocket,
     Grpc,
+    /// The first message of E2B's stream of a process.
+    Connect,
+    /// E2B's code interpreter: the code is the one argument.
+    Code,
+}
+
+/// Where the path of a changed file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum FilePath {
+    Known(String),
+    /// The name of the first file of a form.
+    InForm,
+    /// Members of E2B's calls.
+    InJson,
 }
 
 /// What a request does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Operation {
     Exec(BodyFormat),
-    /// Without a path in the request line, the name is in the body's first part.
-    WriteFile {
-        path: Option<String>,
-    },
+    WriteFile(FilePath),
     /// A request to a program in the sandbox.
     Port,
     #[default]
@@ -38,27 +72,59 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    /// The operation if the request is for the daemon.
-    pub(super) fn of<B>(request: &Request<B>) -> Self {
-        let (method, path) = (request.method(), request.uri().path());
-        let query = request.uri().query().unwrap_or_default();
-        if let Some(native) = path.strip_prefix(native::PREFIX) {
-            return native_operation(method, native, query);
-        }
-        match (method, path) {
-            (&Method::POST, "/execute") => Self::Exec(BodyFormat::Runtime),
-            (&Method::POST, "/upload") => Self::WriteFile { path: None },
-            (&Method::POST, "/process.v1.ProcessService/Start" | "/process.v1.ProcessService/Execute") => {
-                Self::Exec(BodyFormat::Grpc)
+    /// The operation of a request for the daemon.
+    pub(super) fn of(method: &Method, uri: &Uri, dialect: Dialect) -> Self {
+        let query = uri.query().unwrap_or_default();
+        match dialect {
+            Dialect::Own => own_operation(method, uri.path(), query),
+            // Slashes around a path do not matter there.
+            Dialect::Envd => envd_operation(method, uri.path().trim_matches('/'), query),
+            Dialect::Interpreter if method == Method::POST && uri.path().trim_matches('/') == "execute" => {
+                Self::Exec(BodyFormat::Code)
             }
-            (&Method::POST | &Method::PUT | &Method::DELETE | &Method::PATCH, _) => {
-                match path.strip_prefix("/v1/files") {
-                    Some(file) => Self::WriteFile { path: Some(decode(file)) },
-                    None => Self::Read,
-                }
-            }
-            _ => Self::Read,
+            Dialect::Interpreter => Self::Read,
         }
+    }
+
+    /// Whether the body says what is done.
+    pub(super) fn is_in_body(&self) -> bool {
+        matches!(self, Self::Exec(_) | Self::WriteFile(FilePath::InForm | FilePath::InJson))
+    }
+}
+
+fn own_operation(method: &Method, path: &str, query: &str) -> Operation {
+    if let Some(native) = path.strip_prefix(native::PREFIX) {
+        return native_operation(method, native, query);
+    }
+    match (method, path) {
+        (&Method::POST, "/execute") => Operation::Exec(BodyFormat::Runtime),
+        (&Method::POST, "/upload") => Operation::WriteFile(FilePath::InForm),
+        (&Method::POST, "/process.v1.ProcessService/Start" | "/process.v1.ProcessService/Execute") => {
+            Operation::Exec(BodyFormat::Grpc)
+        }
+        (&Method::POST | &Method::PUT | &Method::DELETE | &Method::PATCH, _) => match path.strip_prefix("/v1/files") {
+            Some(file) => Operation::WriteFile(FilePath::Known(decode(file))),
+            None => Operation::Read,
+        },
+        _ => Operation::Read,
+    }
+}
+
+fn envd_operation(method: &Method, path: &str, query: &str) -> Operation {
+    match (method, path) {
+        (&Method::POST, "process.Process/Start") => Operation::Exec(BodyFormat::Connect),
+        (
+            &Method::POST,
+            "filesystem.Filesystem/MakeDir" | "filesystem.Filesystem/Move" | "filesystem.Filesystem/Remove",
+        ) => Operation::WriteFile(FilePath::InJson),
+        (&Method::POST, "files") => {
+            // As the daemon reads it: the last one counts, an empty one is none, and a plus sign is a space.
+            let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+            let path = pairs.filter(|(key, _)| *key == "path").last().filter(|(_, path)| !path.is_empty());
+            let known = path.map(|(_, path)| FilePath::Known(decode(&path.replace('+', " "))));
+            Operation::WriteFile(known.unwrap_or(FilePath::InForm))
+        }
+        _ => Operation::Read,
     }
 }
 
@@ -69,7 +135,8 @@ fn native_operation(method: &Method, path: &str, query: &str) -> Operation {
         (&Method::PUT | &Method::POST | &Method::DELETE, path) if path.starts_with("/files") => {
             let values = query.split('&').filter_map(|pair| pair.split_once('='));
             let mut named = values.filter(|(key, _)| matches!(*key, "path" | "to"));
-            Operation::WriteFile { path: Some(named.next().map_or_else(String::new, |(_, value)| decode(value))) }
+            let path = named.next().map_or_else(String::new, |(_, value)| decode(value));
+            Operation::WriteFile(FilePath::Known(path))
         }
         _ => Operation::Read,
     }
@@ -84,7 +151,9 @@ impl BodyFormat {
             }
             Self::Native => native_arguments(captured),
             Self::WebSocket => first_message(captured).and_then(|message| native_arguments(&message)),
-            Self::Grpc => captured.get(5..).and_then(|message| {
+            Self::Connect => captured.get(FRAME_HEAD..).and_then(connect_arguments),
+            Self::Code => serde_json::from_slice::<Code>(captured).map(|run| vec![run.code]).ok(),
+            Self::Grpc => captured.get(FRAME_HEAD..).and_then(|message| {
                 // Start and Execute both have the program in field 1; what else a Start has is skipped.
                 process::StartRequest::decode(message).ok()?.config.map(|config| config.command)
             }),
@@ -96,6 +165,51 @@ impl BodyFormat {
 fn native_arguments(body: &[u8]) -> Option<Vec<String>> {
     let request: ExecRequest = serde_json::from_slice(body).ok()?;
     Some(request.command.map_or(request.argv, |command| vec![command]))
+}
+
+#[derive(Deserialize)]
+struct Code {
+    code: String,
+}
+
+/// The first message of E2B's stream of a process; what follows it in the captured bytes is another message.
+fn connect_arguments(messages: &[u8]) -> Option<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Start {
+        process: Process,
+    }
+    #[derive(Deserialize)]
+    struct Process {
+        cmd: String,
+        #[serde(default)]
+        args: Vec<String>,
+    }
+    let start = serde_json::Deserializer::from_slice(messages).into_iter::<Start>().next()?.ok()?;
+    Some(std::iter::once(start.process.cmd).chain(start.process.args).collect())
+}
+
+impl FilePath {
+    /// The path; empty if the captured bytes do not contain it.
+    pub(super) fn find(self, captured: &[u8]) -> String {
+        match self {
+            Self::Known(path) => path,
+            Self::InForm => uploaded_name(captured).unwrap_or_default(),
+            Self::InJson => called_path(captured).unwrap_or_default(),
+        }
+    }
+}
+
+/// The path in a call of E2B's file service; of a move, both.
+fn called_path(body: &[u8]) -> Option<String> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Call {
+        path: String,
+        source: String,
+        destination: String,
+    }
+    let call: Call = serde_json::from_slice(body).ok()?;
+    Some(if call.destination.is_empty() { call.path } else { format!("{} -> {}", call.source, call.destination) })
 }
 
 /// The payload of the first frame that a WebSocket client sent; `None` if it is not complete.
@@ -130,15 +244,18 @@ fn decode(text: &str) -> String {
 /// Fuzz target: the bytes are the beginning of a body, in every format.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(data: &[u8]) {
-    for format in [BodyFormat::Runtime, BodyFormat::Native, BodyFormat::WebSocket, BodyFormat::Grpc] {
+    use BodyFormat::{Code, Connect, Grpc, Native, Runtime, WebSocket};
+    for format in [Runtime, Native, WebSocket, Grpc, Connect, Code] {
         let _ = format.arguments(data);
     }
-    let _ = uploaded_name(data);
+    let _ = (FilePath::InForm.find(data), FilePath::InJson.find(data));
     if let Some(message) = first_message(data) {
         assert!(message.len() < data.len());
     }
-    if let Some(request) = std::str::from_utf8(data).ok().and_then(|target| Request::put(target).body(()).ok()) {
-        let _ = Operation::of(&request);
+    if let Ok(uri) = Uri::try_from(data) {
+        for dialect in [Dialect::Own, Dialect::Envd, Dialect::Interpreter] {
+            let _ = (Operation::of(&Method::PUT, &uri, dialect), Operation::of(&Method::POST, &uri, dialect));
+        }
     }
 }
 
@@ -146,27 +263,49 @@ pub(crate) fn fuzz(data: &[u8]) {
 mod tests {
     use super::*;
 
-    fn operation(method: &str, target: &str) -> Operation {
-        Operation::of(&Request::builder().method(method).uri(target).body(()).unwrap())
+    fn operation(method: &str, target: &str, port: u16) -> Operation {
+        Operation::of(&method.parse().unwrap(), &target.parse().unwrap(), Dialect::at(port).unwrap())
     }
 
     #[test]
     fn every_dialect_is_recognised() {
-        let file = |path: &str| Operation::WriteFile { path: Some(path.to_owned()) };
+        let file = |path: &str| Operation::WriteFile(FilePath::Known(path.to_owned()));
         for (method, target, expected) in [
             ("POST", "/execute", Operation::Exec(BodyFormat::Runtime)),
             ("POST", "/sandbox/v1/exec", Operation::Exec(BodyFormat::Native)),
             ("POST", "/sandbox/v1/processes", Operation::Exec(BodyFormat::Native)),
             ("GET", "/sandbox/v1/exec", Operation::Exec(BodyFormat::WebSocket)),
             ("POST", "/process.v1.ProcessService/Start", Operation::Exec(BodyFormat::Grpc)),
-            ("POST", "/upload", Operation::WriteFile { path: None }),
+            ("POST", "/upload", Operation::WriteFile(FilePath::InForm)),
             ("PUT", "/sandbox/v1/files?mode=1&path=%2Fa%20b", file("/a b")),
             ("PUT", "/v1/files/a/b", file("/a/b")),
             ("GET", "/download/a", Operation::Read),
             ("GET", "/sandbox/v1/processes", Operation::Read),
         ] {
-            assert_eq!(operation(method, target), expected, "{method} {target}");
+            for port in DAEMON_PORTS {
+                assert_eq!(operation(method, target, port), expected, "{method} {target}");
+            }
         }
+        for (method, target, expected) in [
+            ("POST", "/process.Process/Start", Operation::Exec(BodyFormat::Connect)),
+            ("POST", "//process.Process/Start/", Operation::Exec(BodyFormat::Connect)),
+            ("POST", "/process.Process/List", Operation::Read),
+            ("POST", "/files?username=me&path=%2Fa+b", file("/a b")),
+            ("POST", "/files?path=/harmless&path=/etc/a", file("/etc/a")),
+            ("POST", "/files?path=", Operation::WriteFile(FilePath::InForm)),
+            ("POST", "/files", Operation::WriteFile(FilePath::InForm)),
+            ("GET", "/files?path=/a", Operation::Read),
+            ("POST", "/filesystem.Filesystem/MakeDir", Operation::WriteFile(FilePath::InJson)),
+            ("POST", "/filesystem.Filesystem/Move", Operation::WriteFile(FilePath::InJson)),
+            ("POST", "/filesystem.Filesystem/Remove", Operation::WriteFile(FilePath::InJson)),
+            ("POST", "/filesystem.Filesystem/Stat", Operation::Read),
+            ("POST", "/execute", Operation::Read),
+        ] {
+            assert_eq!(operation(method, target, ENVD_PORT), expected, "{method} {target}");
+        }
+        assert_eq!(operation("POST", "/execute", INTERPRETER_PORT), Operation::Exec(BodyFormat::Code));
+        assert_eq!(operation("POST", "/contexts", INTERPRETER_PORT), Operation::Read);
+        assert_eq!(Dialect::at(3000), None);
     }
 
     #[test]
@@ -178,6 +317,18 @@ mod tests {
         let message = process::StartRequest { config: Some(config), pty: None }.encode_to_vec();
         let framed = [&[0, 0, 0, 0, message.len() as u8], message.as_slice()].concat();
         assert_eq!(BodyFormat::Grpc.arguments(&framed), ["ls"]);
+        let start = br#"{"process":{"cmd":"/bin/bash","args":["-l","-c","ls"]},"stdin":false}"#;
+        let framed = [&[0, 0, 0, 0, start.len() as u8], start.as_slice(), &[0, 0]].concat();
+        assert_eq!(BodyFormat::Connect.arguments(&framed), ["/bin/bash", "-l", "-c", "ls"]);
+        assert_eq!(BodyFormat::Connect.arguments(&framed[..40]), Vec::<String>::new());
+        assert_eq!(BodyFormat::Code.arguments(br#"{"code":"print(1)","language":null}"#), ["print(1)"]);
+    }
+
+    #[test]
+    fn paths_are_found_in_calls() {
+        assert_eq!(FilePath::InJson.find(br#"{"path":"/a"}"#), "/a");
+        assert_eq!(FilePath::InJson.find(br#"{"source":"/a","destination":"/etc/b"}"#), "/a -> /etc/b");
+        assert_eq!(FilePath::InJson.find(b"{"), "");
     }
 
     #[test]
