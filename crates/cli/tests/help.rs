@@ -75,6 +75,10 @@ help_pages! {
     template_list: ["template", "list"];
     template_delete: ["template", "delete"];
     token: ["token"];
+    token_list: ["token", "list"];
+    token_revoke: ["token", "revoke"];
+    token_rotate: ["token", "rotate"];
+    token_e2b: ["token", "e2b"];
     node: ["node"];
     router: ["router"];
     controller: ["controller"];

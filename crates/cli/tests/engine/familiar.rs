@@ -2,7 +2,7 @@
 
 use crate::{
     archive::Image,
-    fixture::{Engine, eventually},
+    fixture::{Engine, Mode, eventually, in_both_modes},
 };
 use std::{
     fs,
@@ -11,9 +11,17 @@ use std::{
     process::Stdio,
 };
 
-#[test]
-fn exec_takes_environment_folder_user_and_timeout() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+in_both_modes! {
+    exec_takes_environment_folder_user_and_timeout,
+    create_takes_a_template_a_network_volumes_and_ports,
+    a_published_port_is_open_until_the_sandbox_is_deleted,
+    cp_takes_several_sources_streams_and_the_home_folder,
+    run_knows_rm_detach_and_name_and_the_images_own_command,
+    names_are_completed,
+}
+
+fn exec_takes_environment_folder_user_and_timeout(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     engine.ok(&["create", "box"]);
     assert_eq!(engine.ok(&["exec", "box", "echo", "-n", "--", "hi"]), "-- hi", "without `--` before the command");
     let words = ["exec", "-e", "A=x y", "-w", "/usr", "box", "sh", "-c", "echo \"$A\"; pwd"];
@@ -31,9 +39,8 @@ fn exec_takes_environment_folder_user_and_timeout() {
     });
 }
 
-#[test]
-fn create_takes_a_template_a_network_volumes_and_ports() {
-    let Some(engine) = Engine::stopped() else { return };
+fn create_takes_a_template_a_network_volumes_and_ports(mode: Mode) {
+    let Some(engine) = Engine::stopped_as(mode) else { return };
     let shared = engine.folder.path().join("shared");
     fs::create_dir(&shared).unwrap();
     fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -46,15 +53,14 @@ fn create_takes_a_template_a_network_volumes_and_ports() {
     assert!(said.starts_with("claim mine has sandbox "), "{said}");
     assert_eq!(engine.ok(&["exec", "mine", "echo", "works"]), "works\n");
     let volume = format!("{shared}:/mnt/shared:ro");
-    engine.ok(&["create", "box", "-v", &volume, "-w", "/mnt/shared", "--network", "public", "-p", "0:7070"]);
+    engine.ok(&["create", "box", "-v", &volume, "-w", "/mnt/shared", "--network", "none", "-p", "0:7070"]);
     assert_eq!(engine.ok(&["exec", "box", "cat", "/mnt/shared/greeting"]), "hello\n");
     let (_, _, said) = engine.fails(&["create", "other", "-v", "/etc:/mnt/etc"]);
     assert!(said.contains("other cannot start") && said.contains("/etc"), "{said}");
 }
 
-#[test]
-fn a_published_port_is_open_until_the_sandbox_is_deleted() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+fn a_published_port_is_open_until_the_sandbox_is_deleted(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     let output = engine.run(&["create", "web", "-p", "0:7070", "--", "python3", "-m", "http.server", "7070"]);
     let said = String::from_utf8(output.stderr).unwrap();
     let address = said.strip_prefix("forwarding ").and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
@@ -72,9 +78,8 @@ fn a_published_port_is_open_until_the_sandbox_is_deleted() {
     eventually("the port is closed", || TcpStream::connect(&address).is_err());
 }
 
-#[test]
-fn cp_takes_several_sources_streams_and_the_home_folder() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+fn cp_takes_several_sources_streams_and_the_home_folder(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     engine.ok(&["create", "box"]);
     let file = |name: &str| {
         let path = engine.folder.path().join(name);
@@ -91,6 +96,7 @@ fn cp_takes_several_sources_streams_and_the_home_folder() {
     assert_eq!(engine.ok(&["cp", "box:~/typed", "-"]), "typed in\n");
     let out = engine.folder.path().join("out");
     fs::create_dir(&out).unwrap();
+    engine.give(&out);
     engine.ok(&["cp", "box:in/a", "box:in/b", out.to_str().unwrap()]);
     assert_eq!(fs::read_dir(&out).unwrap().count(), 2);
     let (_, _, said) = engine.fails(&["cp", "box:in/a", "box:in/b", &file("c")]);
@@ -99,9 +105,8 @@ fn cp_takes_several_sources_streams_and_the_home_folder() {
     assert!(said.contains("is a folder"), "{said}");
 }
 
-#[test]
-fn run_knows_rm_detach_and_name_and_the_images_own_command() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+fn run_knows_rm_detach_and_name_and_the_images_own_command(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     assert_eq!(engine.ok(&["run", "--rm", "--name", "once", "hostname"]), "once\n");
     engine.ok(&["run", "-d", "--name", "behind", "sleep", "1000"]);
     assert!(engine.ok(&["exec", "behind", "ps", "ax"]).contains("sleep 1000"));
@@ -118,9 +123,8 @@ fn run_knows_rm_detach_and_name_and_the_images_own_command() {
 }
 
 /// bash is told the names that the running engine knows.
-#[test]
-fn names_are_completed() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+fn names_are_completed(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     engine.ok(&["create", "my-box"]);
     engine.ok(&["template", "create", "my-template"]);
     let script = engine.folder.path().join("completion.bash");
@@ -131,11 +135,10 @@ fn names_are_completed() {
             "source {}; COMP_WORDS=(agent-sandbox {words}); COMP_CWORD={count}; _agent_sandbox_with_names agent-sandbox; echo \"${{COMPREPLY[@]}}\"",
             script.display()
         );
-        let program = std::path::Path::new(crate::fixture::PROGRAM).parent().unwrap();
-        let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
         let mut bash = std::process::Command::new("bash");
-        bash.args(["--norc", "-c", &test]).env("PATH", path).env("AGENT_SANDBOX_DATA_DIR", engine.data());
-        let output = bash.env_remove("KUBECONFIG").env_remove("AGENT_SANDBOX_TARGET").output().unwrap();
+        bash.args(["--norc", "-c", &test]);
+        engine.set_environment(&mut bash);
+        let output = bash.env("PATH", engine.path()).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
     engine.ok(&["pool", "create", "my-pool", "--template", "my-template", "--replicas", "0"]);

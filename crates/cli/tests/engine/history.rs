@@ -1,9 +1,13 @@
 //! `history`: commands of every client, with exit code, time and output, also after a suspend.
 
-use crate::fixture::{Engine, eventually};
+use crate::fixture::{Engine, Mode, eventually, in_both_modes};
 use crate::terminals::on_terminal;
 use serde_json::Value;
 use std::process::Stdio;
+
+in_both_modes! {
+    shells_and_commands_that_lost_their_reader_are_recorded,
+}
 
 fn entries(engine: &Engine) -> Vec<Value> {
     serde_json::from_str(&engine.ok(&["history", "box", "-o", "json"])).unwrap()
@@ -41,9 +45,8 @@ fn past_commands_are_listed_with_exit_code_time_and_output() {
 }
 
 /// A shell is one entry with what its terminal showed. A command whose reader has gone is one, too.
-#[test]
-fn shells_and_commands_that_lost_their_reader_are_recorded() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+fn shells_and_commands_that_lost_their_reader_are_recorded(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     engine.ok(&["create", "box"]);
     let Some(_) = on_terminal(&engine, "shell box", "echo sum-$((40+2))\nexit\n") else { return };
     let mut yes = engine.command(&["exec", "box", "yes"]).stdout(Stdio::piped()).spawn().unwrap();

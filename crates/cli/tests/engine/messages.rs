@@ -1,6 +1,6 @@
 //! Messages and exit codes of commands that used to say too little.
 
-use crate::fixture::{Engine, eventually};
+use crate::fixture::{Engine, Mode, eventually, in_both_modes};
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _},
@@ -8,13 +8,18 @@ use std::{
     process::Stdio,
 };
 
-#[test]
-fn purge_removes_the_merged_context_and_needs_an_answer() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+in_both_modes! {
+    purge_removes_the_merged_context_and_needs_an_answer,
+    a_forward_to_a_closed_port_says_so,
+}
+
+fn purge_removes_the_merged_context_and_needs_an_answer(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     let home = engine.folder.path().join("home");
     fs::create_dir_all(home.join(".kube")).unwrap();
     let own = "apiVersion: v1\nkind: Config\ncurrent-context: mine\ncontexts:\n- name: mine\n  context: {cluster: c}\n";
     fs::write(home.join(".kube/config"), own).unwrap();
+    [".kube", ".kube/config"].iter().for_each(|path| engine.give(&home.join(path)));
     let at_home = |words: &[&str]| engine.command(words).env("HOME", &home).output().unwrap();
     assert!(at_home(&["kubeconfig", "--merge"]).status.success());
     let merged = || fs::read_to_string(home.join(".kube/config")).unwrap();
@@ -62,9 +67,8 @@ fn warm_changes_the_pool_of_an_existing_engine() {
 }
 
 /// Nothing listens on the port: the connection is closed and the command says why.
-#[test]
-fn a_forward_to_a_closed_port_says_so() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+fn a_forward_to_a_closed_port_says_so(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     engine.ok(&["create", "box"]);
     let mut child = engine.command(&["port-forward", "box", ":7777"]).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();

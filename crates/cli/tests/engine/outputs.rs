@@ -39,9 +39,16 @@ fn prune(value: &mut Value) {
 
 fn check(engine: &Engine, name: &str, commands: &[&[&str]]) {
     let text: Vec<String> = commands.iter().map(|words| shown(engine, words)).collect();
+    assert_snapshot(engine, name, &text.join("\n"));
+}
+
+/// Compares what commands printed with a snapshot, without what varies from run to run.
+pub(crate) fn assert_snapshot(engine: &Engine, name: &str, text: &str) {
     let data = regex_escape(&engine.data().display().to_string());
+    let folder = regex_escape(&engine.folder.path().display().to_string());
     let filters = [
         (data.as_str(), "DATA"),
+        (folder.as_str(), "FOLDER"),
         (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
         (r#"(process |"pid": )\d+"#, "${1}PID"),
         (r"\b10\.\d+\.\d+\.\d+\b", "ADDRESS"),
@@ -52,13 +59,14 @@ fn check(engine: &Engine, name: &str, commands: &[&[&str]]) {
         // The width of a column depends on addresses and ages.
         (r"(\S)   +", "${1}   "),
         (r"   \d+s\b", "   AGE"),
+        (r"   (?:\d+ms|\d+\.\d+s)   ", "   TIME   "),
         (r"   \d+\.\d%   \d+Mi   \d+\b", "   CPU   MEMORY   PROCESSES"),
         (r#"("?(?:cpuMillis|memoryBytes|processes)"?: )\d+"#, "${1}NUMBER"),
         (r"(pid: )\d+", "${1}PID"),
         (r#"version: "[^"]+""#, "version: VERSION"),
     ];
     insta::with_settings!({filters => filters, omit_expression => true}, {
-        insta::assert_snapshot!(name, text.join("\n"));
+        insta::assert_snapshot!(name, text);
     });
 }
 

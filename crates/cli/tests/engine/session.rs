@@ -1,8 +1,12 @@
 //! A day at the terminal, typed into tmux: create a sandbox, open a shell, edit with vim, install with pip, test with
 //! pytest, pipe into head, and look at the history.
 
-use crate::fixture::{Engine, PROGRAM, eventually};
+use crate::fixture::{Engine, Mode, eventually, in_both_modes};
 use std::process::{Command, Stdio};
+
+in_both_modes! {
+    a_session_from_create_to_history,
+}
 
 /// A tmux server of the test's own, which ends with it.
 struct Terminal {
@@ -17,16 +21,23 @@ impl Terminal {
             skip("tmux is not here");
             return None;
         }
-        let shell = "env -u KUBECONFIG -u AGENT_SANDBOX_TARGET PS1='outside$ ' sh";
-        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", shell]);
+        let session = ["-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "env PS1='outside$ ' sh"];
+        // The server keeps the environment of the command that starts it.
+        let mut command = terminal.command(&session);
+        engine.set_environment(&mut command);
+        command.status().unwrap();
         terminal.shows("outside$");
         Some(terminal)
     }
 
-    fn tmux(&self, words: &[&str]) -> String {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("tmux");
         command.arg("-S").arg(&self.socket).args(words).env_remove("TMUX").stdin(Stdio::null());
-        String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned()
+        command
+    }
+
+    fn tmux(&self, words: &[&str]) -> String {
+        String::from_utf8_lossy(&self.command(words).output().unwrap().stdout).into_owned()
     }
 
     fn screen(&self) -> String {
@@ -65,11 +76,10 @@ fn skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
-#[test]
-fn a_session_from_create_to_history() {
-    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+fn a_session_from_create_to_history(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     let Some(terminal) = Terminal::open(&engine) else { return };
-    let program = format!("{PROGRAM} --data-dir {}", engine.data().display());
+    let program = format!("{} --data-dir {}", engine.program().display(), engine.data().display());
     terminal.line(&format!("alias box='{program}'; echo set-$((40+2))"), "set-42");
     terminal.line("box create box; echo code-$?", "code-0");
     let has = |words: &[&str]| engine.run(&[&["exec", "box", "--"], words].concat()).status.success();

@@ -1,10 +1,14 @@
 //! Commands with a terminal: its type, language and size arrive inside, and programs that need them work.
 
-use crate::fixture::{Engine, PROGRAM};
+use crate::fixture::{Engine, Mode, in_both_modes};
 use std::{
     io::Write as _,
     process::{Command, Stdio},
 };
+
+in_both_modes! {
+    terminals_keep_their_type_language_and_size,
+}
 
 /// Runs a command under a pseudo-terminal of 33 rows and 77 columns, types `typed` into it, and returns what is shown.
 /// `None`, with a message, where no program can make a pseudo-terminal.
@@ -13,11 +17,12 @@ pub(crate) fn on_terminal(engine: &Engine, words: &str, typed: &str) -> Option<S
         eprintln!("SKIPPED: util-linux's `script` is not here");
         return None;
     }
-    let whole = format!("stty rows 33 cols 77; {PROGRAM} --data-dir {} {words}", engine.data().display());
+    let program = engine.program().display();
+    let whole = format!("stty rows 33 cols 77; {program} --data-dir {} {words}", engine.data().display());
     let mut script = Command::new("script");
     script.args(["-qec", &whole, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     script.env("TERM", "screen-256color").env("COLORTERM", "truecolor").env("LANG", "C.UTF-8");
-    script.env_remove("KUBECONFIG").env_remove("AGENT_SANDBOX_TARGET");
+    engine.set_environment(&mut script);
     let mut child = script.spawn().unwrap();
     // Held open: when it is closed, `script` types an end-of-file character into the terminal.
     let mut typing = child.stdin.take().unwrap();
@@ -28,9 +33,8 @@ pub(crate) fn on_terminal(engine: &Engine, words: &str, typed: &str) -> Option<S
 
 const INSIDE: &str = "echo $TERM $COLORTERM $LANG; stty size; command -v clear >/dev/null && clear && echo cleared";
 
-#[test]
-fn terminals_keep_their_type_language_and_size() {
-    let Some(engine) = Engine::start() else { return };
+fn terminals_keep_their_type_language_and_size(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &[]) else { return };
     engine.ok(&["create", "box"]);
     for command in ["exec -it box -- sh -c", "run -it -- sh -c"] {
         let Some(said) = on_terminal(&engine, &format!("{command} '{INSIDE}'"), "") else { return };
