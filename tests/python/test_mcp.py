@@ -305,6 +305,43 @@ def test_the_server_rejects_foreign_origins_hosts_and_sessions(engine, url):
     assert exposed.returncode != 0 and "--allowed-host" in exposed.stderr
 
 
+def test_only_json_is_read_as_a_message(url):
+    """A page can send forms and plain text to another origin without asking first: such a body is no message, with the token neither."""
+    import urllib.error
+    import urllib.request
+
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}}
+
+    def status(*kinds):
+        request = urllib.request.Request(url, json.dumps(hello).encode(), {**url.headers(), "Accept": "application/json, text/event-stream"})
+        for kind in kinds:
+            request.add_header("Content-Type", kind)
+        try:
+            return urllib.request.urlopen(request, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert status("application/json") == 200
+    assert status("application/json; charset=utf-8") == 200
+    for kind in ("text/plain", "text/plain;application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=application/json", "text/plain, application/json"):
+        assert status(kind) == 415, kind
+
+
+def test_idle_connections_do_not_keep_others_out(url):
+    """One user opens more connections than there is room for and sends nothing: the oldest ones are closed for new ones."""
+    import contextlib
+    import socket
+    import urllib.request
+
+    host, port = url.split("/")[2].split(":")
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection((host, int(port)), 30)) for _ in range(900)]
+        began = time.monotonic()
+        assert urllib.request.urlopen(f"http://{host}:{port}/healthz", timeout=10).status == 200
+        assert time.monotonic() - began < 5
+        assert idle[0].recv(1) == b"", "the oldest one is closed"
+
+
 def test_an_unfinished_request_does_not_hold_its_connection(url):
     """Connections are limited: a client that never finishes a request must not keep others out."""
     import socket

@@ -313,3 +313,28 @@ async fn requests_are_answered_at_once_during_a_flood_of_idle_connections() {
     assert!(matches!(closed, Ok(0) | Err(_)));
     driver.abort();
 }
+
+/// The API checks neither `Host` nor `Origin`: what a page could reach needs a token, which no browser sends by itself.
+#[tokio::test]
+async fn a_web_page_gets_nothing_without_a_token() {
+    let client = HttpsClient::start().await;
+    let configs = "/api/v1/namespaces/default/configmaps";
+    let object = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"from-a-page"}}"#;
+    for (method, path, kind) in [
+        (Method::GET, "/api/v1/namespaces/default/pods", ""),
+        (Method::GET, "/openapi/v3", ""),
+        (Method::GET, "/metrics", ""),
+        (Method::POST, configs, "text/plain"),
+        (Method::POST, configs, "application/json"),
+    ] {
+        let page = Request::builder().method(&method).uri(path).header("content-type", kind);
+        let page = page.header("host", "evil.example").header("origin", "https://evil.example");
+        let page = page.header("sec-fetch-site", "cross-site").header("cookie", format!("token={}", client.token));
+        let response = client.send(page.body(Full::from(object)).unwrap()).await;
+        assert_eq!(response.status(), StatusCode::FORBIDDEN, "{method} {path}");
+        assert!(response.headers().get("access-control-allow-origin").is_none(), "{method} {path}");
+    }
+    let health = Request::get("/healthz").header("host", "evil.example").body(Full::default()).unwrap();
+    assert_eq!(client.send(health).await.body().as_ref(), b"ok");
+    assert_eq!(client.get(&format!("{configs}/from-a-page"), "*/*").await.0, 404);
+}

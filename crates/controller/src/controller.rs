@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use agent_sandbox_api::{keys::labels, v1beta1::SandboxClaim};
+use agent_sandbox_protocol::web::AllowedHosts;
 use agent_sandbox_telemetry::Spans;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -200,7 +201,9 @@ async fn start_servers(
     let failed =
         |what| move |error: std::io::Error| ControllerError::CannotStart(format!("cannot serve {what}: {error}"));
     if let Some(address) = config.metrics_address {
-        serve("metrics", address, metrics_page(metrics.clone()), stop.clone()).await.map_err(failed("metrics"))?;
+        let hosts = AllowedHosts::private([config.sandbox.cluster_domain.clone()]);
+        let page = metrics_page(metrics.clone(), hosts);
+        serve("metrics", address, page, stop.clone()).await.map_err(failed("metrics"))?;
     }
     let readiness = Readiness::default();
     if let Some(address) = config.health_address {

@@ -12,8 +12,8 @@ use agent_sandbox_protocol::{
     web::{AllowedHosts, AllowedOrigins},
 };
 use agent_sandbox_router::{
-    AccessReview, ActivityGuard, AuthzConfig, Caller, ConnectionAuth, Connector, CookieConfig, Deps, Endpoint, Modes,
-    Router, RouterConfig, Routing, SameSite, Stream, TokenReviewConfig,
+    AccessReview, ActivityGuard, AuthzConfig, Caller, ConnectionAuth, Connector, CookieConfig, Deps, Endpoint, Limits,
+    Modes, Router, RouterConfig, Routing, SameSite, Stream, TokenReviewConfig,
 };
 use agent_sandbox_streams::backend::{Duplex, NodeError, PodRef};
 use agent_sandbox_telemetry::audit::AuditLog;
@@ -31,6 +31,8 @@ const COOKIE: &str = "agent-sandbox-token";
 /// Answers about tokens are not cached: the API is in this process, and a token that was replaced or revoked ends at
 /// once.
 const TOKEN_TTL: Duration = Duration::ZERO;
+/// Maximum number of client connections, as of the API's listener. Streams that were upgraded do not count.
+const MAX_CONNECTIONS: usize = 1024;
 /// Size in bytes of the buffer between a port-forward and the router.
 const BUFFER: usize = 256 * 1024;
 
@@ -103,6 +105,7 @@ impl EmbeddedRouter {
             // Browsers resolve every name below `localhost` to this machine.
             routing: Routing { path_prefix: None, host_domain: Some("localhost".to_owned()) },
             cookie: Some(cookie()),
+            limits: Limits { connections: MAX_CONNECTIONS, per_peer: true, ..Limits::default() },
             ..RouterConfig::default()
         };
         let deps = Deps {

@@ -1,6 +1,7 @@
 //! One page of metrics for the whole engine: those of its controller and of its router.
 
 use crate::EngineError;
+use agent_sandbox_connections::Connections;
 use agent_sandbox_protocol::web::AllowedHosts;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
@@ -8,7 +9,7 @@ use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -43,26 +44,34 @@ impl MetricsServer {
 }
 
 async fn serve(listener: TcpListener, pages: Arc<[Page]>) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = Connections::new(MAX_CONNECTIONS);
     loop {
-        let Ok(slot) = slots.clone().acquire_owned().await else { return };
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, peer)) = listener.accept().await else {
+            connections.make_room();
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let pages = pages.clone();
+        // A connection without a place is closed by being dropped.
+        let Some(place) = connections.add(peer) else { continue };
+        let (pages, own) = (pages.clone(), place.clone());
         tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
                 let response = respond(&request, &pages);
+                // There is nothing to authenticate with: a successful request is what a collector sends.
+                if response.status().is_success() {
+                    own.set_authenticated();
+                }
                 async move { Ok::<_, Infallible>(response) }
             });
-            // A connection that the client breaks off needs no report.
-            let _ = http1::Builder::new()
+            let served = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
-            drop(slot);
+                .serve_connection(TokioIo::new(stream), service);
+            // A connection that the client breaks off needs no report.
+            tokio::select! {
+                _ = served => {}
+                _ = place.must_close(|| false) => {}
+            }
         });
     }
 }
@@ -125,6 +134,27 @@ mod tests {
         assert_eq!(joined.matches(END).count(), 1);
         assert!(joined.contains("a_total 1") && joined.contains("b 2") && joined.ends_with("# EOF\n"), "{joined}");
     }
+
+    /// More idle connections than the page has places, all of one user: the next request is answered at once.
+    #[tokio::test]
+    async fn idle_connections_of_one_user_give_way() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let page: Page = Arc::new(|| "# EOF\n".to_owned());
+        let server = MetricsServer::open(([127, 0, 0, 1], 0).into(), vec![page]).await.unwrap();
+        let mut idle = Vec::new();
+        for _ in 0..4 * MAX_CONNECTIONS {
+            idle.push(tokio::net::TcpStream::connect(server.address()).await.unwrap());
+        }
+        let mut stream = tokio::net::TcpStream::connect(server.address()).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        let read = tokio::time::timeout(HEADER_TIMEOUT / 2, stream.read_to_string(&mut answer)).await;
+        read.expect("answered at once").unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let closed = tokio::time::timeout(HEADER_TIMEOUT / 2, idle[0].read(&mut [0; 1])).await;
+        assert!(matches!(closed.expect("the oldest one is closed"), Ok(0) | Err(_)));
+    }
+
     #[test]
     fn a_web_page_with_a_name_of_its_own_reads_no_metrics() {
         let page: Page = Arc::new(|| "# EOF\n".to_owned());

@@ -2,6 +2,7 @@
 //! are refused.
 
 use crate::{BearerToken, McpError, Sandboxes, server::Server};
+use agent_sandbox_connections::{Connection, Connections};
 use bytes::Bytes;
 use http::{
     Request, Response, StatusCode,
@@ -17,13 +18,13 @@ use rmcp::transport::streamable_http_server::{
     StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
 };
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::Service as _;
 
 /// Maximum size of a message: a file in base64.
 const MAX_MESSAGE: usize = 96 << 20;
-/// Maximum number of connections; further ones wait to be accepted.
+/// Maximum number of connections.
 const CONNECTIONS: usize = 1024;
 /// Timeout for the head of a request, also of the next one on a kept connection: idle connections must not use up the
 /// places of others.
@@ -63,35 +64,39 @@ pub async fn serve_http(
     let service = service(sandboxes, &options.allowed_hosts, over.clone());
     let token = options.token.map(Arc::new);
     let graceful = GracefulShutdown::new();
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let connections = Connections::new(CONNECTIONS);
     tokio::pin!(stop);
     loop {
-        let accepted = async {
-            let permit = Arc::clone(&room).acquire_owned().await.expect("never closed");
-            (listener.accept().await, permit)
-        };
-        let (stream, permit) = tokio::select! {
-            (accepted, permit) = accepted => match accepted {
-                Ok((stream, _)) => (stream, permit),
+        let (stream, place) = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => match connections.add(peer) {
+                    Some(place) => (stream, place),
+                    // Dropped, which closes it: the client can try again.
+                    None => continue,
+                },
                 Err(error) => {
                     // Too many open files, or a client that left: neither is a reason to end.
                     tracing::warn!(%error, "Cannot accept a connection");
+                    connections.make_room();
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             },
             () = &mut stop => break,
         };
-        let (service, token) = (service.clone(), token.clone());
-        let answer = hyper::service::service_fn(move |request| route(service.clone(), token.clone(), request));
+        let (service, token, own) = (service.clone(), token.clone(), place.clone());
+        let answer =
+            hyper::service::service_fn(move |request| route(service.clone(), token.clone(), own.clone(), request));
         let mut connection = http1::Builder::new();
         connection.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
         let connection = graceful.watch(connection.serve_connection(TokioIo::new(stream), answer));
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "Connection ended");
+            tokio::select! {
+                ended = connection => if let Err(error) = ended {
+                    tracing::debug!(%error, "Connection ended");
+                },
+                reason = place.must_close(|| false) => tracing::debug!(reason, "Closed a connection"),
             }
-            drop(permit);
         });
     }
     over.cancel();
@@ -117,11 +122,15 @@ fn service(sandboxes: Sandboxes, hosts: &[String], over: CancellationToken) -> S
 async fn route(
     mut service: Service,
     token: Option<Arc<BearerToken>>,
+    connection: Arc<Connection>,
     request: Request<Incoming>,
 ) -> Result<Response<BoxBody<Bytes, Infallible>>, Infallible> {
     match request.uri().path() {
         "/mcp" | "/mcp/" if token.as_ref().is_some_and(|token| !token.is_in(request.headers())) => Ok(unauthorized()),
-        "/mcp" | "/mcp/" => service.call(request).await,
+        "/mcp" | "/mcp/" => {
+            connection.set_authenticated();
+            service.call(request).await
+        }
         "/healthz" => Ok(plain(StatusCode::OK, "ok\n")),
         _ => Ok(plain(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp\n")),
     }

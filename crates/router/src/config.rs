@@ -127,6 +127,9 @@ impl Default for Retries {
 #[derive(Clone, Debug)]
 pub struct Limits {
     pub connections: usize,
+    /// Keep a part of the connections for other clients than the one with the most, and close those without an admitted
+    /// request after a time. Not behind a gateway, which is one client for the router.
+    pub per_peer: bool,
     pub in_flight_requests: usize,
     pub requests_per_sandbox: u32,
     pub request_body_bytes: u64,
@@ -135,7 +138,13 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         // 20,000 idle connections cost about 300 MB; 10,000 requests at once are beyond what two cores can serve.
-        Self { connections: 20_000, in_flight_requests: 10_000, requests_per_sandbox: 1_000, request_body_bytes: 0 }
+        Self {
+            connections: 20_000,
+            per_peer: false,
+            in_flight_requests: 10_000,
+            requests_per_sandbox: 1_000,
+            request_body_bytes: 0,
+        }
     }
 }
 

@@ -109,7 +109,11 @@ async fn serve(
         ConnectionAuth::User(_) => AllowedHosts::private([]).check(&request)?,
     }
     if let Some(mounted) = shared.mounted.as_deref().filter(|one| is_for(*one, &shared.config.routing, &request)) {
-        return Ok(Served::Own(mounted.serve(request).await));
+        let response = mounted.serve(request).await;
+        if response.status() != StatusCode::UNAUTHORIZED {
+            client.admitted();
+        }
+        return Ok(Served::Own(response));
     }
     let mut named = shared.config.routing.find(&request);
     if let (Some(e2b), Ok(Named::InHeaders)) = (&shared.e2b, &named)
@@ -142,6 +146,7 @@ async fn serve(
     let token = credential.as_ref().map(|(token, _)| token.as_ref());
     let granted = named.as_ref().ok().and_then(|named| grant.identity(named));
     let (wanted, named) = admit(exchange, request.headers(), &client.auth, token, granted, named).await?;
+    client.admitted();
     let connect = ConnectRequest::of(&request);
     if matches!(connect, ConnectRequest::Unsupported) {
         return Err(RouterError::Method);

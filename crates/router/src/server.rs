@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use agent_sandbox_connections::Connections;
 use futures::FutureExt as _;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -39,14 +40,17 @@ pub(crate) async fn serve(
     shutdown: CancellationToken,
 ) {
     let stop = shared.stop.clone();
-    accept_until(shared, workers, &listener, tls.as_ref(), &stop, shutdown.cancelled()).await;
+    let limits = &shared.config.limits;
+    let peers = (limits.per_peer && limits.connections > 0).then(|| Connections::new(limits.connections));
+    let peers = peers.as_ref();
+    accept_until(shared, workers, &listener, tls.as_ref(), peers, &stop, shutdown.cancelled()).await;
     shared.draining.store(true, Ordering::Relaxed);
     let delay = shared.config.timeouts.drain_delay;
     if !delay.is_zero() {
         // While load balancers notice the drain, every response closes its connection.
-        accept_until(shared, workers, &listener, tls.as_ref(), &stop, tokio::time::sleep(delay)).await;
+        accept_until(shared, workers, &listener, tls.as_ref(), peers, &stop, tokio::time::sleep(delay)).await;
     }
-    drain_accept_queue(shared, workers, &listener, tls.as_ref(), &stop).await;
+    drain_accept_queue(shared, workers, &listener, tls.as_ref(), peers, &stop).await;
     drop(listener);
     stop.cancel();
     shared.tasks.close();
@@ -63,6 +67,7 @@ async fn accept_until(
     workers: &Workers,
     listener: &TcpListener,
     tls: Option<&Acceptor>,
+    peers: Option<&Arc<Connections>>,
     stop: &CancellationToken,
     end: impl Future<Output = ()>,
 ) {
@@ -75,9 +80,12 @@ async fn accept_until(
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok(accepted) => serve_or_refuse(shared, workers, accepted, tls, stop).await,
+            Ok(accepted) => serve_or_refuse(shared, workers, accepted, tls, peers, stop).await,
             Err(error) => {
                 tracing::warn!(%error, "Accepting a connection failed");
+                if let Some(peers) = peers {
+                    peers.make_room();
+                }
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
@@ -90,11 +98,12 @@ async fn drain_accept_queue(
     workers: &Workers,
     listener: &TcpListener,
     tls: Option<&Acceptor>,
+    peers: Option<&Arc<Connections>>,
     stop: &CancellationToken,
 ) {
     for _ in 0..MAX_ACCEPT_QUEUE {
         match listener.accept().now_or_never() {
-            Some(Ok(accepted)) => serve_or_refuse(shared, workers, accepted, tls, stop).await,
+            Some(Ok(accepted)) => serve_or_refuse(shared, workers, accepted, tls, peers, stop).await,
             Some(Err(_)) | None => return,
         }
     }
@@ -105,10 +114,16 @@ async fn serve_or_refuse(
     workers: &Workers,
     accepted: (TcpStream, SocketAddr),
     tls: Option<&Acceptor>,
+    peers: Option<&Arc<Connections>>,
     stop: &CancellationToken,
 ) {
     let limit = shared.config.limits.connections;
-    if limit > 0 && shared.connections.load(Ordering::Relaxed) >= limit {
+    let slot = peers.map(|peers| peers.add(accepted.1));
+    let full = match &slot {
+        Some(slot) => slot.is_none(),
+        None => limit > 0 && shared.connections.load(Ordering::Relaxed) >= limit,
+    };
+    if full {
         let (mut stream, _) = accepted;
         if tls.is_none() {
             shared.tasks.spawn(async move {
@@ -123,5 +138,5 @@ async fn serve_or_refuse(
     }
     // Responses are streamed: send small packets at once (no Nagle's algorithm).
     let _ = accepted.0.set_nodelay(true);
-    workers.dispatch(shared, accepted, tls.cloned(), stop).await;
+    workers.dispatch(shared, accepted, tls.cloned(), slot.flatten(), stop).await;
 }

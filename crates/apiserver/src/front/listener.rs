@@ -3,7 +3,6 @@
 //! | module | does |
 //! |---|---|
 //! | [`accept`] | accepts connections and serves HTTP/1.1 and HTTP/2 with upgrades |
-//! | `connections`, `peer` | how many connections there may be, which one is closed if there are too many |
 //! | [`credentials`] | the CA, the administrator's token and the token-signing key, kept across restarts |
 //! | [`certificates`] | the server certificate, renewed before it expires |
 //! | [`kubeconfig`] | the file that kubectl and SDKs read |
@@ -11,10 +10,8 @@
 
 pub mod accept;
 pub mod certificates;
-pub(crate) mod connections;
 pub mod credentials;
 pub mod kubeconfig;
-mod peer;
 pub mod private_file;
 
 pub use accept::{Listener, ListenerConfig};

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use agent_sandbox_connections::Connection;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use http::{Request, Response};
@@ -16,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use super::audit::AuditedRequest;
 use super::auth::UserInfo;
 use super::auth::authenticate::impersonate;
-use super::listener::connections::Connection;
 use crate::render::{self, Body};
 use crate::server::ApiServer;
 use crate::status::ApiError;

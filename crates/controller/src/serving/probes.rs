@@ -8,7 +8,14 @@ use std::{
     },
 };
 
-use axum::{Router, http::StatusCode, http::header, routing::get};
+use agent_sandbox_protocol::web::AllowedHosts;
+use axum::{
+    Router,
+    extract::Request,
+    http::{StatusCode, header},
+    response::IntoResponse as _,
+    routing::get,
+};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -31,13 +38,19 @@ impl Readiness {
     }
 }
 
-/// `/metrics`.
-pub fn metrics_page(metrics: Arc<Metrics>) -> Router {
-    Router::new()
-        .route("/metrics", get(move || async move { ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics.render()) }))
+/// `/metrics`, for clients that call this server by one of `hosts`: a page whose own domain was made to resolve to this
+/// address must not read it.
+pub fn metrics_page(metrics: Arc<Metrics>, hosts: AllowedHosts) -> Router {
+    let respond = move |request: Request| async move {
+        match hosts.check(&request) {
+            Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics.render()).into_response(),
+            Err(error) => (error.status(), format!("{error}\n")).into_response(),
+        }
+    };
+    Router::new().route("/metrics", get(respond))
 }
 
-/// `/healthz` and `/readyz`, with the sub-checks controller-runtime has.
+/// `/healthz` and `/readyz`, which say nothing else and answer under any name, with the sub-checks controller-runtime has.
 pub fn health_pages(readiness: Readiness) -> Router {
     let alive = || async { "ok" };
     let ready = move || {

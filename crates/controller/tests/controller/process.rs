@@ -39,9 +39,16 @@ fn free_port() -> u16 {
 }
 
 async fn get(port: u16, path: &str) -> Option<String> {
+    get_from(port, "x", path).await
+}
+
+async fn get_from(port: u16, host: &str, path: &str) -> Option<String> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await.ok()?;
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").as_bytes())
+        .await
+        .ok()?;
     let mut response = String::new();
     stream.read_to_string(&mut response).await.ok()?;
     Some(response)
@@ -82,6 +89,8 @@ async fn s_215_s_225_a_process_from_start_to_end() {
         leases.get(LEASE).await.expect("there").spec.and_then(|spec| spec.holder_identity).unwrap_or_default()
     };
     assert!(holder().await.contains('_'));
+    let rebound = get_from(metrics, "evil.example", "/metrics").await.expect("answered");
+    assert!(rebound.starts_with("HTTP/1.1 421") && !rebound.contains("agent_sandboxes"), "{rebound}");
     let page = get(metrics, "/metrics").await.expect("served");
     assert!(page.contains("controller_runtime_reconcile_total{controller=\"sandbox\",result=\"success\"}"), "{page}");
     assert!(page.contains("agent_sandboxes{namespace=\"default\",ready_condition=\"true\""), "{page}");

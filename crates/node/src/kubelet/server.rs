@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_sandbox_connections::{Connection, Connections};
 use agent_sandbox_streams::backend::{NodeBackend, NodeError};
 use agent_sandbox_streams::body::{self, Body};
 use agent_sandbox_streams::request::RequestError;
@@ -20,7 +21,6 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
@@ -119,19 +119,23 @@ impl KubeletServer {
 }
 
 async fn accept(listener: TcpListener, acceptor: TlsAcceptor, handler: Arc<RequestHandler>) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = Connections::new(MAX_CONNECTIONS);
     loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, peer)) = listener.accept().await else {
+            connections.make_room();
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
+        // A connection without a place is closed by being dropped.
+        let Some(place) = connections.add(peer) else { continue };
         let (acceptor, handler) = (acceptor.clone(), Arc::clone(&handler));
         tokio::spawn(async move {
-            if let Err(error) = serve_connection(stream, acceptor, handler).await {
-                debug!(%error, "A connection failed");
+            tokio::select! {
+                ended = serve_connection(stream, acceptor, handler, Arc::clone(&place)) => if let Err(error) = ended {
+                    debug!(%error, "A connection failed");
+                },
+                reason = place.must_close(|| false) => debug!(reason, "Closed a connection"),
             }
-            drop(slot);
         });
     }
 }
@@ -140,14 +144,18 @@ async fn serve_connection(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     handler: Arc<RequestHandler>,
+    place: Arc<Connection>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await??;
     // The verifier has rejected certificates that the authority did not sign.
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let certified = Arc::new(certificate.and_then(|certificate| subject::user_of(certificate)));
     let service = hyper::service::service_fn(move |request| {
-        let (handler, certified) = (Arc::clone(&handler), Arc::clone(&certified));
-        async move { Ok::<_, std::convert::Infallible>(handler.handle(request, certified.as_ref().as_ref()).await) }
+        let (handler, certified, place) = (Arc::clone(&handler), Arc::clone(&certified), Arc::clone(&place));
+        async move {
+            let user = certified.as_ref().as_ref();
+            Ok::<_, std::convert::Infallible>(handler.handle(request, user, &place).await)
+        }
     });
     hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
         .serve_connection_with_upgrades(TokioIo::new(stream), service)
@@ -163,11 +171,22 @@ struct RequestHandler {
 }
 
 impl RequestHandler {
-    async fn handle(&self, request: Request<Incoming>, certified: Option<&UserInfo>) -> Response<Body> {
+    async fn handle(
+        &self,
+        request: Request<Incoming>,
+        certified: Option<&UserInfo>,
+        place: &Connection,
+    ) -> Response<Body> {
+        if certified.is_some()
+            && let Err(error) = auth::check_page(&request)
+        {
+            return text_response(error.status(), &error.to_string());
+        }
         let (method, headers) = (request.method(), request.headers());
         if let Err(error) = auth::authorize(&self.client, &self.node_name, certified, method, headers).await {
             return text_response(error.status(), &error.to_string());
         }
+        place.set_authenticated();
         match route(request.uri().path()) {
             None => text_response(StatusCode::NOT_FOUND, "404 page not found"),
             Some(Route::Healthz) => text_response(StatusCode::OK, "ok"),

@@ -66,6 +66,12 @@ impl AllowedHosts {
         Self { usual: Usual::Cluster(domains), listed: Vec::new() }
     }
 
+    /// The listed names and, in place of what is allowed besides them, the private ones of [`AllowedHosts::private`]. For
+    /// pages that need no credential.
+    pub fn or_private(&self, cluster_domains: impl IntoIterator<Item = String>) -> Self {
+        Self { listed: self.listed.clone(), ..Self::private(cluster_domains) }
+    }
+
     /// Adds names, `*.domain` patterns, or `*` for every name.
     pub fn and(mut self, list: impl IntoIterator<Item = String>) -> Result<Self, HostError> {
         for entry in list {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use agent_sandbox_connections::Connection;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
@@ -35,6 +36,8 @@ pub(crate) struct ClientConnection {
     pub(crate) peer: Option<IpAddr>,
     pub(crate) inbound: Inbound,
     pub(crate) auth: ConnectionAuth,
+    /// The place of the connection among those of all peers, if these are limited.
+    slot: Option<Arc<Connection>>,
     opened: Instant,
     /// Number of open requests.
     active: AtomicUsize,
@@ -47,11 +50,17 @@ pub(crate) struct ClientConnection {
 }
 
 impl ClientConnection {
-    pub(crate) fn new(peer: Option<IpAddr>, tls: bool, auth: ConnectionAuth) -> Arc<Self> {
+    pub(crate) fn new(
+        peer: Option<IpAddr>,
+        tls: bool,
+        auth: ConnectionAuth,
+        slot: Option<Arc<Connection>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             peer,
             inbound: Inbound::new(peer, tls),
             auth,
+            slot,
             opened: Instant::now(),
             active: AtomicUsize::new(0),
             last_io: AtomicU64::new(0),
@@ -59,6 +68,17 @@ impl ClientConnection {
             http2: AtomicBool::new(false),
             upgraded: AtomicBool::new(false),
         })
+    }
+
+    /// A request on this connection was let through.
+    pub(crate) fn admitted(&self) {
+        if let Some(slot) = &self.slot {
+            slot.set_authenticated();
+        }
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.active.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn request_begins(&self) {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
+use agent_sandbox_connections::Connection;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -50,11 +51,27 @@ pub(super) async fn serve_accepted(
     stream: TcpStream,
     peer: SocketAddr,
     tls: Option<Acceptor>,
+    slot: Option<Arc<Connection>>,
     stop: CancellationToken,
 ) {
     let _guard = ConnectionGuard::new(&worker.shared);
     let peer = agent_sandbox_protocol::address::canonical(peer.ip());
-    let client = ClientConnection::new(Some(peer), tls.is_some(), ConnectionAuth::Unauthenticated);
+    let client = ClientConnection::new(Some(peer), tls.is_some(), ConnectionAuth::Unauthenticated, slot.clone());
+    let served = serve_tls(worker, stream, Arc::clone(&client), tls, stop);
+    let Some(slot) = slot else { return served.await };
+    tokio::select! {
+        () = served => {}
+        reason = slot.must_close(|| client.is_busy()) => tracing::debug!(reason, "Closed a client connection"),
+    }
+}
+
+async fn serve_tls(
+    worker: Arc<Worker>,
+    stream: TcpStream,
+    client: Arc<ClientConnection>,
+    tls: Option<Acceptor>,
+    stop: CancellationToken,
+) {
     match tls {
         None => serve_connection(worker, ActivityStream::new(stream, Arc::clone(&client)), client, stop).await,
         Some(acceptor) => match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
@@ -73,7 +90,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let _guard = ConnectionGuard::new(&worker.shared);
-    let client = ClientConnection::new(None, false, auth);
+    let client = ClientConnection::new(None, false, auth, None);
     let stop = worker.shared.stop.clone();
     serve_connection(Arc::clone(worker), ActivityStream::new(stream, Arc::clone(&client)), client, stop).await;
 }

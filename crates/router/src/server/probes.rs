@@ -1,4 +1,5 @@
-//! The router's own endpoints: health, readiness and metrics, on separate ports.
+//! The router's own endpoints: health, readiness and metrics, on separate ports. Health and readiness answer under any
+//! name, because they say nothing else; metrics only under names that a web page's own domain cannot have.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -46,6 +47,14 @@ fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Bytes>
     response
 }
 
+fn metrics_page<B>(shared: &Shared, request: &Request<B>) -> Response<Bytes> {
+    let config = &shared.config;
+    match config.allowed_hosts.or_private(config.cluster_domain.clone()).check(request) {
+        Ok(()) => reply(StatusCode::OK, metrics::CONTENT_TYPE, shared.metrics.render().into()),
+        Err(error) => reply(error.status(), "text/plain", format!("{error}\n").into()),
+    }
+}
+
 /// Serves a probe or metrics port until `stop`, which comes after the drain, so that probes see it.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener, port: AdminPort, stop: CancellationToken) {
     loop {
@@ -62,9 +71,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener, port: Admi
         tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
                 let response = match (port, request.uri().path()) {
-                    (AdminPort::Metrics, "/metrics") => {
-                        reply(StatusCode::OK, metrics::CONTENT_TYPE, shared.metrics.render().into())
-                    }
+                    (AdminPort::Metrics, "/metrics") => metrics_page(&shared, &request),
                     (_, path) => respond(&shared, path),
                 };
                 std::future::ready(Ok::<_, Infallible>(response.map(Full::new)))

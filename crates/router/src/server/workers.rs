@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use agent_sandbox_connections::Connection;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +34,7 @@ struct Accepted {
     stream: std::net::TcpStream,
     peer: SocketAddr,
     tls: Option<Acceptor>,
+    slot: Option<Arc<Connection>>,
     stop: CancellationToken,
     place: Place,
 }
@@ -70,20 +72,27 @@ impl Workers {
         shared: &Arc<Shared>,
         accepted: (TcpStream, SocketAddr),
         tls: Option<Acceptor>,
+        slot: Option<Arc<Connection>>,
         stop: &CancellationToken,
     ) {
         let (stream, peer) = accepted;
         match self {
             Self::Local(worker) => {
-                let connection = serve_accepted(Arc::clone(worker), stream, peer, tls, stop.clone());
+                let connection = serve_accepted(Arc::clone(worker), stream, peer, tls, slot, stop.clone());
                 shared.tasks.spawn(connection);
             }
             Self::Threads(threads) => {
                 let Ok(stream) = stream.into_std() else { return };
                 let least = threads.iter().min_by_key(|thread| thread.load.load(Ordering::Relaxed));
                 let Some(thread) = least else { return };
-                let accepted =
-                    Accepted { stream, peer, tls, stop: stop.clone(), place: Place::take(Arc::clone(&thread.load)) };
+                let accepted = Accepted {
+                    stream,
+                    peer,
+                    tls,
+                    slot,
+                    stop: stop.clone(),
+                    place: Place::take(Arc::clone(&thread.load)),
+                };
                 if thread.queue.send(accepted).await.is_err() {
                     tracing::error!("A worker thread has ended; a connection was dropped");
                 }
@@ -100,12 +109,12 @@ impl WorkerThread {
         let tracker = shared.tasks.clone();
         let run = async move {
             let worker = Worker::new(shared);
-            while let Some(Accepted { stream, peer, tls, stop, place }) = accepted.recv().await {
+            while let Some(Accepted { stream, peer, tls, slot, stop, place }) = accepted.recv().await {
                 let Ok(stream) = TcpStream::from_std(stream) else { continue };
                 let worker = Arc::clone(&worker);
                 tracker.spawn(async move {
                     let _place = place;
-                    serve_accepted(worker, stream, peer, tls, stop).await;
+                    serve_accepted(worker, stream, peer, tls, slot, stop).await;
                 });
             }
             // The router is dropped; open connections end with its drain.

@@ -137,8 +137,13 @@ pub(crate) fn local(port: u16) -> SocketAddr {
 
 /// `GET path`: status and body; `None` if there is no response.
 pub(crate) async fn get(port: u16, path: &str) -> Option<(u16, String)> {
+    get_from(port, "r", path).await
+}
+
+/// The same with another `Host`.
+pub(crate) async fn get_from(port: u16, host: &str, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(local(port)).await.ok()?;
-    let head = format!("GET {path} HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n");
+    let head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.ok()?;
     let mut answer = String::new();
     tokio::time::timeout(TIMEOUT, stream.read_to_string(&mut answer)).await.ok()?.ok()?;

@@ -19,6 +19,9 @@ async fn probes_tell_ready_from_draining_and_metrics_are_served() {
     assert_eq!(get(probes, "/healthz").await, Some((200, "{\"status\":\"ok\"}".into())));
     assert_eq!(get(probes, "/readyz").await, Some((200, "ok".into())));
     assert_eq!(get(http, "/healthz").await, Some((200, "{\"status\":\"ok\"}".into())));
+    // A page whose own domain resolves to this address must not read metrics; probes may come by any name.
+    assert_eq!(get_from(metrics, "evil.example", "/metrics").await.unwrap().0, 421);
+    assert_eq!(get_from(probes, "evil.example", "/healthz").await.unwrap().0, 200);
     let (status, text) = get(metrics, "/metrics").await.unwrap();
     assert!(status == 200 && text.contains("sandbox_router_build_info{"), "{text}");
     router.terminate();

@@ -1,4 +1,5 @@
-//! Accepts TLS connections and serves HTTP/1.1 and HTTP/2 on them, with upgrades.
+//! Accepts TLS connections and serves HTTP/1.1 and HTTP/2 on them, with upgrades. `agent-sandbox-connections` decides how many
+//! there may be.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -6,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_sandbox_connections::{Connection, Connections};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -24,7 +26,6 @@ use tokio_util::task::AbortOnDropHandle;
 use tower::Service;
 
 use super::certificates::ServerCertificate;
-use super::connections::{AUTHENTICATION_TIMEOUT, Connection, Connections};
 use super::{Credentials, ListenerError, kubeconfig};
 use crate::render::Body;
 
@@ -196,16 +197,9 @@ where
     S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
-    let unauthenticated = async {
-        tokio::time::sleep(AUTHENTICATION_TIMEOUT).await;
-        if connection.is_authenticated() {
-            std::future::pending::<()>().await;
-        }
-    };
     tokio::select! {
         () = serve_http(stream, connection.clone(), tls, service, watcher) => {}
-        () = connection.closed.cancelled() => tracing::debug!("Closed an idle connection in favour of a new one"),
-        () = unauthenticated => tracing::debug!("Closed a connection without an authenticated request"),
+        reason = connection.must_close(|| false) => tracing::debug!(reason, "Closed a connection"),
     }
 }
 

@@ -1,7 +1,11 @@
 //! Authentication and authorisation of requests: a client certificate names the user, or TokenReview does; then a
 //! SubjectAccessReview for each request decides.
+//!
+//! A browser sends a certificate that its user installed with requests of any page, unlike a token. Pages of other
+//! origins are therefore refused where a certificate is the credential.
 
-use http::{HeaderMap, Method, StatusCode};
+use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins, PageError, PageRules};
+use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::{Api, PostParams};
@@ -26,6 +30,21 @@ impl AuthError {
             Self::ReviewFailed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
+}
+
+/// Set by an API server that passes a stream of its own client on, together with that client's `Origin`. A page can set
+/// it neither in a WebSocket's handshake nor, without being asked first, elsewhere.
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Refuses a request that a page of another origin sends with its browser's certificate. TLS has checked the name of this
+/// server, so that no foreign domain can stand for it.
+pub(super) fn check_page<B>(request: &Request<B>) -> Result<(), PageError> {
+    if request.headers().contains_key(FORWARDED_FOR) {
+        return Ok(());
+    }
+    let rules =
+        PageRules { hosts: AllowedHosts::any(), origins: AllowedOrigins::default(), own_proxy: false, links: false };
+    rules.check_page(request, Some("https"))
 }
 
 /// Accepts a request whose user, of the connection's certificate or of a valid token, is authorised for `nodes/proxy` of

@@ -101,6 +101,16 @@ impl Fixture {
         token: Option<&str>,
         identity: Option<(String, String)>,
     ) -> Result<(u16, String), String> {
+        self.get_with(path, token, identity, &[]).await
+    }
+
+    async fn get_with(
+        &self,
+        path: &str,
+        token: Option<&str>,
+        identity: Option<(String, String)>,
+        headers: &[(&str, &str)],
+    ) -> Result<(u16, String), String> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.servers.pem.as_bytes()).unwrap()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -125,6 +135,9 @@ impl Fixture {
         let mut request = http::Request::get(path).header("host", "localhost");
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
         }
         let response =
             sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.map_err(|e| e.to_string())?;
@@ -183,4 +196,38 @@ async fn only_pods_of_this_node_are_reached() {
     assert_eq!(here.0, 503, "the backend of this test runs nothing: {here:?}");
     let plain_exec = fixture.get("/exec/ns/here/c?command=sh", Some("admin"), None).await.unwrap();
     assert_eq!(plain_exec.0, 400, "exec needs an upgrade: {plain_exec:?}");
+}
+
+/// A browser sends a certificate that its user installed with requests of any page; a token it does not know.
+#[tokio::test]
+async fn pages_of_other_origins_cannot_use_a_certificate() {
+    let fixture = Fixture::open().await;
+    let admin = fixture.clients.issue("admin");
+    for (headers, status) in [
+        (&[("origin", "https://evil.example")][..], 403),
+        (&[("origin", "null")], 403),
+        (&[("sec-fetch-site", "cross-site")], 403),
+        (&[("origin", "https://localhost")], 200),
+        // The page of a dashboard whose stream the API server passes on.
+        (&[("origin", "https://dashboard.example"), ("x-forwarded-for", "10.0.0.1")], 200),
+    ] {
+        let answer = fixture.get_with("/healthz", None, Some(admin.clone()), headers).await.unwrap();
+        assert_eq!(answer.0, status, "{headers:?}: {answer:?}");
+        assert_eq!(fixture.get_with("/healthz", Some("admin"), None, headers).await.unwrap().0, 200, "{headers:?}");
+    }
+}
+
+/// Clients that connect and send nothing must not keep the API server out.
+#[tokio::test]
+async fn requests_are_answered_at_once_during_a_flood_of_idle_connections() {
+    let fixture = Fixture::open().await;
+    let mut idle = Vec::new();
+    for _ in 0..super::MAX_CONNECTIONS + 100 {
+        idle.push(TcpStream::connect(fixture.kubelet.address).await.unwrap());
+    }
+    let limit = super::HANDSHAKE_TIMEOUT / 2;
+    let answer = tokio::time::timeout(limit, fixture.get("/healthz", Some("admin"), None)).await;
+    assert_eq!(answer.expect("answered at once").unwrap(), (200, "ok".into()));
+    let closed = tokio::time::timeout(limit, tokio::io::AsyncReadExt::read(&mut idle[0], &mut [0; 1])).await;
+    assert!(matches!(closed.expect("the oldest one is closed"), Ok(0) | Err(_)));
 }

@@ -93,6 +93,7 @@ fn read_router(reader: &mut Reader<'_>) -> (RouterConfig, bool) {
         },
         limits: Limits {
             connections: reader.number("max-connections"),
+            per_peer: false,
             in_flight_requests: reader.number("max-inflight-requests"),
             requests_per_sandbox: reader.number("max-requests-per-sandbox"),
             request_body_bytes: reader.number("max-request-body-bytes"),

@@ -1,4 +1,4 @@
-//! The open connections of the listener: how many there may be, and which one gives way to a new one.
+//! The table of connections, and which one gives way to a new one.
 //!
 //! A connection counts as authenticated once a request on it had a valid token. When there are too many, the oldest
 //! connection without one is closed, of the peer that has the most: a local user who opens connections and sends
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::peer::{Peer, local_uids};
+use crate::peer::{Peer, local_uids};
 
 /// Timeout from the accept to the first authenticated request.
-pub(super) const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
+pub const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum interval between two reads of the kernel's table of sockets, which takes about a millisecond when it is
 /// long.
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The table of connections.
-pub(super) struct Connections {
+pub struct Connections {
     table: Mutex<Table>,
     limit: usize,
 }
@@ -43,22 +43,53 @@ struct Entry {
 }
 
 /// One connection; removed from the table when it is dropped.
-pub(crate) struct Connection {
+pub struct Connection {
     id: u64,
     owner: Arc<Connections>,
     /// Cancelled when the connection has to give way.
-    pub(super) closed: CancellationToken,
+    closed: CancellationToken,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Connection({})", self.id)
+    }
 }
 
 impl Connection {
-    pub(crate) fn set_authenticated(&self) {
+    /// Notes that a request on this connection was authenticated: from now on it gives way to no other one.
+    pub fn set_authenticated(&self) {
         if let Some(entry) = self.owner.table.lock().open.get_mut(&self.id) {
             entry.authenticated = true;
         }
     }
 
-    pub(super) fn is_authenticated(&self) -> bool {
+    fn is_authenticated(&self) -> bool {
         self.owner.table.lock().open.get(&self.id).is_some_and(|entry| entry.authenticated)
+    }
+
+    /// Completes, with the reason, when the connection has to be closed: it gives way to another one, or its client has
+    /// not authenticated in time. While `is_busy`, a request is being served whose credential is not known yet.
+    pub async fn must_close(&self, is_busy: impl Fn() -> bool) -> &'static str {
+        self.must_close_after(AUTHENTICATION_TIMEOUT, is_busy).await
+    }
+
+    async fn must_close_after(&self, timeout: Duration, is_busy: impl Fn() -> bool) -> &'static str {
+        let unauthenticated = async {
+            loop {
+                tokio::time::sleep(timeout).await;
+                if self.is_authenticated() {
+                    std::future::pending::<()>().await;
+                }
+                if !is_busy() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = self.closed.cancelled() => "it gives way to a new connection",
+            () = unauthenticated => "no request on it was authenticated in time",
+        }
     }
 }
 
@@ -69,13 +100,14 @@ impl Drop for Connection {
 }
 
 impl Connections {
-    pub(super) fn new(limit: usize) -> Arc<Self> {
+    /// At most `limit` connections.
+    pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { table: Mutex::default(), limit: limit.max(1) })
     }
 
     /// Adds a connection, for which another one may be closed. `None` if there is no room: every other connection is
     /// authenticated, or those of this peer would leave too little for others.
-    pub(super) fn add(self: &Arc<Self>, address: SocketAddr) -> Option<Arc<Connection>> {
+    pub fn add(self: &Arc<Self>, address: SocketAddr) -> Option<Arc<Connection>> {
         self.add_with(address, Instant::now(), local_uids)
     }
 
@@ -119,7 +151,7 @@ impl Connections {
     }
 
     /// Closes one connection without authentication, because the process has run out of descriptors.
-    pub(super) fn make_room(&self) {
+    pub fn make_room(&self) {
         self.table.lock().close_one(u64::MAX);
     }
 }
@@ -216,5 +248,23 @@ mod tests {
             drop(open(&connections, 1000 + i).unwrap());
         }
         assert!(connections.table.lock().open.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_client_has_a_time_until_its_first_authenticated_request() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let timeout = Duration::from_millis(20);
+        let connections = Connections::new(4);
+        let began = Instant::now();
+        let idle = open(&connections, 1000).unwrap();
+        idle.must_close_after(timeout, || false).await;
+        assert!(began.elapsed() >= timeout);
+        // A request that is being served is waited for, and asked about after each timeout.
+        let asked = AtomicUsize::new(0);
+        idle.must_close_after(timeout, || asked.fetch_add(1, Ordering::Relaxed) < 2).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 3);
+        idle.set_authenticated();
+        let never = idle.must_close_after(timeout, || false);
+        tokio::time::timeout(5 * timeout, never).await.expect_err("an authenticated connection stays");
     }
 }

@@ -6,13 +6,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A client, as far as connections are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Peer {
+pub(crate) enum Peer {
     Uid(u32),
     Address(IpAddr),
 }
 
 /// The user ids of all TCP sockets of this network namespace, by their local address.
-pub(super) fn local_uids() -> HashMap<SocketAddr, u32> {
+pub(crate) fn local_uids() -> HashMap<SocketAddr, u32> {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
     // A system without these files has no uids to offer: peers are then told apart by address.
     tables.iter().filter_map(|path| fs::read_to_string(path).ok()).flat_map(|text| parse(&text)).collect()
