@@ -90,6 +90,8 @@ pub enum Reason {
     PodSchedulingUnknown,
     // VolumesPending
     AttachedAtResume,
+    DetachedAtResume,
+    ChangedAtResume,
     // IdleSuspend
     Idle,
     NotIdle,
@@ -129,6 +131,8 @@ impl Reason {
             Self::PodScheduled => "PodScheduled",
             Self::PodSchedulingUnknown => "PodSchedulingUnknown",
             Self::AttachedAtResume => "AttachedAtResume",
+            Self::DetachedAtResume => "DetachedAtResume",
+            Self::ChangedAtResume => "ChangedAtResume",
             Self::Idle => "Idle",
             Self::NotIdle => "NotIdle",
             Self::InvalidIdlePolicy => "InvalidIdlePolicy",

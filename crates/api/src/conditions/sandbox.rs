@@ -121,20 +121,44 @@ impl PodScheduling {
 pub enum VolumesPending {
     /// The template names these PersistentVolumeClaims, and the running Pod, whose volumes cannot change, has none of
     /// them.
-    AtResume(Vec<String>),
+    Attach(Vec<String>),
+    /// The running Pod has these PersistentVolumeClaims, and the template names none of them any more.
+    Detach(Vec<String>),
+    /// The template names other PersistentVolumeClaims than the running Pod has.
+    Change { attach: Vec<String>, detach: Vec<String> },
 }
 
 impl VolumesPending {
+    /// What is pending, from the claims that the Pod lacks and those that it has too many; `None` if nothing is.
+    pub fn of(attach: Vec<String>, detach: Vec<String>) -> Option<Self> {
+        match (attach.is_empty(), detach.is_empty()) {
+            (true, true) => None,
+            (false, true) => Some(Self::Attach(attach)),
+            (true, false) => Some(Self::Detach(detach)),
+            (false, false) => Some(Self::Change { attach, detach }),
+        }
+    }
+
     /// The condition to write.
     pub fn desired_condition(self) -> DesiredCondition {
-        match self {
-            Self::AtResume(claims) => DesiredCondition::new(
-                ConditionType::VolumesPending,
-                ConditionStatus::True,
-                Reason::AttachedAtResume,
-                format!("A running Pod keeps its volumes. Attached when the Sandbox is resumed: {}", claims.join(", ")),
+        let (reason, what) = match self {
+            Self::Attach(claims) => {
+                (Reason::AttachedAtResume, format!("Attached when the Sandbox is resumed: {}", claims.join(", ")))
+            }
+            Self::Detach(claims) => {
+                (Reason::DetachedAtResume, format!("Detached when the Sandbox is resumed: {}", claims.join(", ")))
+            }
+            Self::Change { attach, detach } => (
+                Reason::ChangedAtResume,
+                format!(
+                    "When the Sandbox is resumed, attached: {}; detached: {}",
+                    attach.join(", "),
+                    detach.join(", ")
+                ),
             ),
-        }
+        };
+        let message = format!("A running Pod keeps its volumes. {what}");
+        DesiredCondition::new(ConditionType::VolumesPending, ConditionStatus::True, reason, message)
     }
 }
 

@@ -37,12 +37,30 @@ fn texts_of_a_sandbox_are_byte_exact() {
             ("Suspended", "False", "PodTerminating", "Pod is terminating. Sandbox is suspending"),
         ),
         (
-            VolumesPending::AtResume(vec!["a".into(), "b".into()]).desired_condition(),
+            VolumesPending::Attach(vec!["a".into(), "b".into()]).desired_condition(),
             (
                 "VolumesPending",
                 "True",
                 "AttachedAtResume",
                 "A running Pod keeps its volumes. Attached when the Sandbox is resumed: a, b",
+            ),
+        ),
+        (
+            VolumesPending::Detach(vec!["a".into()]).desired_condition(),
+            (
+                "VolumesPending",
+                "True",
+                "DetachedAtResume",
+                "A running Pod keeps its volumes. Detached when the Sandbox is resumed: a",
+            ),
+        ),
+        (
+            VolumesPending::Change { attach: vec!["a".into()], detach: vec!["b".into()] }.desired_condition(),
+            (
+                "VolumesPending",
+                "True",
+                "ChangedAtResume",
+                "A running Pod keeps its volumes. When the Sandbox is resumed, attached: a; detached: b",
             ),
         ),
         (PodOutcome::Succeeded.finished(), ("Finished", "True", "PodSucceeded", "Pod completed successfully")),

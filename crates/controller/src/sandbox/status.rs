@@ -245,20 +245,25 @@ fn scheduled(facts: &Facts, owned: Option<&Pod>) -> Option<DesiredCondition> {
     Some(scheduling.desired_condition())
 }
 
-/// The claims that the template names and the running Pod does not mount. Those of volume claim templates cannot change.
+/// The claims that only one of the template and the running Pod has. Those of volume claim templates cannot change.
 fn volumes_pending(sandbox: &Sandbox, owned: Option<&Pod>) -> Option<DesiredCondition> {
     let pod = owned.filter(|_| sandbox.operating_mode() == OperatingMode::Running)?;
-    let volumes = sandbox.spec.pod_template.spec.get("volumes")?.as_array()?;
-    let replaced =
-        |name: &Value| sandbox.volume_claim_templates().iter().any(|template| name.as_str() == Some(template.name()));
-    let pending: Vec<String> = volumes
-        .iter()
+    let templates = sandbox.volume_claim_templates();
+    let replaced = |name: &Value| templates.iter().any(|template| name.as_str() == Some(template.name()));
+    let volumes = sandbox.spec.pod_template.spec.get("volumes").and_then(Value::as_array);
+    let named: Vec<&str> = volumes
+        .into_iter()
+        .flatten()
         .filter(|volume| !replaced(&volume["name"]))
         .filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str())
-        .filter(|claim| pod.spec.claims.iter().all(|mounted| **mounted != **claim))
-        .map(str::to_owned)
         .collect();
-    (!pending.is_empty()).then(|| VolumesPending::AtResume(pending).desired_condition())
+    let of_template =
+        |claim: &str| templates.iter().any(|one| claim == names::volume_claim(one.name(), sandbox.name()));
+    let is_mounted = |claim: &str| pod.spec.claims.iter().any(|mounted| **mounted == *claim);
+    let attach = named.iter().filter(|claim| !is_mounted(claim)).map(ToString::to_string).collect();
+    let mounted = pod.spec.claims.iter().map(|claim| &**claim);
+    let detach = mounted.filter(|claim| !named.contains(claim) && !of_template(claim)).map(str::to_owned).collect();
+    VolumesPending::of(attach, detach).map(VolumesPending::desired_condition)
 }
 
 fn ready(sandbox: &Sandbox, facts: &Facts, pod: Option<&Pod>) -> DesiredCondition {

@@ -357,3 +357,43 @@ async fn an_added_volume_is_attached_at_the_next_resume() {
     let mounted = fixture.api.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"].clone();
     assert_eq!(mounted, volumes(&["old", "new"]));
 }
+
+/// The same for a volume that is removed from a running Sandbox, and for one that another one replaces. A volume of a
+/// claim template stays.
+#[tokio::test]
+async fn a_removed_volume_is_detached_at_the_next_resume() {
+    let volume = |name: &str| json!({ "name": name, "persistentVolumeClaim": { "claimName": name } });
+    let edit = |fixture: &SandboxFixture, volumes: Value| {
+        let spec = json!({ "podTemplate": { "spec": { "volumes": volumes } } });
+        fixture.api.edit(Kind::Sandbox, &key(), json!({ "spec": spec }));
+    };
+    let mut fixture = SandboxFixture::new();
+    fixture.create(with(json!({ "spec": {
+        "podTemplate": { "spec": { "volumes": [volume("a"), volume("b")] } },
+        "volumeClaimTemplates": [{ "metadata": { "name": "own" }, "spec": { "accessModes": ["ReadWriteOnce"] } }],
+    } })));
+    fixture.converge().await;
+    fixture.pod_runs(NAME);
+    fixture.converge().await;
+    assert_eq!(fixture.condition(ConditionType::VolumesPending), None);
+    let keeps = |text: &str| format!("A running Pod keeps its volumes. {text}");
+    for (volumes, reason, text) in [
+        (json!([volume("a")]), "DetachedAtResume", "Detached when the Sandbox is resumed: b"),
+        (json!([volume("c"), volume("b")]), "ChangedAtResume", "When the Sandbox is resumed, attached: c; detached: a"),
+        (Value::Null, "DetachedAtResume", "Detached when the Sandbox is resumed: a, b"),
+    ] {
+        edit(&fixture, volumes);
+        fixture.converge().await;
+        assert_eq!(fixture.condition(ConditionType::VolumesPending), Some(words("True", reason, &keeps(text))));
+    }
+    fixture.api.edit(Kind::Sandbox, &key(), json!({ "spec": { "operatingMode": "Suspended" } }));
+    fixture.converge().await;
+    fixture.api.edit(Kind::Sandbox, &key(), json!({ "spec": { "operatingMode": "Running" } }));
+    fixture.converge().await;
+    assert_eq!(fixture.condition(ConditionType::VolumesPending), None);
+    let mounted = fixture.api.get(Kind::Pod, &key()).expect("there")["spec"]["volumes"].clone();
+    assert_eq!(
+        mounted.as_array().map(|volumes| volumes.iter().map(|one| one["name"].clone()).collect()),
+        Some(vec![json!("own")])
+    );
+}
