@@ -7,9 +7,10 @@ type Target = (&'static str, fn(&[u8]));
 
 static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     let wanted = std::env::var("FUZZ_TARGET").unwrap_or_default();
-    let all: [&[Target]; 8] = [
+    let all: [&[Target]; 9] = [
         agent_sandbox_apiserver::fuzzing::TARGETS,
         agent_sandbox_client::fuzzing::TARGETS,
+        agent_sandbox_e2b::fuzzing::TARGETS,
         agent_sandbox_egress::fuzzing::TARGETS,
         agent_sandbox_node::fuzzing::TARGETS,
         agent_sandbox_protocol::fuzzing::TARGETS,

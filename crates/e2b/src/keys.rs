@@ -250,6 +250,22 @@ fn key_of(secret: &Secret) -> Option<Key> {
     })
 }
 
+/// Fuzz target: the first line is what a client sends as its key, the rest a Secret in the namespace of keys.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let (given, stored) = data.split_at(data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len()));
+    let given = String::from_utf8_lossy(given);
+    let id = id_of(&given);
+    assert!(
+        id.len() == ID_PREFIX.len() + ID_DIGITS && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    );
+    let Ok(secret) = serde_json::from_slice::<Secret>(stored) else { return };
+    if let Some(key) = key_of(&secret) {
+        let _ = (key.is_valid(Timestamp::UNIX_EPOCH), key.account());
+        assert_eq!(key.is(&given), key.digest == digest(&given));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

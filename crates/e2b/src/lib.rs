@@ -9,6 +9,9 @@
 
 mod create;
 mod error;
+/// Entry points for `make fuzz`, and for the test that repeats its corpora.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod keys;
 mod lifecycle;
 mod list;

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
+use crate::e2b::{self, SignedAddress, Token, sandbox_id};
 use crate::port_forward::PortForwardStream;
 use crate::router_headers::{Loopback, SandboxRequest, is_dns_label};
 use crate::sandbox_address::Address;
@@ -29,6 +30,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("sandbox-token", sandbox),
     ("web-page", web_page),
     ("sandbox-address", sandbox_address),
+    ("e2b-request", e2b_request),
     ("port-forward-frames", port_forward_frames),
     ("native-messages", native_messages),
 ];
@@ -138,6 +140,28 @@ impl AsyncWrite for Peer<'_> {
     }
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
+    }
+}
+
+/// The bytes are a request of one of E2B's clients, who knows no secret. An id names one sandbox only.
+fn e2b_request(data: &[u8]) {
+    let Some(request) = input::request(data) else { return };
+    let secret = Secret::from_file_bytes(&[b'k'; 32]).expect("32 bytes are enough");
+    if let Some(Ok(address)) = e2b::address_in(request.headers()) {
+        let (namespace, name) = (address.namespace.as_str(), address.id.as_str());
+        assert!(is_dns_label(namespace.as_bytes()) && is_dns_label(name.as_bytes()) && address.port > 0);
+        let again = Address::of_joined(&sandbox_id(namespace, name), address.port).expect("an id that was read");
+        assert_eq!((again.namespace.as_str(), again.id.as_str()), (namespace, name));
+        for token in [Token::Access, Token::Traffic] {
+            assert!(!token.is_in(&secret, &address, request.headers()), "a forged token was accepted");
+        }
+    }
+    let Some(query) = request.uri().query() else { return };
+    assert!(e2b::query_pairs(query).count() <= query.len());
+    if let Some(signed) = SignedAddress::of_query(query) {
+        for operation in [e2b::Operation::Read, e2b::Operation::Write] {
+            assert!(!signed.is_of(&secret, "ns", "box", operation, 0), "a forged signature was accepted");
+        }
     }
 }
 

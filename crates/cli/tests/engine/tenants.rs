@@ -207,6 +207,107 @@ fn a_scoped_token_opens_one_sandbox_at_the_routers_listener() {
     });
 }
 
+/// Sends requests to the API with a token; the status code.
+async fn api_status(engine: &Engine, token: Option<&str>) -> u16 {
+    let client = Client::try_from(config(engine, token).await).unwrap();
+    match Api::<Pod>::namespaced(client, "team-a").list(&Default::default()).await {
+        Ok(_) => 200,
+        Err(kube::Error::Api(status)) => status.code,
+        Err(error) => unreachable!("{error}"),
+    }
+}
+
+fn admin_token(engine: &Engine) -> String {
+    let file = Kubeconfig::read_from(engine.data().join("kubeconfig")).unwrap();
+    serde_json::to_value(&file.auth_infos[0].auth_info).unwrap()["token"].as_str().unwrap().to_owned()
+}
+
+/// `token list|revoke|rotate`: API and router refuse a token from the moment that the command ends, on connections that
+/// are open as well.
+#[test]
+fn tokens_are_listed_revoked_and_rotated_at_once() {
+    let Some(engine) = Engine::start() else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let admin = runtime.block_on(async { Client::try_from(config(&engine, None).await).unwrap() });
+    let token = runtime.block_on(tenant(&admin, "team-a"));
+    engine.ok(&["-n", "team-a", "create", "box"]);
+    let listed = engine.ok(&["token", "list"]);
+    let row = listed.lines().find(|line| line.contains("team-a")).unwrap().to_owned();
+    assert!(row.contains("tenant") && !listed.contains(&token), "{listed}");
+    let id = row.split_whitespace().next().unwrap().to_owned();
+    let router = engine.state()["router"].as_str().unwrap().trim_start_matches("http://").to_owned();
+    let open = || runtime.block_on(async { connect(tokio::net::TcpStream::connect(&router).await.unwrap()).await });
+    let run = |connection: &mut SendRequest<Full<Bytes>>, token: &str| {
+        runtime.block_on(execute(connection, Some(token), "team-a", "box", "echo hello"))
+    };
+    let hello = (StatusCode::OK, "hello\n".to_owned());
+    let refused = (StatusCode::UNAUTHORIZED, String::new());
+    let mut connection = open();
+    assert_eq!(run(&mut connection, &token), hello);
+
+    let (_, _, unknown) = engine.fails(&["token", "revoke", "no-such-token"]);
+    assert!(unknown.contains("there is no token \"no-such-token\""), "{unknown}");
+    assert_eq!(engine.ok(&["token", "revoke", &id]), format!("token {id} revoked\n"));
+    assert_eq!(run(&mut connection, &token), refused);
+    assert_eq!(runtime.block_on(api_status(&engine, Some(&token))), 401);
+    assert!(!engine.ok(&["token", "list"]).contains("team-a"), "revoked tokens are not listed");
+
+    let old = admin_token(&engine);
+    assert_eq!(run(&mut connection, &old), hello);
+    engine.ok(&["token", "rotate"]);
+    let new = admin_token(&engine);
+    assert_ne!(old, new);
+    assert_eq!(run(&mut connection, &old), refused, "on the open connection");
+    assert_eq!(run(&mut open(), &old), refused);
+    assert_eq!(run(&mut connection, &new), hello);
+    assert_eq!(runtime.block_on(api_status(&engine, Some(&old))), 401);
+    assert_eq!(runtime.block_on(api_status(&engine, None)), 200, "the kubeconfig has the new token");
+
+    let recorded = || -> Vec<Value> {
+        let output = engine.ok(&["audit", "-o", "json"]);
+        let records = output.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        records.filter(|record| record["resource"] == "tokens").collect()
+    };
+    eventually("the changes are recorded", || recorded().len() == 3);
+    let recorded = recorded();
+    let seen: Vec<_> = recorded.iter().map(|one| (&one["action"], &one["status"], &one["name"])).collect();
+    let (revoke, rotate) = (json!("revoke-token"), json!("rotate-token"));
+    let ended = (&revoke, &json!(200), &json!(id));
+    assert_eq!(seen, [(&revoke, &json!(500), &Value::Null), ended, (&rotate, &json!(200), &Value::Null)]);
+}
+
+/// `kubectl top` works without metrics-server.
+#[test]
+fn kubectl_top_shows_the_use_of_sandboxes() {
+    let Some(engine) = Engine::start() else { return };
+    engine.ok(&["create", "box"]);
+    let kubectl = |words: &[&str]| {
+        let mut command = std::process::Command::new("kubectl");
+        command.arg("--kubeconfig").arg(engine.data().join("kubeconfig"));
+        command.arg("--cache-dir").arg(engine.folder.path().join("cache")).args(words);
+        command.output()
+    };
+    if kubectl(&["version", "--client"]).is_err() {
+        eprintln!("SKIPPED: kubectl is not installed");
+        return;
+    }
+    // A process that holds 50 MiB.
+    let hold = "import time; held = bytearray(50 << 20); time.sleep(1000)";
+    engine.ok(&["exec", "box", "--", "sh", "-c", &format!("python3 -c '{hold}' > /dev/null 2>&1 &")]);
+    for (words, name) in [(&["top", "pod", "box", "--no-headers"][..], "box"), (&["top", "node", "--no-headers"], "")] {
+        let mut shown = String::new();
+        // Usage is the difference of two samples.
+        eventually("the use is measured", || {
+            let output = kubectl(words).unwrap();
+            shown = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+            let memory = shown.split_whitespace().find_map(|field| field.strip_suffix("Mi")?.parse::<u64>().ok());
+            output.status.success() && memory.is_some_and(|memory| memory >= 50)
+        });
+        let fields: Vec<&str> = shown.split_whitespace().collect();
+        assert!(fields[0].contains(name) && fields[1].ends_with('m'), "{shown}");
+    }
+}
+
 #[test]
 fn listeners_without_tls_stay_on_this_machine() {
     let Some(engine) = Engine::stopped() else { return };
