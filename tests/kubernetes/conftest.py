@@ -200,3 +200,18 @@ def engine(request):
             cluster.apply_crds()
         with controller_on(cluster):
             yield cluster
+
+
+REPORTS = pytest.StashKey()
+
+
+@pytest.fixture
+def report_text(request):
+    """Shows a text at the end of the run, whether its test passes or not."""
+    return lambda title, text: request.config.stash.setdefault(REPORTS, []).append((title, text))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for title, text in config.stash.get(REPORTS, []):
+        terminalreporter.section(title)
+        terminalreporter.write_line(text)

@@ -269,6 +269,60 @@ def compare(embedded, real):
     return unexplained, [entry["id"] for i, entry in enumerate(listed) if i not in needed]
 
 
+PATCHES = {"application/json-patch+json": "json patch", "application/merge-patch+json": "merge patch", "application/strategic-merge-patch+json": "strategic patch", "application/apply-patch+yaml": "apply"}
+VERBS = ["create", "get", "list", "watch", "update", *PATCHES.values(), "patch", "delete", "delete all", "race", "other"]
+
+
+def target(step):
+    """The resource and the verb of a step, from its path and method."""
+    if "watch" in step:
+        return resource_of(step["watch"])[0], "watch"
+    if "race" in step:
+        return resource_of(step["race"]["request"]["path"])[0], "race"
+    resource, named = resource_of(step["path"])
+    method = step.get("method", "GET")
+    if method == "GET":
+        verb = "get" if named else "list"
+        return resource, "watch" if re.search(r"[?&]watch=(true|1)", step["path"]) else verb if resource != "(not a resource)" else "other"
+    if method == "PATCH":
+        return resource, PATCHES.get(step.get("type", "").split(";")[0], "patch")
+    if method == "DELETE":
+        return resource, "delete" if named else "delete all"
+    return resource, {"POST": "create", "PUT": "update"}.get(method, "other")
+
+
+def resource_of(path):
+    """The resource that a path names, with its subresource, and whether it names one object."""
+    parts = [part for part in path.split("?")[0].split("/") if part]
+    rest = parts[2:] if parts[:1] == ["api"] else parts[3:] if parts[:1] == ["apis"] else []
+    if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in ("status", "finalize"):
+        rest = rest[2:]
+    if not rest:
+        return "(not a resource)", False
+    return "/".join([rest[0], *rest[2:3]]), len(rest) > 1
+
+
+def table(steps, unexplained):
+    """Rows of resources and columns of verbs: how many responses agree of how many, and the percentage of all."""
+    differing = {name for name, *_ in unexplained}
+    cells, rows = {}, {}
+    for step in steps:
+        resource, verb = target(step)
+        for cell in (cells.setdefault((resource, verb), [0, 0]), rows.setdefault(resource, [0, 0])):
+            cell[0] += step["name"] not in differing
+            cell[1] += 1
+    verbs = [verb for verb in VERBS if any((resource, verb) in cells for resource in rows)]
+    shown = lambda cell: "" if cell is None else str(cell[1]) if cell[0] == cell[1] else f"{cell[0]}/{cell[1]}"
+    lines = [["resource", *verbs, "agree"]]
+    for resource in sorted(rows):
+        agree, total = rows[resource]
+        lines.append([resource, *(shown(cells.get((resource, verb))) for verb in verbs), f"{100 * agree / total:.1f} %"])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = ["  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths))) for line in lines]
+    agree = len(steps) - len(differing)
+    return "\n".join([*text, f"{agree} of {len(steps)} responses agree: {100 * agree / len(steps):.2f} %, with {len(accepted())} kinds of intended differences"])
+
+
 def report(unexplained):
     lines = []
     for name, path, ours, theirs in unexplained:

@@ -197,6 +197,7 @@ def test_a_router_that_wakes_sandboxes_writes_nothing_but_its_annotations(cluste
     """The chart's policy for the router, on a real API server, with the router's own role and account."""
     put_upstreams_crds(cluster)
     rendered = cluster.helm("template", "agent-sandbox", str(CHART), "--set", "router.enabled=true,router.auth.mode=rbac,router.wakeSandboxes=true",
+                            "--set", "router.links.domain=boxes.example.com,router.links.secret=links",
                             "-s", "templates/router/admission.yaml", "-s", "templates/router/rbac.yaml").stdout
     cluster.kubectl("create", "namespace", "agent-sandbox-system", check=False)
     cluster.kubectl("apply", "-f", "-", input=rendered)
@@ -224,7 +225,7 @@ def test_a_router_that_wakes_sandboxes_writes_nothing_but_its_annotations(cluste
     }.items():
         done = patch(body)
         assert done.returncode != 0 and "the router may" in done.stderr, (name, done.stderr)
-    done = patch(of(last_activity_at="t", idle_reported_at="t", wake_requested_at="t"))
+    done = patch(of(last_activity_at="t", idle_reported_at="t", wake_requested_at="t", links="[]"))
     assert done.returncode == 0, done.stderr
     cluster.kubectl("delete", "sandbox", "box", "-n", namespace)
     cluster.kubectl("delete", "-f", "-", input=rendered)

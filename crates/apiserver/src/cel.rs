@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kube_cel::{
     KubeCelExt as _,
-    cel::{Context, Program, Value as Cel},
+    cel::{Context, ExecutionError, Program, Value as Cel},
 };
 use serde_json::Value;
 
@@ -168,14 +168,15 @@ fn evaluate_all(
         }
         match rule.program.execute(&context) {
             Ok(Cel::Bool(true)) => {}
-            Ok(Cel::Bool(false)) => errors.push(violation(rule, &context, schema, path)),
+            Ok(Cel::Bool(false)) => errors.push(violation(rule, &context, value, path)),
             Ok(_) => errors.push(evaluation_error(rule, schema, path, "the rule did not evaluate to a boolean")),
-            Err(e) => errors.push(evaluation_error(rule, schema, path, &e.to_string())),
+            Err(error) => errors.push(evaluation_error(rule, schema, path, &cause(&error))),
         }
     }
 }
 
-fn violation(rule: &Rule, context: &Context<'_>, schema: &Schema, path: &Path<'_>) -> FieldError {
+/// As kube-apiserver 1.36: a scalar is shown, an object or a list is not.
+fn violation(rule: &Rule, context: &Context<'_>, value: &Value, path: &Path<'_>) -> FieldError {
     let computed = rule.message_program.as_ref().and_then(|program| match program.execute(context) {
         Ok(Cel::String(text)) if !text.trim().is_empty() && !text.contains('\n') => Some(text.trim().to_owned()),
         _ => None,
@@ -184,15 +185,50 @@ fn violation(rule: &Rule, context: &Context<'_>, schema: &Schema, path: &Path<'_
         if rule.message.is_empty() { format!("failed rule: {}", rule.source) } else { rule.message.clone() }
     });
     let field = format!("{path}{}", rule.field_path);
-    let shown = match rule.reason {
-        FieldErrorKind::Forbidden | FieldErrorKind::Required => None,
-        _ => Some(format!("{:?}", schema.kind.name())),
+    let field = match field.trim_start_matches('.') {
+        "" => "<nil>",
+        field => field,
     };
-    FieldError { kind: rule.reason, field: field.trim_start_matches('.').to_owned(), shown, detail: message }
+    let shown = match (rule.reason, value) {
+        (FieldErrorKind::Forbidden | FieldErrorKind::Required, _) | (_, Value::Object(_) | Value::Array(_)) => None,
+        (_, Value::String(text)) => Some(format!("{text:?}")),
+        (_, Value::Number(number)) => {
+            Some(number.as_f64().filter(|_| number.is_f64()).map_or_else(|| number.to_string(), shown_float))
+        }
+        (_, other) => Some(other.to_string()),
+    };
+    let detail = if rule.reason == FieldErrorKind::Duplicate { String::new() } else { message };
+    FieldError { kind: rule.reason, field: field.to_owned(), shown, detail }
+}
+
+/// A number as Go's `%v` prints it: with an exponent below 0.0001 and from 1e21 on.
+fn shown_float(number: f64) -> String {
+    let text = format!("{number:e}");
+    let Some((digits, exponent)) = text.split_once('e') else { return text };
+    match exponent.parse::<i32>() {
+        Ok(exponent) if !(-4..21).contains(&exponent) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.abs())
+        }
+        _ => number.to_string(),
+    }
 }
 
 fn evaluation_error(rule: &Rule, schema: &Schema, path: &Path<'_>, why: &str) -> FieldError {
-    FieldError::invalid_str(path, schema.kind.name(), format!("rule evaluation error: {:?}: {why}", rule.source))
+    let named = if rule.message.is_empty() { &rule.source } else { &rule.message };
+    FieldError::invalid_str(path, schema.kind.name(), format!("{why} evaluating rule: {named}"))
+}
+
+/// Why a rule could not be evaluated, in the words of Kubernetes where it has some.
+fn cause(error: &ExecutionError) -> String {
+    match error {
+        ExecutionError::DivisionByZero(_) => "division by zero".to_owned(),
+        ExecutionError::RemainderByZero(_) => "modulus by zero".to_owned(),
+        ExecutionError::IndexOutOfBounds(Cel::Int(index)) => format!("index out of bounds: {index}"),
+        ExecutionError::NoSuchKey(key) => format!("no such key: {key}"),
+        ExecutionError::NoSuchOverload => "no such overload".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]
