@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -36,6 +37,50 @@ func TestEveryWayToConnect(t *testing.T) {
 			}
 			if list, err := box.Files().List(ctx, "dir"); err != nil || len(list) != 1 || list[0].Name != "f" {
 				t.Fatalf("%v %v", list, err)
+			}
+		})
+	}
+}
+
+// A sandbox that sleeps because it was idle is woken over every connection.
+func TestSleepingSandboxesWake(t *testing.T) {
+	testClient(t)
+	if engineUnderTest.folder == "" {
+		t.Skip("the engine under test is another program's")
+	}
+	cli := func(words ...string) {
+		t.Helper()
+		words = append([]string{"--data-dir", engineUnderTest.folder}, words...)
+		if output, err := exec.Command(engineProgram(), words...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", words, output)
+		}
+	}
+	for name, option := range map[string]Option{
+		"tunnel": WithTunnel(""), "pod": WithPodTunnel(), "direct": WithDirect(engineUnderTest.router, nil, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := testContext(t)
+			client := testClient(t, option)
+			cli("create", "napper-"+name, "--idle", "1s")
+			t.Cleanup(func() { cli("delete", "napper-"+name) })
+			box, err := client.Get(ctx, "napper-"+name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := box.Files().WriteFile(ctx, "kept", []byte("kept"), 0); err != nil {
+				t.Fatal(err)
+			}
+			for asleep := false; !asleep; time.Sleep(50 * time.Millisecond) {
+				found, err := box.Object(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, condition := range found.Status.Conditions {
+					asleep = asleep || condition.Type == "Suspended" && condition.Status == "True"
+				}
+			}
+			if content, err := box.Files().ReadFile(ctx, "kept"); err != nil || string(content) != "kept" {
+				t.Fatalf("%q %v", content, err)
 			}
 		})
 	}

@@ -93,6 +93,11 @@ func (t *transport) dialPod(ctx context.Context, _, address string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
+	if found.Spec.OperatingMode == "Suspended" && wakesOnRequest(found) {
+		if found, err = t.kube.wake(ctx, found); err != nil {
+			return nil, err
+		}
+	}
 	if found.Spec.OperatingMode == "Suspended" {
 		return nil, fmt.Errorf("%q is suspended, resume it first: %w", t.name, ErrNotReady)
 	}

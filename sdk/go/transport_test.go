@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	agents "github.com/agent-sandbox/agent-sandbox-rs/sdk/go/api/v1beta1"
 )
 
 // against returns a sandbox behind a fake router.
@@ -95,6 +97,21 @@ func TestErrorsAreToldInTheDaemonsWords(t *testing.T) {
 	err := box.Sandboxd(0).Write(context.Background(), "x", nil)
 	if err == nil || !strings.Contains(err.Error(), "CONFLICT: m") {
 		t.Fatal(err)
+	}
+}
+
+func TestOnlyIdlenessAndPoliciesLetRequestsWakeASandbox(t *testing.T) {
+	for _, one := range []struct {
+		wake, by string
+		want     bool
+	}{
+		{"", "", false}, {"", "idle", true}, {"IfIdle", "idle", true}, {"Always", "", true}, {"Never", "idle", false}, {"x", "idle", false},
+	} {
+		box := &agents.Sandbox{}
+		box.Annotations = map[string]string{wakeAnnotation: one.wake, suspendedByAnnotation: one.by}
+		if got := wakesOnRequest(box); got != one.want {
+			t.Fatalf("%+v: %v", one, got)
+		}
 	}
 }
 

@@ -74,14 +74,14 @@ impl OpenPorts {
     }
 }
 
-/// Carries one connection. The Pod is looked up each time: a resumed sandbox has another one.
+/// Carries one connection. The Pod is looked up each time: a resumed sandbox has another one, and one that sleeps is woken.
 async fn connect(
     mut near: TcpStream,
     client: &kube::Client,
     sandbox: &SandboxHandle,
     port: u16,
 ) -> Result<(), ClientError> {
-    let pod = sdk::running_pod(client, &sandbox.object().await?).await?;
+    let pod = sdk::awake_pod(client, &sandbox.object().await?).await?;
     let mut far = sdk::dial(client, &pod, port).await?;
     // Either end may close without a farewell.
     let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;

@@ -168,6 +168,13 @@ impl Grant {
     }
 }
 
+/// Whether a request asks E2B's part of a sandbox for its state only: it then neither wakes the sandbox nor keeps it awake.
+pub(crate) fn asks_state<B>(port: u16, request: &Request<B>) -> bool {
+    let path = request.uri().path().trim_matches('/');
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    reads && matches!((port, path), (ENVD_PORT, "health" | "metrics") | (INTERPRETER_PORT, "health"))
+}
+
 fn is_basic(value: &HeaderValue) -> bool {
     value.as_bytes().get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"basic "))
 }
@@ -195,7 +202,7 @@ pub(crate) fn client_id(named: &Named, grant: &Grant) -> Option<String> {
 pub(crate) fn into_response(error: RouterError, id: &str) -> Result<Response<Bytes>, RouterError> {
     let known = match error {
         RouterError::E2b(known) => known,
-        RouterError::Dial { cause: DialError::NoPod, .. } => E2bError::NotFound,
+        RouterError::Dial { cause: DialError::NoPod, .. } | RouterError::Suspended { .. } => E2bError::NotFound,
         RouterError::Dial { cause: DialError::Connect(_), .. } => E2bError::PortClosed,
         other => return Err(other),
     };

@@ -49,6 +49,9 @@ pub(crate) enum RouterError {
     /// The Sandbox is suspended and requests do not wake it. The status is that of a sandbox without a Pod.
     #[error("Could not connect to the backend sandbox: {id}: it is suspended; resume it first")]
     Suspended { id: Label },
+    /// The API did not accept the record that keeps the Sandbox running for this request; nothing was forwarded.
+    #[error("The use of the backend sandbox could not be recorded: {id}; try again")]
+    Unrecorded { id: Label },
     /// The time of the request was over before a Sandbox that was woken for it was ready.
     #[error(
         "Timed out waiting for the backend sandbox: {id}: it was suspended, is being resumed, and was not ready within {waited:?}"
@@ -131,7 +134,7 @@ impl RouterError {
                 StatusCode::BAD_GATEWAY
             }
             Self::Timeout { .. } | Self::NotAwake { .. } => StatusCode::GATEWAY_TIMEOUT,
-            Self::Overloaded | Self::SandboxOverloaded { .. } | Self::TooManyUpgrades => {
+            Self::Overloaded | Self::SandboxOverloaded { .. } | Self::TooManyUpgrades | Self::Unrecorded { .. } => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
         }

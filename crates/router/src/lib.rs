@@ -63,4 +63,4 @@ pub use router::{Deps, Router, RouterSetupError};
 pub use run::{RunError, run_router};
 pub use server::client_connection::ConnectionAuth;
 pub use server::tls::{Acceptor, TlsError};
-pub use sleep::{ActivityGuard, Suspended};
+pub use sleep::{ActivityGuard, NotBegun};

@@ -24,7 +24,7 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HeaderMap, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 
 use crate::addressing::{Named, Route};
@@ -52,7 +52,10 @@ pub(crate) async fn handle(
         client.request_ends();
         return Ok(response);
     }
-    let closing = request.version() < Version::HTTP_2 && worker.shared.draining.load(Ordering::Relaxed);
+    let http1 = request.version() < Version::HTTP_2;
+    let has_body = !request.body().is_end_stream();
+    // The client then sends its next request to another router instead of losing it here.
+    let mut closing = worker.shared.draining.load(Ordering::Relaxed);
     let mut exchange = Exchange::begin(&worker, &client, &request);
     let mut response = match serve(&mut exchange, &client, request).await {
         Ok(Served::Response(response)) => respond(exchange, response),
@@ -64,9 +67,13 @@ pub(crate) async fn handle(
                 audit.failed(status.as_u16(), "the credential is missing or not valid");
             }
             exchange.set_status(status.as_u16());
+            closing |= has_body && !status.is_success();
             response.map(ResponseBody::from_bytes)
         }
         Err(error) => {
+            // The body may not have been read to its end: the connection is closed, which the client has to know before
+            // it sends its next request.
+            closing |= has_body;
             exchange.record_error(&error);
             let response = match exchange.e2b_id.take() {
                 Some(id) => e2b::into_response(error, &id).unwrap_or_else(RouterError::into_response),
@@ -76,8 +83,7 @@ pub(crate) async fn handle(
             response.map(ResponseBody::from_bytes)
         }
     };
-    if closing && response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        // The client then sends its next request to another router instead of losing it here.
+    if http1 && closing && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
@@ -170,6 +176,7 @@ async fn serve(
     }
     drop(credential);
     rewrite(&mut request, &named, cookie);
+    exchange.asks_e2b_state = shared.e2b.is_some() && e2b::asks_state(wanted.port, &request);
     let authorization = request.headers().get(AUTHORIZATION).cloned();
     if let Some(audit) = exchange.audit() {
         audit.set_request(&request);

@@ -31,7 +31,7 @@ use crate::server::client_connection::ConnectionAuth;
 use crate::server::probes::{self, AdminPort};
 use crate::server::tls::Acceptor;
 use crate::server::workers::Workers;
-use crate::sleep::{ActivityGuard, Sleep, Suspended, observer};
+use crate::sleep::{ActivityGuard, NotBegun, Sleep, observer};
 use crate::state::{Shared, Worker};
 
 /// The router's dependencies.
@@ -230,7 +230,7 @@ impl Router {
 
     /// Begins a session with a Pod that does not pass through the router, such as an exec. The Pod's Sandbox does not
     /// sleep before the guard is dropped; `None` for a Pod that never sleeps.
-    pub async fn begin_session(&self, namespace: &str, pod: &str) -> Result<Option<ActivityGuard>, Suspended> {
+    pub async fn begin_session(&self, namespace: &str, pod: &str) -> Result<Option<ActivityGuard>, NotBegun> {
         let Some(sleep) = &self.shared.sleep else { return Ok(None) };
         match self.shared.index.by_pod(namespace, pod) {
             Some(pod) => sleep.begin(&self.shared.index, &pod).await,

@@ -12,13 +12,16 @@ mod waker;
 
 use std::sync::Arc;
 
-pub use activity::{ActivityGuard, Suspended};
+pub use activity::{ActivityGuard, NotBegun};
 use kube::Client;
 
 use crate::resolve::index::{LivePod, PodIndex};
 use activity::{Freshness, SandboxActivity};
-use sandbox_api::SandboxApi;
+use sandbox_api::{SandboxApi, SandboxApiError};
 pub(crate) use waker::{WakeAnswer, Waker};
+
+/// Attempts at the record that a request waits for.
+const RECORD_ATTEMPTS: usize = 2;
 
 /// The router's part in sleeping and waking.
 pub(crate) struct Sleep {
@@ -38,7 +41,7 @@ impl Sleep {
         self: &Arc<Self>,
         index: &PodIndex,
         pod: &Arc<LivePod>,
-    ) -> Result<Option<ActivityGuard>, Suspended> {
+    ) -> Result<Option<ActivityGuard>, NotBegun> {
         let Some(policy) = pod.idle else { return Ok(None) };
         let guard = ActivityGuard::begin(&pod.activity);
         match pod.activity.freshness(policy.after) {
@@ -50,29 +53,38 @@ impl Sleep {
             }
             Freshness::Old => {
                 let _single = pod.activity.writing.lock().await;
-                if pod.activity.freshness(policy.after) == Freshness::Old && self.record(pod).await.is_err() {
-                    index.mark_unreachable(pod);
-                    return Err(Suspended);
+                if pod.activity.freshness(policy.after) == Freshness::Old
+                    && let Err(error) = self.record(pod).await
+                {
+                    if error == NotBegun::Suspended {
+                        index.mark_unreachable(pod);
+                    }
+                    return Err(error);
                 }
             }
         }
         Ok(Some(guard))
     }
 
-    /// Records the last use of a Sandbox. A failed write is logged and is no error: the request is then served without
-    /// its protection.
-    pub(crate) async fn record(&self, pod: &LivePod) -> Result<(), Suspended> {
+    /// Records the last use of a Sandbox, and repeats a write that failed once.
+    pub(crate) async fn record(&self, pod: &LivePod) -> Result<(), NotBegun> {
         let activity: &SandboxActivity = &pod.activity;
         let (moment, at) = activity.last_use();
-        match self.api.record_activity(pod, at).await {
-            Ok(running) => {
-                activity.confirm(moment);
-                if running { Ok(()) } else { Err(Suspended) }
-            }
-            Err(error) => {
-                tracing::warn!(%error, namespace = %pod.namespace, sandbox = %pod.sandbox, "Activity of a sandbox could not be recorded");
-                Ok(())
+        for _ in 0..RECORD_ATTEMPTS {
+            match self.api.record_activity(pod, at).await {
+                Ok(running) => {
+                    activity.confirm(moment);
+                    return if running { Ok(()) } else { Err(NotBegun::Suspended) };
+                }
+                Err(SandboxApiError::Absent) => return Err(NotBegun::Suspended),
+                Err(error) => {
+                    tracing::warn!(%error, namespace = %pod.namespace, sandbox = %pod.sandbox, "Activity of a sandbox could not be recorded");
+                    if matches!(error, SandboxApiError::Timeout) {
+                        break;
+                    }
+                }
             }
         }
+        Err(NotBegun::Unrecorded)
     }
 }

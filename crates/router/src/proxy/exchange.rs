@@ -18,7 +18,7 @@ use crate::observability::metrics::MethodLabel;
 use crate::observability::trace::TraceContext;
 use crate::resolve::index::LivePod;
 use crate::server::client_connection::ClientConnection;
-use crate::sleep::{ActivityGuard, Suspended};
+use crate::sleep::{ActivityGuard, NotBegun};
 use crate::state::Worker;
 
 /// Status recorded if the client disconnected before there was a response (as nginx does).
@@ -41,6 +41,8 @@ pub(crate) struct Exchange {
     sandbox: Option<SandboxRequest>,
     /// The sandbox's id as E2B's clients know it, if one of them sent the request.
     pub(crate) e2b_id: Option<String>,
+    /// The request is one of E2B's for health or metrics.
+    pub(crate) asks_e2b_state: bool,
     log: Option<LogFields>,
     audit: Option<PendingRecord>,
     pub(crate) trace: TraceContext,
@@ -80,6 +82,7 @@ impl Exchange {
             path: request.uri().path_and_query().cloned(),
             sandbox: None,
             e2b_id: None,
+            asks_e2b_state: false,
             log,
             audit,
             trace: TraceContext::begin(request.headers(), shared.traces.is_some()),
@@ -128,9 +131,12 @@ impl Exchange {
         true
     }
 
-    /// Counts the request as a use of its Sandbox; an error if the Sandbox was just suspended.
-    pub(crate) async fn begin_activity(&mut self, pod: &Arc<LivePod>) -> Result<(), Suspended> {
+    /// Counts the request as a use of its Sandbox, unless it only looks at it.
+    pub(crate) async fn begin_activity(&mut self, pod: &Arc<LivePod>) -> Result<(), NotBegun> {
         let shared = &self.worker.shared;
+        if self.asks_e2b_state {
+            return Ok(());
+        }
         if let (Some(sleep), None) = (&shared.sleep, &self.activity) {
             self.activity = sleep.begin(&shared.index, pod).await?;
         }

@@ -18,7 +18,7 @@ use crate::proxy::exchange::Exchange;
 use crate::proxy::pool::{Lease, PoolKey, SendError};
 use crate::resolve::index::{LivePod, PodIndex};
 use crate::resolve::{self, Decision, Endpoint};
-use crate::sleep::WakeAnswer;
+use crate::sleep::{NotBegun, WakeAnswer};
 use crate::state::Worker;
 
 /// Interval between two looks at the index while a request waits for a Pod and nothing changes.
@@ -121,7 +121,8 @@ async fn attempt(
             }
             Err(error) => error,
         };
-        if matches!(dial_error, DialError::NoPod) && !woken && wake(&worker, sandbox, waking).await? {
+        let may_wake = matches!(dial_error, DialError::NoPod) && !woken && !exchange.asks_e2b_state;
+        if may_wake && wake(&worker, sandbox, waking).await? {
             woken = true;
             continue;
         }
@@ -289,7 +290,7 @@ fn upstream_error(sandbox: &SandboxRequest, error: &hyper::Error) -> RouterError
     RouterError::Upstream { id: sandbox.id.clone(), reason }
 }
 
-/// Counts the request against its sandbox and as a use of it. The inner error may go away with time.
+/// Counts the request against its sandbox and, unless it only looks at it, as a use. The inner error may go away with time.
 async fn admit_to_sandbox(
     exchange: &mut Exchange,
     sandbox: &SandboxRequest,
@@ -302,7 +303,8 @@ async fn admit_to_sandbox(
     match exchange.begin_activity(pod).await {
         Ok(()) => Ok(Ok(endpoint)),
         // The Pod is about to be deleted.
-        Err(_) => Ok(Err(DialError::NoPod)),
+        Err(NotBegun::Suspended) => Ok(Err(DialError::NoPod)),
+        Err(NotBegun::Unrecorded) => Err(RouterError::Unrecorded { id: sandbox.id.clone() }),
     }
 }
 

@@ -6,10 +6,16 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-/// The Sandbox was suspended in the meantime; nothing was forwarded.
+/// Why a use of a Sandbox did not begin. Nothing was forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the sandbox has just been suspended because it was idle; try again")]
-pub struct Suspended;
+pub enum NotBegun {
+    /// Or it was deleted.
+    #[error("the sandbox has just been suspended because it was idle; try again")]
+    Suspended,
+    /// Without a record the Sandbox might be suspended during the use.
+    #[error("the use of the sandbox could not be recorded, because the API did not accept it; try again")]
+    Unrecorded,
+}
 
 /// Age of this router's last record of activity, relative to the idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -59,6 +59,8 @@ impl Drop for WakeTicket<'_> {
             wakes.remove(&self.key);
         }
         drop(wakes);
+        // With the last ticket the places become free, which the namespace's entry has to see.
+        drop(std::mem::take(&mut self.wake));
         let mut namespaces = self.waker.namespaces.lock();
         if namespaces.get(&self.key.0).is_some_and(|places| {
             Arc::strong_count(places) == 1 && places.available_permits() == MAX_WAKES_PER_NAMESPACE
@@ -151,4 +153,98 @@ fn failed(key: &Key, error: &SandboxApiError) -> WakeAnswer {
         tracing::warn!(%error, namespace = %key.0, sandbox = %key.1, "A suspended sandbox could not be woken");
     }
     WakeAnswer::NotSuspended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use http_body_util::Full;
+    use serde_json::json;
+    use std::time::Duration;
+
+    /// An API where every Sandbox is suspended for being idle; it records the Sandboxes whose wake is requested.
+    fn waker() -> (Arc<Waker>, Arc<Mutex<Vec<String>>>) {
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let record = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let path = request.uri().path().to_owned();
+            let parts: Vec<&str> = path.split('/').collect();
+            let (namespace, name) = (parts[5], parts[7]);
+            if request.method() == http::Method::PATCH {
+                record.lock().push(format!("{namespace}/{name}"));
+            }
+            let sandbox = json!({
+                "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+                "metadata": {
+                    "name": name, "namespace": namespace, "uid": name, "resourceVersion": "1",
+                    "annotations": { annotations::SUSPENDED_BY: "idle" },
+                },
+                "spec": { "operatingMode": "Suspended", "podTemplate": { "spec": {} } },
+            });
+            async move { Ok::<_, kube::Error>(Response::new(Full::from(sandbox.to_string()))) }
+        });
+        (Arc::new(Waker::new(SandboxApi::new(kube::Client::new(service, "default")))), asked)
+    }
+
+    /// A request for each of these Sandboxes, which holds its ticket until it is aborted.
+    fn requests(waker: &Arc<Waker>, namespace: &'static str, count: usize) -> Vec<tokio::task::JoinHandle<()>> {
+        let request = |number| {
+            let waker = Arc::clone(waker);
+            tokio::spawn(async move {
+                let ticket = waker.ticket(namespace, &format!("box-{number}"), 0).unwrap();
+                assert_eq!(ticket.answer(None).await, WakeAnswer::Waking);
+                std::future::pending().await
+            })
+        };
+        (0..count).map(request).collect()
+    }
+
+    async fn until(what: &str, condition: impl Fn() -> bool) {
+        let wait = async {
+            while !condition() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "{what}");
+    }
+
+    /// One namespace gets half of the places, another one the rest; the next wakes wait until requests have ended.
+    #[tokio::test]
+    async fn wakes_under_way_are_limited_for_a_namespace_and_for_the_router() {
+        let (waker, asked) = waker();
+        let count = |namespace: &str| asked.lock().iter().filter(|one| one.starts_with(namespace)).count();
+        let first = requests(&waker, "one", MAX_WAKES_PER_NAMESPACE + 8);
+        until("one namespace takes its places", || count("one/") == MAX_WAKES_PER_NAMESPACE).await;
+        let second = requests(&waker, "two", MAX_WAKES - MAX_WAKES_PER_NAMESPACE);
+        until("another one is not kept waiting", || count("two/") == MAX_WAKES - MAX_WAKES_PER_NAMESPACE).await;
+        assert_eq!(count("one/"), MAX_WAKES_PER_NAMESPACE, "the rest of the first one's waits");
+        let third = requests(&waker, "three", 1);
+        until("it waits for a place of the router", || waker.namespaces.lock().contains_key("three")).await;
+        assert_eq!((waker.places.available_permits(), count("three/")), (0, 0));
+        for request in &second {
+            request.abort();
+        }
+        until("places become free for both", || count("three/") == 1).await;
+        assert_eq!(count("one/"), MAX_WAKES_PER_NAMESPACE, "its namespace's own limit still holds");
+        for request in &first[..8] {
+            request.abort();
+        }
+        let most = MAX_WAKES_PER_NAMESPACE + 8;
+        until("the rest of the first one's is woken", || count("one/") == most).await;
+        for request in first.iter().chain(&third) {
+            request.abort();
+        }
+        until("nothing is kept", || waker.wakes.lock().is_empty() && waker.namespaces.lock().is_empty()).await;
+        assert_eq!(waker.places.available_permits(), MAX_WAKES);
+    }
+
+    #[tokio::test]
+    async fn requests_beyond_the_limit_of_one_sandbox_are_refused() {
+        let (waker, _) = waker();
+        let tickets: Vec<_> = (0..3).map(|_| waker.ticket("one", "box", 2)).collect();
+        assert_eq!(tickets.iter().filter(|ticket| ticket.is_some()).count(), 2);
+        drop(tickets);
+        assert!(waker.ticket("one", "box", 2).is_some());
+    }
 }

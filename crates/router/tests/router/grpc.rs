@@ -16,6 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use crate::sleeping::{Api, asleep_before, by_idleness, when_asked};
 use crate::support::*;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -128,6 +129,18 @@ async fn unary_calls_and_their_errors_pass() {
     let status: Status = client.unary(failing, path, codec()).await.map(|_: tonic::Response<Text>| ()).unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "as you wish"));
     assert_eq!(router.dialled().len(), 1, "calls share one connection to the sandbox");
+}
+
+#[tokio::test]
+async fn a_call_wakes_a_sandbox() {
+    let api = Api::with("Suspended", by_idleness());
+    let router = asleep_before(quiet(), &api, service().await).await;
+    let mut client = client(&router).await;
+    let message = Text { text: "awake".to_owned() };
+    let path = http::uri::PathAndQuery::from_static("/echo.Echo/Unary");
+    let call = client.unary(tonic::Request::new(message.clone()), path, codec());
+    let (reply, ()) = futures::future::join(call, when_asked(&api, &router)).await;
+    assert_eq!(reply.unwrap().into_inner(), message);
 }
 
 #[tokio::test]

@@ -1,22 +1,27 @@
 //! Suspended Sandboxes that requests wake, and idle ones that are reported: against an API with one Sandbox, which a
 //! real `kube::Client` reads and patches.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use agent_sandbox_api::keys::annotations;
 use agent_sandbox_api::sleep::IdlePolicy;
-use agent_sandbox_router::{AuthzConfig, Deps, Modes, PodFacts, RouterConfig, StaticToken};
+use agent_sandbox_protocol::e2b::{ENVD_PORT, INTERPRETER_PORT, Token};
+use agent_sandbox_protocol::scoped_token::Secret;
+use agent_sandbox_router::{AuthzConfig, Deps, Modes, PodFacts, RouterConfig, StaticToken, Traffic};
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::*;
 
 /// An API with the Sandbox `box`.
 #[derive(Clone)]
-struct Api(Arc<Mutex<State>>);
+pub(crate) struct Api(Arc<Mutex<State>>);
 
 struct State {
     sandbox: Value,
@@ -26,10 +31,12 @@ struct State {
     reads: usize,
     /// Changes the Sandbox after a read, as another writer would.
     after_read: Option<Value>,
+    /// Patches fail, and are counted.
+    failing: Option<usize>,
 }
 
 impl Api {
-    fn with(mode: &str, annotated: Value) -> Self {
+    pub(crate) fn with(mode: &str, annotated: Value) -> Self {
         let ready = json!({ "type": "Ready", "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2020-01-01T00:00:00Z" });
         let sandbox = json!({
             "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
@@ -37,7 +44,14 @@ impl Api {
             "spec": { "operatingMode": mode, "podTemplate": { "spec": {} } },
             "status": { "conditions": [ready] },
         });
-        Self(Arc::new(Mutex::new(State { sandbox, patches: Vec::new(), refused: 0, reads: 0, after_read: None })))
+        Self(Arc::new(Mutex::new(State {
+            sandbox,
+            patches: Vec::new(),
+            refused: 0,
+            reads: 0,
+            after_read: None,
+            failing: None,
+        })))
     }
 
     fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response<Full<bytes::Bytes>> {
@@ -56,6 +70,11 @@ impl Api {
             return Response::new(Full::from(answer));
         }
         assert_eq!(*method, Method::PATCH);
+        if let Some(failed) = &mut state.failing {
+            *failed += 1;
+            let status = json!({ "kind": "Status", "status": "Failure", "reason": "InternalError", "code": 500, "message": "no" });
+            return Response::builder().status(500).body(Full::from(status.to_string())).unwrap();
+        }
         let patch: Value = serde_json::from_slice(body).unwrap();
         assert!(patch.get("spec").is_none(), "the router writes annotations only: {patch}");
         let metadata = &patch["metadata"];
@@ -85,7 +104,7 @@ impl Api {
     }
 
     /// How often each annotation was written.
-    fn writes(&self, key: &str) -> usize {
+    pub(crate) fn writes(&self, key: &str) -> usize {
         self.0.lock().patches.iter().filter(|patch| patch.get(key).is_some()).count()
     }
 
@@ -112,17 +131,21 @@ fn apply(sandbox: &mut Value, change: &Value) {
 
 /// A router whose index has no Pod: the Sandbox is suspended.
 async fn asleep(config: RouterConfig, api: &Api, backend: &Backend) -> Arc<TestRouter> {
-    let router = TestRouter::with_deps(config, backend.addr, api.deps()).await;
+    asleep_before(config, api, backend.addr).await
+}
+
+pub(crate) async fn asleep_before(config: RouterConfig, api: &Api, sandbox: SocketAddr) -> Arc<TestRouter> {
+    let router = TestRouter::with_deps(config, sandbox, api.deps()).await;
     router.router.index().replace_all(Vec::new());
     Arc::new(router)
 }
 
-fn by_idleness() -> Value {
+pub(crate) fn by_idleness() -> Value {
     json!({ annotations::SUSPENDED_BY: "idle" })
 }
 
 /// What the controller does with a wake, as far as routers see it.
-fn wakes(api: &Api, router: &TestRouter, facts: PodFacts) {
+pub(crate) fn wakes(api: &Api, router: &TestRouter, facts: PodFacts) {
     api.edit(json!({ "spec": { "operatingMode": "Running" }, "metadata": { "annotations": { annotations::WAKE_REQUESTED_AT: null } } }));
     router.router.index().apply(facts);
 }
@@ -146,6 +169,45 @@ async fn a_burst_of_requests_wakes_a_sandbox_once_and_all_are_answered() {
     assert_eq!(api.writes(annotations::WAKE_REQUESTED_AT), 1);
     assert_eq!(backend.seen.lock().len(), 10, "each request arrives once");
     assert!(router.router.render_metrics().contains("waited_for_wake_total{sandbox_namespace="));
+}
+
+/// Wakes the Sandbox once it is asked for.
+pub(crate) async fn when_asked(api: &Api, router: &TestRouter) {
+    eventually("the wake is requested", || api.writes(annotations::WAKE_REQUESTED_AT) == 1).await;
+    wakes(api, router, pod("box", POD_IP));
+}
+
+/// The body of the request begins before the wake and ends after the response has begun: nothing of it is lost or held.
+#[tokio::test]
+async fn streams_in_both_directions_wake_a_sandbox() {
+    async fn expect(stream: &mut TcpStream, what: &str) {
+        let mut seen = Vec::new();
+        while !String::from_utf8_lossy(&seen).contains(what) {
+            let mut byte = [0];
+            let read = tokio::time::timeout(TIMEOUT, stream.read_exact(&mut byte)).await.expect("it arrives in time");
+            read.unwrap_or_else(|error| panic!("{error} before {what:?}: {}", String::from_utf8_lossy(&seen)));
+            seen.push(byte[0]);
+        }
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let api = Api::with("Suspended", by_idleness());
+    let router = asleep_before(quiet(), &api, listener.local_addr().unwrap()).await;
+    let sandbox = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        expect(&mut stream, "first").await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n").await.unwrap();
+        expect(&mut stream, "second").await;
+        stream.write_all(b"3\r\ntwo\r\n0\r\n\r\n").await.unwrap();
+    });
+    let mut client = TcpStream::connect(router.addr).await.unwrap();
+    let head = b"POST / HTTP/1.1\r\nHost: r\r\nX-Sandbox-ID: box\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n";
+    client.write_all(head).await.unwrap();
+    when_asked(&api, &router).await;
+    expect(&mut client, "one").await;
+    client.write_all(b"6\r\nsecond\r\n0\r\n\r\n").await.unwrap();
+    expect(&mut client, "two").await;
+    sandbox.await.unwrap();
+    assert_eq!(api.writes(annotations::WAKE_REQUESTED_AT), 1);
 }
 
 #[tokio::test]
@@ -228,6 +290,111 @@ async fn use_is_recorded_before_the_first_request_and_then_rarely() {
     assert_eq!(api.writes(annotations::LAST_ACTIVITY_AT), 1);
     router.router.index().apply(pod("other", "10.0.0.8"));
     assert_eq!(api.writes(annotations::LAST_ACTIVITY_AT), 1, "a Sandbox without an idle time costs no write");
+}
+
+/// Without a record the Sandbox might be suspended during the request: it is refused, and may be repeated.
+#[tokio::test]
+async fn a_request_whose_use_cannot_be_recorded_is_refused_and_may_be_repeated() {
+    let (backend, api) = (Backend::echo().await, Api::with("Running", json!({})));
+    api.0.lock().failing = Some(0);
+    let router = asleep(quiet(), &api, &backend).await;
+    router.router.index().apply(idle_pod(600, true));
+    let refused = router.get("/").await;
+    assert_eq!((refused.status.as_u16(), refused.headers["retry-after"].to_str().unwrap()), (503, "1"));
+    assert!(refused.detail().contains("could not be recorded"), "{}", refused.text());
+    assert!(backend.seen.lock().is_empty(), "nothing was forwarded");
+    let failed = api.0.lock().failing.take();
+    assert_eq!(failed, Some(2), "the write is repeated once");
+    assert_eq!(router.get("/").await.status, 200);
+    assert_eq!(api.writes(annotations::LAST_ACTIVITY_AT), 1);
+}
+
+/// A deleted Sandbox is like one without a Pod, not like an API that fails.
+#[tokio::test]
+async fn a_request_to_a_sandbox_that_was_deleted_is_not_forwarded() {
+    let (backend, api) = (Backend::echo().await, Api::with("Running", json!({})));
+    let router = asleep(quiet(), &api, &backend).await;
+    router.router.index().apply(PodFacts { sandbox: "gone".to_owned(), ..idle_pod(600, true) });
+    let request = Request::get("/").header("x-sandbox-id", "gone").body(Full::default()).unwrap();
+    assert_eq!(router.send(request).await.status, 502);
+    assert!(backend.seen.lock().is_empty());
+}
+
+const SECRET: [u8; 32] = [b'k'; 32];
+
+/// A router for E2B's clients whose index has no Pod.
+async fn for_e2b(api: &Api, backend: &Backend) -> TestRouter {
+    let secret = Secret::from_file_bytes(&SECRET).unwrap();
+    let modes = Modes { static_token: Some(StaticToken("right".to_owned())), ..Modes::default() };
+    let config = RouterConfig { authz: AuthzConfig::AnyOf(modes), ..quiet() };
+    let router = TestRouter::with_deps(config, backend.addr, Deps { e2b: Some(secret), ..api.deps() }).await;
+    router.router.index().replace_all(Vec::new());
+    router
+}
+
+/// A request as E2B's clients send it, with the sandbox's own token.
+async fn by_e2b(router: &TestRouter, port: u16, path: &str) -> Reply {
+    let token = Token::Access.derive(&Secret::from_file_bytes(&SECRET).unwrap(), "default", "box");
+    let request = Request::get(path)
+        .header("e2b-sandbox-id", "box--default")
+        .header("e2b-sandbox-port", port)
+        .header("x-access-token", token);
+    router.send(request.body(Full::default()).unwrap()).await
+}
+
+/// E-120
+#[tokio::test]
+async fn a_paused_sandbox_is_not_found_for_e2b_clients() {
+    let (backend, api) = (Backend::echo().await, Api::with("Suspended", json!({})));
+    let router = for_e2b(&api, &backend).await;
+    for port in [ENVD_PORT, INTERPRETER_PORT] {
+        let reply = by_e2b(&router, port, "/anything").await;
+        assert_eq!(reply.status, 502);
+        let body: Value = serde_json::from_slice(&reply.body).unwrap();
+        let expected = json!({ "sandboxId": "box--default", "message": "The sandbox was not found", "code": 502 });
+        assert_eq!(body, expected, "{port}");
+    }
+    assert!(api.0.lock().patches.is_empty());
+}
+
+/// The body of a refused request is not read, so that its connection ends: a client that does not know would lose its
+/// next request on it.
+#[tokio::test]
+async fn a_refusal_of_a_request_with_a_body_says_that_the_connection_ends() {
+    let (backend, api) = (Backend::echo().await, Api::with("Suspended", json!({})));
+    let router = asleep(quiet(), &api, &backend).await;
+    let send = |body: &'static str| {
+        let request = Request::post("/").header("x-sandbox-id", "box").body(Full::from(body)).unwrap();
+        router.send(request)
+    };
+    let (with, without) = (send("body").await, send("").await);
+    assert_eq!((with.status.as_u16(), without.status.as_u16()), (502, 502));
+    assert_eq!(with.headers["connection"], "close");
+    assert!(!without.headers.contains_key("connection"), "{:?}", without.headers);
+}
+
+/// E-104, E-120: questions for the state of a sandbox are no use of it.
+#[tokio::test]
+async fn health_and_metrics_of_e2b_neither_wake_a_sandbox_nor_keep_it_awake() {
+    let questions = [(ENVD_PORT, "/health"), (ENVD_PORT, "//metrics/"), (INTERPRETER_PORT, "/health")];
+    let (backend, api) = (Backend::echo().await, Api::with("Suspended", by_idleness()));
+    let router = for_e2b(&api, &backend).await;
+    for (port, path) in questions {
+        let reply = by_e2b(&router, port, path).await;
+        assert_eq!(reply.status, 502, "{port}{path}");
+        assert!(reply.text().contains("The sandbox was not found"), "{}", reply.text());
+    }
+    assert!(api.0.lock().patches.is_empty(), "nothing is woken");
+
+    let (backend, api) = (Backend::echo().await, Api::with("Running", json!({})));
+    let router = for_e2b(&api, &backend).await;
+    router.router.index().apply(PodFacts { e2b: Some(Traffic::Public), ..idle_pod(600, true) });
+    for (port, path) in questions {
+        assert_eq!(by_e2b(&router, port, path).await.status, 200, "{port}{path}");
+    }
+    assert_eq!(api.writes(annotations::LAST_ACTIVITY_AT), 0, "nothing is recorded");
+    assert_eq!(by_e2b(&router, ENVD_PORT, "/envs").await.status, 200);
+    assert_eq!(api.writes(annotations::LAST_ACTIVITY_AT), 1, "control: other requests are use");
 }
 
 /// The record of a request finds the Sandbox suspended: the request is not forwarded to the Pod that is about to go, but

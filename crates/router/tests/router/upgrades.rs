@@ -19,6 +19,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, accept_hdr_async, connect_async};
 
+use crate::sleeping::{Api, asleep_before, by_idleness, when_asked};
 use crate::support::*;
 
 /// A WebSocket application: echoes messages, supports sub-protocol `chat`, records what it received.
@@ -122,6 +123,18 @@ async fn messages_of_all_sizes_round_trip() {
             == 1.0
     })
     .await;
+}
+
+/// The handshake waits for the Sandbox.
+#[tokio::test]
+async fn a_websocket_wakes_a_sandbox() {
+    let (chat, api) = (Chat::start().await, Api::with("Suspended", by_idleness()));
+    let router = asleep_before(quiet(), &api, chat.addr).await;
+    let (socket, ()) = futures::future::join(open(&router, TO_BOX), when_asked(&api, &router)).await;
+    let mut socket = socket.unwrap();
+    socket.send(Message::text("awake")).await.unwrap();
+    assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("awake"));
+    assert_eq!(chat.handshakes.lock().len(), 1);
 }
 
 /// D-137
