@@ -23,7 +23,7 @@ from mcp.client.streamable_http import create_mcp_http_client, streamable_http_c
 
 SOURCE = "python-sandbox-template"
 UPSTREAM = {"create_sandbox", "delete_sandbox", "download_file", "execute_command", "file_exists", "list_files", "upload_file"}
-OURS_TOO = {"run_python", "start_command", "command_output", "stop_command", "list_ports"}
+OURS_TOO = {"run_code", "run_python", "start_command", "command_output", "stop_command", "list_ports"}
 
 
 def command(engine, *words):

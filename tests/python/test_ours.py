@@ -18,7 +18,7 @@ from which_sdk import OURS, token_headers
 if not OURS:
     pytest.skip("these are our SDK's promises", allow_module_level=True)
 
-from agent_sandbox import AsyncClient, Client, Connection, Sandbox, errors  # noqa: E402
+from agent_sandbox import AsyncClient, Client, Connection, Sandbox, SandboxError, errors  # noqa: E402
 from k8s_agent_sandbox import SandboxClient  # noqa: E402
 
 SOURCE = "python-sandbox-template"
@@ -79,6 +79,38 @@ def test_the_history_has_the_commands_of_every_client(engine, client):
         assert past[1].argv == ["echo", "from the command line"] and past[1].stdout is None
         assert sandbox.history(1)[0].id == 2
         assert sandbox.history_entry(1).stdout == "words\n"
+
+
+def test_code_keeps_its_variables(client):
+    with client.sandbox("host") as sandbox:
+        first = sandbox.run_code("import os\nx = 20\nprint('out')\nx + 1")
+        assert (first.text, first.stdout, first.error) == ("21", "out\n", None), first
+        assert sandbox.run_code("x * 2, os.environ['ONE_RUN']", env={"ONE_RUN": "1"}).text == "(40, '1')"
+        failed = sandbox.run_code("1/0")
+        assert failed.error is not None and failed.error.name == "ZeroDivisionError" and failed.text is None
+        shown = sandbox.run_code("class A:\n    def _repr_html_(self): return '<b>'\ndisplay(A())")
+        assert [result.formats["html"] for result in shown.results] == ["<b>"] and not shown.results[0].is_main_result
+        context = sandbox.create_code_context("/tmp")
+        assert sandbox.run_code("y = 1\nos = __import__('os')\nos.getcwd()", context=context).text == "/tmp"
+        assert sandbox.run_code("y").error is not None, "contexts share no variables"
+        assert {one.id for one in sandbox.code_contexts()} >= {context.id}
+        sandbox.restart_code_context(context)
+        assert sandbox.run_code("y", context=context.id).error is not None
+        sandbox.remove_code_context(context)
+        with pytest.raises(SandboxError, match="does not exist"):
+            sandbox.run_code("1", context=context)
+        with pytest.raises(errors.SandboxTimeoutError):
+            sandbox.run_code("import time; time.sleep(300)", timeout=1)
+        assert sandbox.run_code("x").text == "20", "it was interrupted, not ended"
+
+
+def test_code_runs_asynchronously(engine):
+    async def run():
+        async with AsyncClient(kubeconfig=str(engine.kubeconfig)).sandbox("host") as sandbox:
+            assert (await sandbox.run_code("x = 6 * 7\nx")).text == "42"
+            assert (await sandbox.run_code("x")).text == "42"
+
+    asyncio.run(run())
 
 
 def test_the_older_minimal_api(engine, monkeypatch):

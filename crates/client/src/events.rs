@@ -16,6 +16,7 @@ const MAX_LINE: usize = 1 << 20;
 pub(crate) struct JsonLines<B = Incoming> {
     body: B,
     buffer: BytesMut,
+    max_line: usize,
 }
 
 /// Why reading a line failed.
@@ -28,7 +29,12 @@ pub(crate) enum LinesError {
 
 impl<B: Body<Data = Bytes, Error: std::fmt::Display> + Unpin> JsonLines<B> {
     pub(crate) fn new(response: Response<B>) -> Self {
-        Self { body: response.into_body(), buffer: BytesMut::new() }
+        Self::with_limit(response, MAX_LINE)
+    }
+
+    /// For lines of at most `max_line` bytes.
+    pub(crate) fn with_limit(response: Response<B>, max_line: usize) -> Self {
+        Self { body: response.into_body(), buffer: BytesMut::new(), max_line }
     }
 
     /// The next line; `None` at the end.
@@ -46,8 +52,8 @@ impl<B: Body<Data = Bytes, Error: std::fmt::Display> + Unpin> JsonLines<B> {
                 return parsed.map(Some).map_err(|error| LinesError::Content(error.to_string()));
             }
             searched = self.buffer.len();
-            if searched > MAX_LINE {
-                return Err(LinesError::Content(format!("a line longer than {MAX_LINE} bytes")));
+            if searched > self.max_line {
+                return Err(LinesError::Content(format!("a line longer than {} bytes", self.max_line)));
             }
             match self.body.frame().await {
                 Some(Ok(frame)) => {

@@ -55,6 +55,18 @@ pub(crate) struct RunPython {
 }
 
 #[derive(Debug, Deserialize)]
+pub(crate) struct RunCode {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) code: String,
+    /// Forget all variables first.
+    #[serde(default)]
+    pub(crate) restart: bool,
+    #[serde(default)]
+    pub(crate) timeout: CallTimeout,
+}
+
+#[derive(Debug, Deserialize)]
 pub(crate) struct StartCommand {
     #[serde(flatten)]
     pub(crate) sandbox: SandboxRef,

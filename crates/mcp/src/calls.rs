@@ -4,12 +4,13 @@
 use crate::{
     Sandboxes,
     arguments::{
-        CommandOutput, Download, Execute, Exists, List, ListPorts, RunPython, StartCommand, StopCommand, Upload,
+        CommandOutput, Download, Execute, Exists, List, ListPorts, RunCode, RunPython, StartCommand, StopCommand,
+        Upload,
     },
     runtime_api,
     sandboxes::{Opened, ToolError},
 };
-use agent_sandbox_client::{Command, CommandEvent, SandboxHandle, native::ProcessInfo};
+use agent_sandbox_client::{CodeOptions, Command, CommandEvent, Execution, SandboxHandle, native::ProcessInfo};
 use agent_sandbox_protocol::{capture::Capture, router_headers::DEFAULT_PORT, runtime::ExecuteResponse};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
@@ -33,6 +34,18 @@ impl Sandboxes {
         let sandbox = self.open(session, &wanted.sandbox, wanted.timeout.0).await?;
         let done = runtime_api::execute(&sandbox.handle, wanted.command, wanted.timeout.0).await?;
         Ok(sandbox.result(limited(&sandbox.handle, done).await))
+    }
+
+    pub(crate) async fn run_code(&self, session: &str, wanted: RunCode) -> Result<Value, ToolError> {
+        let sandbox = self.open(session, &wanted.sandbox, wanted.timeout.0).await?;
+        if wanted.restart
+            && let Some(default) = sandbox.handle.code_contexts().await?.into_iter().next()
+        {
+            sandbox.handle.restart_code_context(&default.id).await?;
+        }
+        let options = CodeOptions { timeout: Some(wanted.timeout.0), ..CodeOptions::default() };
+        let done = sandbox.handle.run_code(&wanted.code, &options).await?;
+        Ok(sandbox.result(shown(done)))
     }
 
     pub(crate) async fn run_python(&self, session: &str, wanted: RunPython) -> Result<Value, ToolError> {
@@ -145,9 +158,42 @@ async fn limited(sandbox: &SandboxHandle, done: ExecuteResponse) -> Value {
             // Without a file the model still gets both ends.
             Err(error) => tracing::warn!(%error, "Cannot keep the complete output of a command"),
         }
-        let mut shortened = Capture::new(OUTPUT_LIMIT);
-        shortened.push(text.as_bytes());
-        result[name] = json!(String::from_utf8_lossy(&shortened.into_bytes()));
+        result[name] = json!(shortened(&text));
+    }
+    result
+}
+
+/// Both ends of a text that is longer than the limit.
+fn shortened(text: &str) -> String {
+    let mut kept = Capture::new(OUTPUT_LIMIT);
+    kept.push(text.as_bytes());
+    String::from_utf8_lossy(&kept.into_bytes()).into_owned()
+}
+
+/// What code printed and showed. Pictures and other formats that are longer than the limit are left out.
+fn shown(done: Execution) -> Value {
+    let mut result = json!({"stdout": shortened(&done.stdout), "stderr": shortened(&done.stderr)});
+    if let Some(text) = done.text() {
+        result["text"] = json!(shortened(text));
+    }
+    // The value of the last expression is in `text` already, unless it has more formats.
+    let displayed = done.results.into_iter().filter(|one| !one.is_main_result || one.formats.len() > 1);
+    let displayed = displayed.map(|one| {
+        let formats = one.formats.into_iter().map(|(format, value)| match value.as_str().map(str::len) {
+            Some(length) if format == "text" && length > OUTPUT_LIMIT => {
+                (format, json!(shortened(value.as_str().unwrap_or_default())))
+            }
+            Some(length) if length > OUTPUT_LIMIT => {
+                (format, json!(format!("[{length} bytes left out; save it to a file and read that]")))
+            }
+            _ => (format, value),
+        });
+        Value::Object(formats.collect())
+    });
+    result["displayed"] = Value::Array(displayed.collect());
+    if let Some(error) = done.error {
+        result["error"] =
+            json!({"name": error.name, "value": shortened(&error.value), "traceback": shortened(&error.traceback)});
     }
     result
 }

@@ -80,6 +80,7 @@ impl Server {
             "download_file" => run!(download),
             "list_files" => run!(list),
             "file_exists" => run!(exists),
+            "run_code" => run!(run_code),
             "run_python" => run!(run_python),
             "start_command" => run!(start_command),
             "command_output" => run!(command_output),

@@ -10,6 +10,7 @@ pub(crate) fn all(defaults: &Defaults, local: bool) -> Vec<Tool> {
     let mut tools = vec![
         create(defaults),
         execute(),
+        run_code(),
         run_python(),
         start_command(),
         command_output(),
@@ -58,6 +59,25 @@ fn execute() -> Tool {
         sandbox_tool_schema(command, &["command"], true),
     );
     tool.with_raw_output_schema(command_result())
+}
+
+fn run_code() -> Tool {
+    let properties = json!({
+        "code": {"type": "string", "description": "Python 3 source; the value of its last expression is returned too"},
+        "restart": {"type": "boolean", "default": false, "description": "Forget all variables first"},
+    });
+    let tool = tool(
+        "run_code",
+        "Run Python code like a cell of a notebook: variables, imports and functions stay for the next call in the same sandbox. A call that takes longer than its timeout is interrupted; the variables stay.",
+        sandbox_tool_schema(properties, &["code"], true),
+    );
+    let result = json!({"type": "object", "description": "One thing that the code showed, by format: text, html, png (base64) and others"});
+    let error = json!({"type": "object", "properties": {"name": {"type": "string"}, "value": {"type": "string"}, "traceback": {"type": "string"}}});
+    let output = json!({
+        "text": {"type": "string"}, "stdout": {"type": "string"}, "stderr": {"type": "string"},
+        "displayed": {"type": "array", "items": result}, "error": error,
+    });
+    tool.with_raw_output_schema(schema(output, &["stdout", "stderr", "displayed"]))
 }
 
 fn run_python() -> Tool {

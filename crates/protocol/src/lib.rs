@@ -3,6 +3,7 @@
 pub mod address;
 pub mod capture;
 pub mod chunks;
+pub mod code;
 pub mod e2b;
 /// Entry points for `make fuzz`, and for the test that repeats its corpora.
 #[cfg(any(test, fuzzing))]

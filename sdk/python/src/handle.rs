@@ -157,6 +157,39 @@ impl Handle {
         Ok(pending(async move { inner.history_entry(id).await }, |py, entry| serialised(py, &entry)))
     }
 
+    fn run_code(
+        &self,
+        code: String,
+        context: Option<String>,
+        env: BTreeMap<String, String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Pending> {
+        let options = sdk::CodeOptions { context, env, timeout: timeout.map(duration).transpose()? };
+        let inner = self.inner()?;
+        Ok(pending(async move { inner.run_code(&code, &options).await }, |py, execution| serialised(py, &execution)))
+    }
+
+    fn create_code_context(&self, cwd: Option<String>) -> PyResult<Pending> {
+        let inner = self.inner()?;
+        let made = async move { inner.create_code_context(cwd.as_deref()).await };
+        Ok(pending(made, |py, context| serialised(py, &context)))
+    }
+
+    fn code_contexts(&self) -> PyResult<Pending> {
+        let inner = self.inner()?;
+        Ok(pending(async move { inner.code_contexts().await }, |py, list| serialised(py, &list)))
+    }
+
+    fn restart_code_context(&self, id: String) -> PyResult<Pending> {
+        let inner = self.inner()?;
+        Ok(pending_unit(async move { inner.restart_code_context(&id).await }))
+    }
+
+    fn remove_code_context(&self, id: String) -> PyResult<Pending> {
+        let inner = self.inner()?;
+        Ok(pending_unit(async move { inner.remove_code_context(&id).await }))
+    }
+
     fn info(&self) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending(async move { inner.info().await }, |py, info| serialised(py, &info)))

@@ -80,6 +80,143 @@ fn an_idle_sandbox_sleeps_and_requests_and_commands_wake_it() {
     assert_eq!(sandbox(&engine, "box")["spec"]["operatingMode"], "Suspended");
 }
 
+/// The status that the sandbox's daemon answers with behind a local port.
+fn status_behind(port: &str) -> String {
+    let url = format!("http://127.0.0.1:{port}/");
+    let output = std::process::Command::new("curl")
+        .args(["-s", "-m", "60", "-o", "/dev/null", "-w", "%{http_code}", &url])
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The local port in `forwarding 127.0.0.1:40000 -> 8888`.
+fn local_port(line: &str) -> String {
+    let address = line.strip_prefix("forwarding ").unwrap_or_else(|| panic!("{line}")).split(' ').next().unwrap();
+    address.rsplit_once(':').unwrap().1.to_owned()
+}
+
+/// Connections that do not pass the router's listener: each one wakes the sandbox anew.
+#[test]
+fn forwarded_and_published_ports_wake_a_sandbox() {
+    let Some(engine) = Engine::start() else { return };
+    let created = engine.run(&["create", "box", "--idle", "2s", "--publish", "0:8888"]);
+    let said = String::from_utf8(created.stderr).unwrap();
+    let published = local_port(said.lines().find(|line| line.starts_with("forwarding ")).unwrap_or(&said));
+    falls_asleep(&engine, "box");
+    assert_eq!(status_behind(&published), "200");
+    assert_eq!(sandbox(&engine, "box")["spec"]["operatingMode"], "Running");
+
+    falls_asleep(&engine, "box");
+    let mut forward = engine.command(&["port-forward", "box", "0:8888"]);
+    let mut forward = forward.stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(forward.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let port = local_port(line.trim());
+    assert_eq!(status_behind(&port), "200");
+    falls_asleep(&engine, "box");
+    assert_eq!(status_behind(&port), "200", "the port stays open and wakes it again");
+    forward.kill().unwrap();
+    forward.wait().unwrap();
+}
+
+/// `agent-sandbox mcp` on standard input and output.
+struct Tools {
+    server: std::process::Child,
+    answers: BufReader<std::process::ChildStdout>,
+    sent: u64,
+}
+
+impl Tools {
+    fn start(engine: &Engine) -> Self {
+        let mut server = engine.command(&["mcp"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let answers = BufReader::new(server.stdout.take().unwrap());
+        let mut tools = Self { server, answers, sent: 0 };
+        let client = serde_json::json!({ "name": "test", "version": "1" });
+        let hello = serde_json::json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client });
+        tools.ask("initialize", hello);
+        tools.send(&serde_json::json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }));
+        tools
+    }
+
+    fn send(&mut self, message: &Value) {
+        writeln!(self.server.stdin.as_mut().unwrap(), "{message}").unwrap();
+    }
+
+    fn ask(&mut self, method: &str, parameters: Value) -> Value {
+        self.sent += 1;
+        let id = self.sent;
+        self.send(&serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": parameters }));
+        loop {
+            let mut line = String::new();
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the server ended");
+            let answer: Value = serde_json::from_str(&line).unwrap();
+            if answer["id"] == id {
+                return answer["result"].clone();
+            }
+        }
+    }
+
+    fn call(&mut self, name: &str, arguments: Value) -> Value {
+        let result = self.ask("tools/call", serde_json::json!({ "name": name, "arguments": arguments }));
+        assert_ne!(result["isError"], true, "{name}: {result}");
+        result["structuredContent"].clone()
+    }
+}
+
+impl Drop for Tools {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// A tool that sends a request to the sandbox, and one that opens a port beside the router.
+#[test]
+fn tools_wake_a_sandbox() {
+    let Some(engine) = Engine::start() else { return };
+    let mut tools = Tools::start(&engine);
+    let created = tools.call("create_sandbox", serde_json::json!({ "shutdown_after_seconds": null }));
+    let claim = created["sandbox_claim_name"].as_str().unwrap().to_owned();
+    tools.call("execute_command", serde_json::json!({ "command": "echo kept > f" }));
+    let kubeconfig = engine.data().join("kubeconfig");
+    let annotate = ["annotate", "sandboxclaim", &claim, "agent-sandbox.github.io/idle-timeout=2s"];
+    let mut kubectl = std::process::Command::new("kubectl");
+    assert!(kubectl.arg("--kubeconfig").arg(kubeconfig).args(annotate).output().unwrap().status.success());
+    falls_asleep(&engine, &claim);
+    let done = tools.call("execute_command", serde_json::json!({ "command": "cat f" }));
+    assert_eq!(done["stdout"], "kept\n", "{done}");
+    falls_asleep(&engine, &claim);
+    let opened = tools.call("open_port", serde_json::json!({ "port": 8888 }));
+    let port = opened["url"].as_str().unwrap().rsplit_once(':').unwrap().1.to_owned();
+    assert_eq!(status_behind(&port), "200");
+    assert_eq!(sandbox(&engine, &claim)["spec"]["operatingMode"], "Running");
+}
+
+/// Variables stay between calls and are forgotten on request; a call that is too slow is interrupted.
+#[test]
+fn code_of_a_tool_keeps_its_variables() {
+    let Some(engine) = Engine::start() else { return };
+    let mut tools = Tools::start(&engine);
+    let mut run = |arguments: Value| tools.call("run_code", arguments);
+    let first = run(serde_json::json!({ "code": "x = 20\nprint('out')\nx + 1" }));
+    assert_eq!((first["text"].as_str(), first["stdout"].as_str()), (Some("21"), Some("out\n")), "{first}");
+    assert!(first["sandbox_claim_name"].is_string() && first["displayed"] == serde_json::json!([]), "{first}");
+    let html = "class A:\n    def _repr_html_(self): return '<b>' + 'x' * 40_000\ndisplay(A())\nx * 2";
+    let second = run(serde_json::json!({ "code": html }));
+    assert_eq!(second["text"], "40");
+    assert!(second["displayed"][0]["html"].as_str().unwrap().contains("bytes left out"), "{second}");
+    assert_eq!(run(serde_json::json!({ "code": "1/0" }))["error"]["name"], "ZeroDivisionError");
+    let again = run(serde_json::json!({ "code": "x", "restart": true }));
+    assert_eq!(again["error"]["name"], "NameError", "{again}");
+    run(serde_json::json!({ "code": "kept = 1" }));
+    let slow = serde_json::json!({ "code": "import time; time.sleep(300)", "timeout": 1 });
+    let slow = tools.ask("tools/call", serde_json::json!({ "name": "run_code", "arguments": slow }));
+    assert_eq!(slow["isError"], true, "{slow}");
+    let after = tools.call("run_code", serde_json::json!({ "code": "kept" }));
+    assert_eq!(after["text"], "1", "{after}");
+}
+
 #[test]
 fn a_sandbox_in_use_stays_awake() {
     let Some(engine) = Engine::start() else { return };

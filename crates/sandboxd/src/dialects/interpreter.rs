@@ -1,5 +1,6 @@
-//! E2B's code interpreter: code that keeps its variables from one run to the next. The kernel is a program for the
-//! sandbox's own `python3` and needs nothing but its standard library; it is started with the first run.
+//! Code that keeps its variables from one run to the next, as E2B's code interpreter; the native API uses it too. The
+//! kernel is a program for the sandbox's own `python3` and needs nothing but its standard library; it is started with
+//! the first run.
 
 mod contexts;
 mod kernel;
@@ -8,6 +9,7 @@ mod run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use agent_sandbox_protocol::code::CodeContext;
 use http::{Method, Request, Response, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -29,13 +31,25 @@ pub struct Interpreter {
     sandbox: Arc<Sandbox>,
     settings: Arc<Settings>,
     contexts: Contexts,
+    /// Code runs as the daemon's own user, not as the user of E2B's clients.
+    as_daemon: bool,
 }
 
 /// An error, which clients show as text.
 #[derive(Debug)]
-struct Failure {
-    status: StatusCode,
-    message: String,
+pub(crate) struct Failure {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+}
+
+/// Code to run, and where.
+pub(crate) struct Run {
+    pub(crate) code: String,
+    /// Id of the context; without one it is the default one.
+    pub(crate) context: Option<String>,
+    pub(crate) language: Option<String>,
+    /// Variables of the environment, for this run only.
+    pub(crate) variables: BTreeMap<String, String>,
 }
 
 impl Failure {
@@ -66,7 +80,12 @@ struct CreateContext {
 
 impl Interpreter {
     pub fn new(sandbox: Arc<Sandbox>, settings: Arc<Settings>) -> Self {
-        Self { sandbox, settings, contexts: Contexts::default() }
+        Self { sandbox, settings, contexts: Contexts::default(), as_daemon: false }
+    }
+
+    /// One for the native API.
+    pub fn native(sandbox: Arc<Sandbox>) -> Self {
+        Self { as_daemon: true, ..Self::new(sandbox, Arc::default()) }
     }
 
     /// Handles one request.
@@ -88,10 +107,12 @@ impl Interpreter {
         let parts: Vec<&str> = path.split('/').collect();
         let outcome = match (request.method(), parts.as_slice()) {
             (&Method::POST, ["execute"]) => self.execute(request).await,
-            (&Method::GET, ["contexts"]) => Ok(body::json(StatusCode::OK, &self.contexts.list(&self))),
+            (&Method::GET, ["contexts"]) => Ok(body::json(StatusCode::OK, &self.contexts())),
             (&Method::POST, ["contexts"]) => self.create_context(request).await,
-            (&Method::POST, ["contexts", id, "restart"]) => self.restart(id).await,
-            (&Method::DELETE, ["contexts", id]) => self.remove(id).await,
+            (&Method::POST, ["contexts", id, "restart"]) => {
+                self.restart(id).await.map(|()| body::empty(StatusCode::NO_CONTENT))
+            }
+            (&Method::DELETE, ["contexts", id]) => self.remove(id).await.map(|()| body::empty(StatusCode::NO_CONTENT)),
             (method, _) => Err(Failure::new(StatusCode::NOT_FOUND, format!("no such request: {method} /{path}"))),
         };
         outcome.unwrap_or_else(|failure| body::text(failure.status, failure.message))
@@ -99,11 +120,21 @@ impl Interpreter {
 
     async fn execute(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
         let asked: Execute = parsed(request).await?;
-        let variables = asked.env_vars.unwrap_or_default();
+        self.run(Run {
+            code: asked.code,
+            context: asked.context_id,
+            language: asked.language,
+            variables: asked.env_vars.unwrap_or_default(),
+        })
+    }
+
+    /// Runs code and streams its events, one JSON object per line.
+    pub(crate) fn run(&self, wanted: Run) -> Result<Response<Body>, Failure> {
+        let Run { code, context, language, variables } = wanted;
         if let Some(name) = variables.keys().find(|name| !is_variable(name)) {
             return Err(Failure::new(StatusCode::BAD_REQUEST, format!("env_vars: {name:?} is not a variable's name")));
         }
-        let context = match (asked.context_id, asked.language) {
+        let context = match (context, language) {
             (Some(_), Some(_)) => {
                 return Err(Failure::new(StatusCode::BAD_REQUEST, "context_id and language exclude each other"));
             }
@@ -114,29 +145,39 @@ impl Interpreter {
             }
         };
         let launch = self.launch(&context.cwd)?;
-        Ok(run::respond(context, kernel::Plan::new(launch, &self.sandbox), asked.code, variables))
+        Ok(run::respond(context, kernel::Plan::new(launch, &self.sandbox), code, variables))
     }
 
     async fn create_context(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
         let asked: CreateContext = parsed(request).await?;
-        check_language(asked.language.as_deref())?;
-        let cwd = self.directory(asked.cwd.as_deref().unwrap_or_default())?;
+        let made = self.new_context(asked.language.as_deref(), asked.cwd.as_deref())?;
+        Ok(body::json(StatusCode::OK, &made))
+    }
+
+    /// All contexts, with the default one.
+    pub(crate) fn contexts(&self) -> Vec<CodeContext> {
+        self.contexts.list(self)
+    }
+
+    pub(crate) fn new_context(&self, language: Option<&str>, cwd: Option<&str>) -> Result<CodeContext, Failure> {
+        check_language(language)?;
+        let cwd = self.directory(cwd.unwrap_or_default())?;
         // Fails now rather than in the first run.
         self.launch(&cwd)?;
-        let context = self.contexts.create(cwd)?;
-        Ok(body::json(StatusCode::OK, &context.describe()))
+        Ok(self.contexts.create(cwd)?.describe())
     }
 
-    async fn restart(&self, id: &str) -> Result<Response<Body>, Failure> {
+    /// Ends the process of a context, and with it its variables.
+    pub(crate) async fn restart(&self, id: &str) -> Result<(), Failure> {
         let context = self.contexts.get(id, self).ok_or_else(|| Failure::unknown_context(id))?;
         context.stop().await;
-        Ok(body::empty(StatusCode::NO_CONTENT))
+        Ok(())
     }
 
-    async fn remove(&self, id: &str) -> Result<Response<Body>, Failure> {
+    pub(crate) async fn remove(&self, id: &str) -> Result<(), Failure> {
         let context = self.contexts.remove(id, self).ok_or_else(|| Failure::unknown_context(id))?;
         context.stop().await;
-        Ok(body::empty(StatusCode::NO_CONTENT))
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The native API under `/sandbox/v1`: everything that the other dialects have no request for.
 
+mod code;
 mod error;
 mod exec;
 mod files;
@@ -24,6 +25,7 @@ pub use routes::{Operation, ROUTES};
 
 use crate::core::Sandbox;
 use crate::core::processes::users;
+use crate::dialects::interpreter::Interpreter;
 use crate::http_io::body::{self, Body};
 use error::ApiError;
 use routes::RouteMatch;
@@ -36,6 +38,7 @@ pub const OPENAPI: &str = include_str!("native/openapi.json");
 pub struct Native {
     pub sandbox: Arc<Sandbox>,
     pub keys: IdempotencyKeys,
+    pub interpreter: Interpreter,
     pub base_dir: String,
     pub root_dir: String,
     pub started: Instant,
@@ -74,6 +77,11 @@ impl Native {
             Operation::HistoryList => self.list_history(&query),
             Operation::HistoryGet => self.history_entry(id),
             Operation::HistoryAdd => self.add_history(request).await,
+            Operation::CodeRun => self.run_code(request).await,
+            Operation::CodeContextList => Ok(self.list_code_contexts()),
+            Operation::CodeContextCreate => self.create_code_context(request).await,
+            Operation::CodeContextRestart => self.restart_code_context(&query).await,
+            Operation::CodeContextRemove => self.remove_code_context(&query).await,
             Operation::Ports => machine::ports().await,
             Operation::Usage => machine::usage(&self).await,
             file_operation => files::perform(self.sandbox.clone(), file_operation, &query, request).await,

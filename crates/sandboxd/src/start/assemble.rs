@@ -66,6 +66,7 @@ pub(super) fn app(config: &Config, base: &Path, reaper: &Reaper, token: Option<T
         }
     });
     let native = Native {
+        interpreter: Interpreter::native(Arc::clone(&sandbox)),
         sandbox,
         keys: IdempotencyKeys::new(),
         base_dir: base.display().to_string(),

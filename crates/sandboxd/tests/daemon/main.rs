@@ -3,6 +3,7 @@
 #![expect(clippy::panic, clippy::print_stdout, reason = "a test that cannot go on says why")]
 
 mod client;
+mod code;
 mod confinement;
 mod envd;
 mod examples;

@@ -161,6 +161,7 @@ fn query_parameters_match_the_document() {
         .map(|parameter| parameter["name"].as_str().expect("a name"))
         .collect();
     let sources = [
+        include_str!("../../src/dialects/native/code.rs"),
         include_str!("../../src/dialects/native/files.rs"),
         include_str!("../../src/dialects/native/files/inspect.rs"),
         include_str!("../../src/dialects/native/files/tar.rs"),

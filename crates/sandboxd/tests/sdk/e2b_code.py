@@ -12,7 +12,7 @@ os.environ.update(E2B_DEBUG="true", E2B_SANDBOX_URL=URL, E2B_API_KEY="any")
 sys.path.pop(0)
 
 from e2b.connection_config import ConnectionConfig  # noqa: E402
-from e2b_code_interpreter import NotFoundException, Sandbox, TimeoutException  # noqa: E402
+from e2b_code_interpreter import NotFoundException, Sandbox, SandboxException, TimeoutException  # noqa: E402
 from packaging.version import Version  # noqa: E402
 
 DIRECTORY = "/home/user"
@@ -114,9 +114,29 @@ def contexts(box):
     fails(Exception, lambda: box.run_code("1", language="r"), "no kernel")
 
 
+def many(box):
+    """E-118: fifty contexts at once, each with variables of its own, and an end to their number."""
+    made = [box.create_code_context() for _ in range(50)]
+    with ThreadPoolExecutor(8) as pool:
+        runs = [pool.submit(box.run_code, f"n = {number}", context=context) for number, context in enumerate(made)]
+        assert all(run.result().error is None for run in runs)
+        found = [pool.submit(box.run_code, "n", context=context) for context in made]
+        assert [run.result().text for run in found] == [str(number) for number in range(50)]
+    while len(made) < 100:
+        try:
+            made.append(box.create_code_context())
+        except SandboxException as error:
+            assert "429" in str(error) and "contexts already" in str(error), error
+            break
+    assert 50 < len(made) < 100, len(made)
+    for context in made:
+        box.remove_code_context(context)
+    box.remove_code_context(box.create_code_context())
+
+
 def main():
     box = opened(TOKEN)
-    for part in (runs, interrupted) + (() if TOKEN else (contexts,)):
+    for part in (runs, interrupted) + (() if TOKEN else (contexts, many)):
         part(box)
         print(part.__name__, "passed")
     if TOKEN:

@@ -14,7 +14,20 @@ import sys
 
 from . import errors
 from ._connections import Connection
-from ._results import Change, CommandError, CommandResult, Event, FileInfo, HistoryEntry, Match, ProcessInfo
+from ._results import (
+    Change,
+    CodeContext,
+    CodeError,
+    CodeResult,
+    CommandError,
+    CommandResult,
+    Event,
+    Execution,
+    FileInfo,
+    HistoryEntry,
+    Match,
+    ProcessInfo,
+)
 from ._sync import Changes, Chunks, Client, EventStream, Files, Process, Sandbox
 from .errors import SandboxError
 
@@ -45,11 +58,15 @@ __all__ = [
     "Changes",
     "Chunks",
     "Client",
+    "CodeContext",
+    "CodeError",
+    "CodeResult",
     "CommandError",
     "CommandResult",
     "Connection",
     "Event",
     "EventStream",
+    "Execution",
     "FileInfo",
     "Files",
     "HistoryEntry",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._connections import Connection
 from ._options import claim_options, command_options, create_options, open_options
-from ._results import Change, CommandResult, Event, FileInfo, HistoryEntry, Match, ProcessInfo
+from ._results import Change, CodeContext, CommandResult, Event, Execution, FileInfo, HistoryEntry, Match, ProcessInfo
 from ._waiting import _aio
 
 # Loading `typing` would cost more than everything else here; checkers know this name.
@@ -278,6 +278,42 @@ class AsyncSandbox:
         """One command of the history, with its output."""
         handle = await self._ready()
         return HistoryEntry(await _aio(handle.history_entry(id)))
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        context: CodeContext | str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Execution:
+        """Runs Python code whose variables stay for the next run in the same context.
+
+        Without ``context`` it is the default one. An exception of the code is in ``error`` of the result. After ``timeout``
+        seconds the code is interrupted and the call fails; the context stays usable.
+        """
+        handle = await self._ready()
+        return Execution(await _aio(handle.run_code(code, context and str(context), env or {}, timeout)))
+
+    async def create_code_context(self, cwd: str | None = None) -> CodeContext:
+        """Makes a context for :meth:`run_code`, with variables and a working directory of its own."""
+        handle = await self._ready()
+        return CodeContext(await _aio(handle.create_code_context(cwd)))
+
+    async def code_contexts(self) -> List[CodeContext]:
+        """All contexts of the sandbox, with the default one."""
+        handle = await self._ready()
+        return [CodeContext(raw) for raw in await _aio(handle.code_contexts())]
+
+    async def restart_code_context(self, context: CodeContext | str) -> None:
+        """Ends the process of a context: its variables are lost."""
+        handle = await self._ready()
+        await _aio(handle.restart_code_context(str(context)))
+
+    async def remove_code_context(self, context: CodeContext | str) -> None:
+        """Removes a context and ends its process."""
+        handle = await self._ready()
+        await _aio(handle.remove_code_context(str(context)))
 
     async def info(self) -> dict[str, Any]:
         """Facts about the sandbox's daemon: version, boot id, base directory, user."""

@@ -187,3 +187,75 @@ class HistoryEntry:
 
     def __repr__(self) -> str:
         return f"HistoryEntry({self.id}, {self.argv!r}, exit_code={self.exit_code})"
+
+
+class CodeContext:
+    """Variables and a working directory for code."""
+
+    __slots__ = ("id", "language", "cwd")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.id: str = raw["id"]
+        self.language: str = raw["language"]
+        self.cwd: str = raw["cwd"]
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"CodeContext({self.id!r}, cwd={self.cwd!r})"
+
+
+class CodeError:
+    """The exception that ended code."""
+
+    __slots__ = ("name", "value", "traceback")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.name: str = raw["name"]
+        self.value: str = raw["value"]
+        self.traceback: str = raw["traceback"]
+
+    def __repr__(self) -> str:
+        return f"CodeError({self.name}: {self.value})"
+
+
+class CodeResult:
+    """What code showed, in several formats: ``formats["html"]``, ``formats["png"]`` (base64), …
+
+    ``is_main_result`` tells the value of the last expression from what was displayed before.
+    """
+
+    __slots__ = ("is_main_result", "formats")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.is_main_result: bool = raw.get("is_main_result", False)
+        self.formats: dict[str, Any] = {key: raw[key] for key in raw if key != "is_main_result"}
+
+    @property
+    def text(self) -> str | None:
+        return self.formats.get("text")
+
+    def __repr__(self) -> str:
+        return f"CodeResult({self.text!r}, {sorted(self.formats)})"
+
+
+class Execution:
+    """What code printed and showed, and the exception that ended it."""
+
+    __slots__ = ("stdout", "stderr", "results", "error", "execution_count")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.stdout: str = raw["stdout"]
+        self.stderr: str = raw["stderr"]
+        self.results: list[CodeResult] = [CodeResult(one) for one in raw["results"]]
+        self.error: CodeError | None = CodeError(raw["error"]) if raw["error"] else None
+        self.execution_count: int | None = raw["execution_count"]
+
+    @property
+    def text(self) -> str | None:
+        """The value of the last expression as text."""
+        return next((result.text for result in self.results if result.is_main_result), None)
+
+    def __repr__(self) -> str:
+        return f"Execution(text={self.text!r}, stdout={self.stdout!r}, error={self.error!r})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._connections import Connection
 from ._options import claim_options, command_options, create_options, open_options
-from ._results import Change, CommandResult, Event, FileInfo, HistoryEntry, Match, ProcessInfo
+from ._results import Change, CodeContext, CommandResult, Event, Execution, FileInfo, HistoryEntry, Match, ProcessInfo
 from ._waiting import _wait
 
 # Loading `typing` would cost more than everything else here; checkers know this name.
@@ -278,6 +278,42 @@ class Sandbox:
         """One command of the history, with its output."""
         handle = self._ready()  # await
         return HistoryEntry(_wait(handle.history_entry(id)))
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        context: CodeContext | str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Execution:  # async
+        """Runs Python code whose variables stay for the next run in the same context.
+
+        Without ``context`` it is the default one. An exception of the code is in ``error`` of the result. After ``timeout``
+        seconds the code is interrupted and the call fails; the context stays usable.
+        """
+        handle = self._ready()  # await
+        return Execution(_wait(handle.run_code(code, context and str(context), env or {}, timeout)))
+
+    def create_code_context(self, cwd: str | None = None) -> CodeContext:  # async
+        """Makes a context for :meth:`run_code`, with variables and a working directory of its own."""
+        handle = self._ready()  # await
+        return CodeContext(_wait(handle.create_code_context(cwd)))
+
+    def code_contexts(self) -> List[CodeContext]:  # async
+        """All contexts of the sandbox, with the default one."""
+        handle = self._ready()  # await
+        return [CodeContext(raw) for raw in _wait(handle.code_contexts())]
+
+    def restart_code_context(self, context: CodeContext | str) -> None:  # async
+        """Ends the process of a context: its variables are lost."""
+        handle = self._ready()  # await
+        _wait(handle.restart_code_context(str(context)))
+
+    def remove_code_context(self, context: CodeContext | str) -> None:  # async
+        """Removes a context and ends its process."""
+        handle = self._ready()  # await
+        _wait(handle.remove_code_context(str(context)))
 
     def info(self) -> dict[str, Any]:  # async
         """Facts about the sandbox's daemon: version, boot id, base directory, user."""

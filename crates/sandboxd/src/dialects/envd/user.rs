@@ -89,6 +89,11 @@ impl User {
         Ok(Self { name: account.name, home, identity, directory })
     }
 
+    /// The user that the daemon runs as.
+    pub(crate) fn daemons_own(sandbox: &Sandbox) -> Self {
+        Self::of_daemon(&base_directory(sandbox))
+    }
+
     fn of_daemon(base: &Path) -> Self {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let name = users::account_of(uid).map_or_else(|| uid.to_string(), |account| account.name);

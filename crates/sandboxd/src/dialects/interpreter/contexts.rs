@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use agent_sandbox_protocol::code::CodeContext;
 use http::StatusCode;
-use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::kernel::Kernel;
@@ -12,7 +12,7 @@ use super::{Failure, Interpreter, PYTHON};
 use crate::dialects::envd::User;
 
 /// Maximum number of contexts: each has a process of its own.
-const MAX_CONTEXTS: usize = 32;
+const MAX_CONTEXTS: usize = 64;
 
 /// A context. Its kernel runs from the first use on, until the context is stopped.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ impl Context {
         Arc::new(Self { id, cwd, kernel: Arc::default(), stopping: Mutex::default() })
     }
 
-    pub(super) fn describe(&self) -> Value {
-        json!({ "id": self.id, "language": PYTHON, "cwd": self.cwd })
+    pub(super) fn describe(&self) -> CodeContext {
+        CodeContext { id: self.id.clone(), language: PYTHON.to_owned(), cwd: self.cwd.clone() }
     }
 
     /// Cancelled when the context is restarted or removed.
@@ -87,9 +87,12 @@ impl Contexts {
         Ok(context)
     }
 
-    pub(super) fn list(&self, interpreter: &Interpreter) -> Vec<Value> {
-        self.of_unnamed_code(interpreter);
-        lock(&self.table).contexts.values().map(|context| context.describe()).collect()
+    /// All contexts, the default one first.
+    pub(super) fn list(&self, interpreter: &Interpreter) -> Vec<CodeContext> {
+        let default = self.of_unnamed_code(interpreter);
+        let table = lock(&self.table);
+        let others = table.contexts.values().filter(|context| context.id != default.id);
+        std::iter::once(&default).chain(others).map(|context| context.describe()).collect()
     }
 
     pub(super) fn get(&self, id: &str, interpreter: &Interpreter) -> Option<Arc<Context>> {
@@ -107,6 +110,9 @@ impl Contexts {
 
 impl Interpreter {
     pub(super) fn user(&self) -> Result<User, Failure> {
+        if self.as_daemon {
+            return Ok(User::daemons_own(&self.sandbox));
+        }
         User::named(&self.sandbox, &self.settings, None)
             .map_err(|error| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
     }

@@ -42,12 +42,17 @@ pub enum Operation {
     FileChmod,
     TarDownload,
     TarUpload,
+    CodeRun,
+    CodeContextList,
+    CodeContextCreate,
+    CodeContextRestart,
+    CodeContextRemove,
     Ports,
     Usage,
 }
 
 /// Method, path below the prefix, operation. `{id}` is the id of a process.
-pub const ROUTES: [(&str, &str, Operation); 34] = [
+pub const ROUTES: [(&str, &str, Operation); 39] = [
     ("GET", "", Operation::Info),
     ("GET", "/openapi.json", Operation::OpenApi),
     ("POST", "/exec", Operation::Exec),
@@ -80,6 +85,11 @@ pub const ROUTES: [(&str, &str, Operation); 34] = [
     ("POST", "/files/chmod", Operation::FileChmod),
     ("GET", "/files/tar", Operation::TarDownload),
     ("PUT", "/files/tar", Operation::TarUpload),
+    ("POST", "/code", Operation::CodeRun),
+    ("GET", "/code/contexts", Operation::CodeContextList),
+    ("POST", "/code/contexts", Operation::CodeContextCreate),
+    ("DELETE", "/code/contexts", Operation::CodeContextRemove),
+    ("POST", "/code/contexts/restart", Operation::CodeContextRestart),
     ("GET", "/ports", Operation::Ports),
     ("GET", "/usage", Operation::Usage),
 ];
