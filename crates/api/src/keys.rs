@@ -100,6 +100,10 @@ pub mod annotations {
     pub const KEEP_AWAKE_UNTIL: &str = "agent-sandbox.github.io/keep-awake-until";
     /// Sandbox with [`IDLE_TIMEOUT`]: when a router found it idle. Without such a report it is not suspended.
     pub const IDLE_REPORTED_AT: &str = "agent-sandbox.github.io/idle-reported-at";
+    /// Sandbox: when it is suspended, used or not; removed by the controller as it does that.
+    pub const SUSPEND_AT: &str = "agent-sandbox.github.io/suspend-at";
+    /// Sandbox: time after which it is suspended again when a request has woken it, such as `5m`.
+    pub const AWAKE_FOR: &str = "agent-sandbox.github.io/awake-for";
 
     /// Pod, through a Pod template: the sandbox serves E2B's clients. The value is [`super::E2B_PUBLIC`] or
     /// [`super::E2B_PRIVATE`]: who reaches the ports of its programs through the router.
@@ -110,11 +114,15 @@ pub mod annotations {
     pub const E2B_METADATA: &str = "e2b.agent-sandbox.github.io/metadata";
     /// Sandbox, claim: the network settings that the client gave, as JSON.
     pub const E2B_NETWORK: &str = "e2b.agent-sandbox.github.io/network";
+    /// Sandbox, claim: what the client wants at the end of its time, as JSON; without it the sandbox is deleted.
+    pub const E2B_LIFECYCLE: &str = "e2b.agent-sandbox.github.io/lifecycle";
     /// Sandbox, claim: digest of the request that created it, for repetitions with the same idempotency key.
     pub const E2B_REQUEST: &str = "e2b.agent-sandbox.github.io/request";
     /// Secret with an E2B key: the ServiceAccount, as `<namespace>/<name>`, and its uid.
     pub const E2B_ACCOUNT: &str = "e2b.agent-sandbox.github.io/account";
     pub const E2B_ACCOUNT_UID: &str = "e2b.agent-sandbox.github.io/account-uid";
+    /// Secret with an E2B key: `Files` lets every pause keep files only; otherwise one that is to keep more is refused.
+    pub const E2B_PAUSE: &str = "e2b.agent-sandbox.github.io/pause";
     /// Secret with an E2B key: when the key expires.
     pub const E2B_EXPIRES: &str = "e2b.agent-sandbox.github.io/expires";
 

@@ -110,6 +110,20 @@ impl IdlePolicy {
     }
 }
 
+/// When a running Sandbox is suspended whether or not it is used; `None` if that is not planned.
+pub fn suspends_at<'a>(annotation: impl Fn(&'static str) -> Option<&'a str>) -> Option<Timestamp> {
+    time(annotation(annotations::SUSPEND_AT))
+}
+
+/// When a Sandbox that is woken at `now` is suspended again; `None` if it has no such time.
+pub fn suspends_again_at<'a>(
+    annotation: impl Fn(&'static str) -> Option<&'a str>,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let awake = parse_duration(annotation(annotations::AWAKE_FOR)?)?;
+    (MIN_IDLE..=MAX_IDLE).contains(&awake).then(|| now.checked_add(signed(awake)).ok())?
+}
+
 /// The time in an annotation; `None` when there is none, or when it is not a time.
 pub fn time(annotation: Option<&str>) -> Option<Timestamp> {
     annotation?.parse().ok()
@@ -225,6 +239,17 @@ mod tests {
         assert_eq!(due(&[], "2030-01-01T00:00:00Z"), None, "nothing is recorded yet");
         assert_eq!(due(&[(annotations::LAST_ACTIVITY_AT, "yesterday")], "2030-01-01T00:00:00Z"), None);
         assert_eq!(policy.due_at(read(&[active]), &[]), None, "it is not Ready");
+    }
+
+    #[test]
+    fn the_time_after_a_wake_is_bounded() {
+        let now: Timestamp = "2030-01-01T00:00:00Z".parse().unwrap();
+        let again = |text| suspends_again_at(read(&[(annotations::AWAKE_FOR, text)]), now).map(|at| at.to_string());
+        assert_eq!(again("5m").as_deref(), Some("2030-01-01T00:05:00Z"));
+        for wrong in ["0s", "400d", "5", "soon"] {
+            assert_eq!(again(wrong), None, "{wrong}");
+        }
+        assert_eq!(suspends_again_at(read(&[]), now), None);
     }
 
     #[test]

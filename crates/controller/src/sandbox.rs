@@ -29,7 +29,7 @@ use self::{
 pub use self::{
     plan::{
         CleanUp, Observed, Plan, PodName, PodNamePlan, PodPlan, Reconcile, Settings, Step, Unreadable, is_expired,
-        plan, tracked_name, until_shutdown,
+        plan, tracked_name, until_deadline, until_shutdown,
     },
     route::route,
     service::{ServicePlan, service_ports},
@@ -306,13 +306,13 @@ impl SandboxPass<'_> {
         if stored.conditions().is_empty() {
             let since = *without_status.lock().entry(self.key.clone()).or_insert(now);
             if let Some(rest) = first_status_wait(&stored, &status, (since, settings.first_status_delay), now) {
-                return Ok(Next::After(until_shutdown(&stored, now).unwrap_or(rest).min(rest)));
+                return Ok(Next::After(until_deadline(&stored, now).unwrap_or(rest).min(rest)));
             }
             without_status.lock().remove(self.key);
         }
         self.reconciler.emit_multiple_pods_event(&stored, &facts);
         let published = publish(self.writer, &stored, &status).await?;
-        let deadline = until_shutdown(&stored, now);
+        let deadline = until_deadline(&stored, now);
         let mut errors = facts.errors.clone();
         match published {
             Ok(()) => self.reconciler.count_transitions(self.key, &stored, &status, observed.now),

@@ -2,20 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use agent_sandbox_api::keys::{self, annotations, labels};
-use agent_sandbox_api::template::{PodMetadata, ShutdownPolicy};
+use agent_sandbox_api::sleep;
+use agent_sandbox_api::template::PodMetadata;
 use agent_sandbox_api::v1beta1::Sandbox;
 use agent_sandbox_client as sdk;
 use agent_sandbox_protocol::e2b::{derive, sandbox_id};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Patch, PatchParams};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::Error;
-use crate::lifecycle::{WAIT, end_after};
+use crate::lifecycle::{Lifecycle, WAIT, end_after};
 use crate::metadata::{self, Metadata};
 use crate::network::Network;
 use crate::record::Record;
@@ -31,6 +34,9 @@ const MAX_HOST_LABEL: usize = 63;
 const PORT_LENGTH: usize = 6;
 /// Default time of a sandbox in seconds, by generation.
 const DEFAULT_TIMEOUT: [(Generation, i64); 2] = [(Generation::V1, 15), (Generation::V2, 300)];
+
+/// Shortest time in seconds that a sandbox runs after a request has resumed it.
+const RESUMED_FOR: i64 = 300;
 
 /// The body of create, in both generations.
 #[derive(Debug, Default, Deserialize)]
@@ -63,7 +69,9 @@ struct Plan {
     name: String,
     template: String,
     end: Timestamp,
-    pauses: bool,
+    lifecycle: Lifecycle,
+    /// Time after which a sandbox that a request has resumed is paused again.
+    awake_for: Duration,
     network: Network,
     metadata: Metadata,
     env: BTreeMap<String, String>,
@@ -118,12 +126,10 @@ impl Call<'_> {
             Some(false) if resumes => {
                 return Err(Error::Invalid("autoPauseMemory=false excludes autoResume".to_owned()));
             }
-            Some(true) => return unsupported("pausing with memory is not supported; use mode \"filesystem\""),
+            memory if pauses || resumes => self.check_memory(memory)?,
             _ => {}
         }
-        if resumes {
-            return unsupported("autoResume is not supported; connect resumes a paused sandbox");
-        }
+        let lifecycle = Lifecycle { pauses, resumes };
         let env = new.env_vars.unwrap_or_default();
         let is_name = |name: &String| !name.is_empty() && !name.contains(['=', '\0']) && name.is_ascii();
         if let Some((name, _)) = env.iter().find(|(name, value)| !is_name(name) || value.contains('\0')) {
@@ -145,11 +151,13 @@ impl Call<'_> {
                 MAX_HOST_LABEL - PORT_LENGTH - NAME_LENGTH - 2
             )));
         }
+        let timeout = new.timeout.unwrap_or(default);
         Ok(Plan {
             name,
             template: new.template,
-            end: end_after(new.timeout.unwrap_or(default))?,
-            pauses,
+            end: end_after(timeout)?,
+            lifecycle,
+            awake_for: Duration::from_secs(timeout.max(RESUMED_FOR).unsigned_abs()),
             network,
             metadata: new.metadata.unwrap_or_default(),
             env,
@@ -178,6 +186,9 @@ impl Call<'_> {
             (annotations::E2B_REQUEST.to_owned(), plan.digest.clone()),
             (annotations::CLIENT_FIRST_REQUESTED_AT.to_owned(), Timestamp::now().to_string()),
         ]);
+        if let Some(text) = plan.lifecycle.annotation() {
+            own.insert(annotations::E2B_LIFECYCLE.to_owned(), text);
+        }
         if let Some(text) = plan.network.annotation() {
             own.insert(annotations::E2B_NETWORK.to_owned(), text);
         }
@@ -201,11 +212,10 @@ impl Call<'_> {
     async fn create_sandbox(&self, plan: &Plan, image: &str) -> Result<(), Error> {
         let env = self.environment(plan);
         let container = sdk::ContainerOptions { image: image.to_owned(), env, ..sdk::ContainerOptions::default() };
-        let mut wanted: Sandbox = sdk::sandbox(&plan.name, &container, Some(Time(plan.end)));
+        let end = (!plan.lifecycle.pauses).then_some(Time(plan.end));
+        let mut wanted: Sandbox = sdk::sandbox(&plan.name, &container, end);
         wanted.metadata = self.meta(plan)?;
-        if plan.pauses {
-            wanted.spec.shutdown_policy = Some(ShutdownPolicy::Retain);
-        }
+        wanted.metadata.annotations.get_or_insert_default().extend(plan.sleep_annotations());
         let pod = BTreeMap::from([
             (annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned()),
             (annotations::E2B_TRAFFIC.to_owned(), plan.network.traffic().to_owned()),
@@ -218,10 +228,6 @@ impl Call<'_> {
     }
 
     async fn create_claim(&self, plan: &Plan, source: &Source) -> Result<(), Error> {
-        if plan.pauses {
-            let why = "autoPause is not supported for sandboxes from templates: a claim's end deletes its Sandbox";
-            return Err(Error::Unsupported(why.to_owned()));
-        }
         if plan.network.restricts_egress() {
             let why = "the network of a sandbox from a template is that of the SandboxTemplate (spec.networkPolicy)";
             return Err(Error::Unsupported(why.to_owned()));
@@ -242,14 +248,53 @@ impl Call<'_> {
             pod_annotations,
             // Variables make it a cold start: its own Pod, with E2B's ports.
             env: self.environment(plan),
-            expires_at: Some(Time(plan.end)),
+            // If this API ends before it has replaced the end by a pause, the claim still ends.
+            expires_at: Some(Time(if plan.lifecycle.pauses { plan.end + WAIT } else { plan.end })),
             ready_timeout: WAIT,
             created_by: "e2b",
             ..sdk::ClaimRequest::new(source, &self.account.namespace)
         };
         let client = sdk::SandboxClient::new(sdk::Cluster::of(self.account.client.clone()), sdk::Connection::default());
         client.claim(&request).await?;
+        let sleep = plan.sleep_annotations();
+        if sleep.is_empty() {
+            return Ok(());
+        }
+        let set = self.let_sleep(plan, sleep).await;
+        if set.is_err() {
+            sdk::delete(&self.account.client, &self.account.namespace, &plan.name).await?;
+        }
+        set
+    }
+
+    /// Gives a claim's Sandbox its times, and takes the claim's own end away if the Sandbox is paused instead.
+    async fn let_sleep(&self, plan: &Plan, sleep: BTreeMap<String, String>) -> Result<(), Error> {
+        let gone = || Error::Internal(format!("sandbox {:?} was deleted while it was created", plan.name));
+        let record = self.record(&plan.name).await?.ok_or_else(gone)?;
+        let patch = json!({ "metadata": { "uid": record.sandbox.metadata.uid, "annotations": sleep } });
+        let params = PatchParams::default();
+        self.sandboxes().patch(record.name(), &params, &Patch::Merge(patch)).await?;
+        if plan.lifecycle.pauses {
+            let uid = record.claim.and_then(|claim| claim.metadata.uid);
+            let patch = json!({ "metadata": { "uid": uid }, "spec": { "lifecycle": null } });
+            self.claims().patch(&plan.name, &params, &Patch::Merge(patch)).await?;
+        }
         Ok(())
+    }
+}
+
+impl Plan {
+    /// Annotations of the Sandbox that say when it is paused and what resumes it.
+    fn sleep_annotations(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        if self.lifecycle.pauses {
+            found.insert(annotations::SUSPEND_AT.to_owned(), self.end.to_string());
+            found.insert(annotations::AWAKE_FOR.to_owned(), sleep::format_duration(self.awake_for));
+        }
+        if self.lifecycle.resumes {
+            found.insert(annotations::WAKE.to_owned(), "Always".to_owned());
+        }
+        found
     }
 }
 

@@ -24,6 +24,8 @@ pub const PREFIX: &str = "e2b_";
 pub const ID_PREFIX: &str = "e2b-";
 /// Type of the Secrets.
 const TYPE: &str = "agent-sandbox.github.io/e2b-key";
+/// Value of [`annotations::E2B_PAUSE`].
+const PAUSE_FILES: &str = "Files";
 /// Digits of a key's id after the prefix.
 const ID_DIGITS: usize = 20;
 
@@ -65,18 +67,32 @@ pub struct Key {
     pub issued: i64,
     /// Seconds since 1970; `None` if the key does not expire.
     pub expires: Option<i64>,
+    /// A pause keeps files only, whatever the client asks for.
+    pub pauses_without_memory: bool,
     #[serde(skip)]
     account_uid: String,
     #[serde(skip)]
     digest: String,
 }
 
-/// The ServiceAccount of a key.
+/// What a new key is to be.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// The ServiceAccount; without a name it is [`ACCOUNT`], which is created with the rights that the API needs and no
+    /// others.
+    pub account: Option<String>,
+    pub expires: Option<Timestamp>,
+    /// A pause keeps files only, whatever the client asks for, instead of being refused.
+    pub pauses_without_memory: bool,
+}
+
+/// The ServiceAccount of a key, and what the key says about its use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccountRef {
     pub namespace: String,
     pub name: String,
     pub uid: String,
+    pub pauses_without_memory: bool,
 }
 
 fn secrets(client: &Client) -> Api<Secret> {
@@ -95,23 +111,19 @@ fn object<T: DeserializeOwned>(value: Value) -> Result<T, kube::Error> {
     serde_json::from_value(value).map_err(kube::Error::SerdeError)
 }
 
-/// Creates a key for an account. Without a name it is for the account [`ACCOUNT`], which is created with the rights that
-/// the API needs and no others.
-pub async fn create(
-    client: &Client,
-    namespace: &str,
-    account: Option<&str>,
-    expires: Option<Timestamp>,
-) -> Result<NewKey, KeyError> {
+/// Creates a key for an account of a namespace.
+pub async fn create(client: &Client, namespace: &str, wanted: Wanted) -> Result<NewKey, KeyError> {
+    let Wanted { account, expires, pauses_without_memory } = wanted;
     if account.is_none() {
         create_account(client, namespace).await.map_err(KeyError::api("create the account of the key"))?;
     }
-    let name = account.unwrap_or(ACCOUNT);
+    let name = account.as_deref().unwrap_or(ACCOUNT);
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     let found = accounts.get_opt(name).await.map_err(KeyError::api("read the account of the key"))?;
     let missing = || KeyError::NoAccount { namespace: namespace.to_owned(), name: name.to_owned() };
     let uid = found.and_then(|account| account.metadata.uid).ok_or_else(missing)?;
-    store(client, &AccountRef { namespace: namespace.to_owned(), name: name.to_owned(), uid }, expires).await
+    let account = AccountRef { namespace: namespace.to_owned(), name: name.to_owned(), uid, pauses_without_memory };
+    store(client, &account, expires).await
 }
 
 async fn store(client: &Client, account: &AccountRef, expires: Option<Timestamp>) -> Result<NewKey, KeyError> {
@@ -123,6 +135,9 @@ async fn store(client: &Client, account: &AccountRef, expires: Option<Timestamp>
     });
     if let Some(expires) = expires {
         notes[annotations::E2B_EXPIRES] = expires.to_string().into();
+    }
+    if account.pauses_without_memory {
+        notes[annotations::E2B_PAUSE] = PAUSE_FILES.into();
     }
     let secret = object(json!({
         "metadata": { "name": id, "annotations": notes },
@@ -222,7 +237,12 @@ impl Key {
     }
 
     fn account(&self) -> AccountRef {
-        AccountRef { namespace: self.namespace.clone(), name: self.account.clone(), uid: self.account_uid.clone() }
+        AccountRef {
+            namespace: self.namespace.clone(),
+            name: self.account.clone(),
+            uid: self.account_uid.clone(),
+            pauses_without_memory: self.pauses_without_memory,
+        }
     }
 }
 
@@ -245,6 +265,7 @@ fn key_of(secret: &Secret) -> Option<Key> {
         account,
         issued: secret.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
         expires,
+        pauses_without_memory: note(annotations::E2B_PAUSE).as_deref() == Some(PAUSE_FILES),
         account_uid: note(annotations::E2B_ACCOUNT_UID)?,
         digest: String::from_utf8(secret.data.as_ref()?.get("sha256")?.0.clone()).ok()?,
     })
@@ -298,7 +319,7 @@ mod tests {
         assert!(key(Some("soon")).is_none(), "an unreadable end is not no end");
         assert_eq!(
             key(None).unwrap().account(),
-            AccountRef { namespace: "team".into(), name: "bot".into(), uid: "u".into() }
+            AccountRef { namespace: "team".into(), name: "bot".into(), uid: "u".into(), pauses_without_memory: false }
         );
     }
 }

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
+use agent_sandbox_api::keys::annotations;
 use agent_sandbox_client as sdk;
 use jiff::{SignedDuration, Timestamp};
-use kube::Api;
 use kube::api::{Patch, PatchParams};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::Error;
@@ -20,6 +19,27 @@ pub(crate) const WAIT: Duration = Duration::from_secs(50);
 const MAX_TIMEOUT: i64 = 365 * 24 * 3600;
 /// Default of connect, in seconds.
 const DEFAULT_TIMEOUT: i64 = 300;
+
+/// What a pause that would keep processes is told.
+const MEMORY: &str = "processes cannot be kept while a sandbox is paused: ask for mode \"filesystem\", which keeps its files \
+                      only, or use a key of `agent-sandbox token e2b --pause-without-memory`";
+
+/// What a client wants at the end of a sandbox's time, and for requests to a paused one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Lifecycle {
+    /// The end pauses the sandbox instead of deleting it.
+    pub(crate) pauses: bool,
+    /// Requests resume the paused sandbox.
+    pub(crate) resumes: bool,
+}
+
+impl Lifecycle {
+    /// What is stored with the sandbox, if it differs from the default.
+    pub(crate) fn annotation(self) -> Option<String> {
+        (self != Self::default()).then(|| json!(self).to_string())
+    }
+}
 
 /// The body of connect, in both generations.
 #[derive(Debug, Default, Deserialize)]
@@ -79,8 +99,13 @@ impl Call<'_> {
     }
 
     async fn resume(&self, record: &Record, end: Timestamp) -> Result<(), Error> {
-        // Before it runs, so that the time that is over does not stop it at once.
-        self.set_end(record, Some(end), json!({ "operatingMode": "Running" })).await?;
+        // Together, so that the time that is over does not stop it at once.
+        let mut marks = json!({ annotations::SUSPENDED_BY: null, annotations::WAKE_REQUESTED_AT: null });
+        if record.lifecycle().resumes {
+            marks[annotations::WAKE] = "Always".into();
+        }
+        let running = json!({ "metadata": { "annotations": marks }, "spec": { "operatingMode": "Running" } });
+        self.set_end(record, Some(end), running).await?;
         let (client, namespace) = (&self.account.client, &self.account.namespace);
         sdk::sandbox_ready(client, namespace, record.name(), WAIT).await?;
         Ok(())
@@ -88,19 +113,31 @@ impl Call<'_> {
 
     pub(crate) async fn pause(&self, id: &str) -> Result<(), Error> {
         let wanted: Pause = self.json()?;
-        if wanted.memory == Some(true) {
-            let why = "pausing with memory is not supported: processes end and files stay (mode \"filesystem\")";
-            return Err(Error::Unsupported(why.to_owned()));
-        }
+        self.check_memory(wanted.memory)?;
         let record = self.find(id).await?;
         if record.state(Timestamp::now()) == State::Paused {
             return Err(Error::Conflict(format!("sandbox {id:?} is already paused")));
         }
+        let mut marks = json!({ annotations::SUSPENDED_BY: null, annotations::WAKE_REQUESTED_AT: null });
+        if record.lifecycle().resumes && wanted.memory == Some(false) {
+            // Who asks for files only resumes by `connect` only.
+            marks[annotations::WAKE] = "Never".into();
+        }
         // A paused sandbox has no end.
-        self.set_end(&record, None, json!({ "operatingMode": "Suspended" })).await?;
+        let paused = json!({ "metadata": { "annotations": marks }, "spec": { "operatingMode": "Suspended" } });
+        self.set_end(&record, None, paused).await?;
         let (client, namespace) = (&self.account.client, &self.account.namespace);
         sdk::sandbox_suspended(client, namespace, record.name(), WAIT).await?;
         Ok(())
+    }
+
+    /// Refuses a pause that is to keep processes, which is also what a pause without a mode means. Whoever made the key
+    /// may have accepted that they end: some clients ask for them without being told to.
+    pub(crate) fn check_memory(&self, memory: Option<bool>) -> Result<(), Error> {
+        match memory == Some(false) || self.account.pauses_without_memory {
+            true => Ok(()),
+            false => Err(Error::Unsupported(MEMORY.to_owned())),
+        }
     }
 
     pub(crate) async fn set_timeout(&self, id: &str) -> Result<(), Error> {
@@ -129,29 +166,28 @@ impl Call<'_> {
         }
     }
 
-    /// Sets or removes the end of a sandbox's time, and changes the Sandbox's spec in the same request where both are
-    /// in one object.
-    async fn set_end(&self, record: &Record, end: Option<Timestamp>, mut spec: Value) -> Result<(), Error> {
-        let (client, namespace) = (&self.account.client, &self.account.namespace);
+    /// Sets or removes the end of a sandbox's time, and makes other changes of the Sandbox in the same request where both
+    /// are in one object.
+    async fn set_end(&self, record: &Record, end: Option<Timestamp>, mut changes: Value) -> Result<(), Error> {
         let params = PatchParams::default();
         let time = end.map(|end| end.to_string());
-        if let Some(claim) = &record.claim {
-            let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
+        if record.lifecycle().pauses {
+            changes["metadata"]["annotations"][annotations::SUSPEND_AT] = json!(time);
+        } else if let Some(claim) = &record.claim {
             let lifecycle = match time {
                 Some(time) => json!({ "shutdownTime": time, "shutdownPolicy": "Delete" }),
                 None => Value::Null,
             };
             let patch = json!({ "metadata": { "uid": claim.metadata.uid }, "spec": { "lifecycle": lifecycle } });
-            claims.patch(record.name(), &params, &Patch::Merge(patch)).await?;
-            if spec.as_object().is_some_and(serde_json::Map::is_empty) {
+            self.claims().patch(record.name(), &params, &Patch::Merge(patch)).await?;
+            if changes.as_object().is_some_and(serde_json::Map::is_empty) {
                 return Ok(());
             }
         } else {
-            spec["shutdownTime"] = json!(time);
+            changes["spec"]["shutdownTime"] = json!(time);
         }
-        let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
-        let patch = json!({ "metadata": { "uid": record.sandbox.metadata.uid }, "spec": spec });
-        sandboxes.patch(record.name(), &params, &Patch::Merge(patch)).await?;
+        changes["metadata"]["uid"] = json!(record.sandbox.metadata.uid);
+        self.sandboxes().patch(record.name(), &params, &Patch::Merge(changes)).await?;
         Ok(())
     }
 }

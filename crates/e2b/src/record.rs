@@ -3,7 +3,7 @@
 use agent_sandbox_api::conditions::ConditionType;
 use agent_sandbox_api::keys::{annotations, labels};
 use agent_sandbox_api::quantity::Quantity;
-use agent_sandbox_api::template::ShutdownPolicy;
+use agent_sandbox_api::sleep;
 use agent_sandbox_api::v1beta1::{OperatingMode, Sandbox, SandboxClaim};
 use agent_sandbox_protocol::e2b::{ENVD_VERSION, Token, sandbox_id};
 use agent_sandbox_protocol::sandbox_address::Address;
@@ -13,6 +13,7 @@ use kube::Api;
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
+use crate::lifecycle::Lifecycle;
 use crate::metadata;
 use crate::server::{Call, Settings};
 
@@ -53,12 +54,15 @@ impl Record {
     pub(crate) fn is_listed(&self, now: Timestamp) -> bool {
         let labelled = self.meta().labels.as_ref().is_some_and(|all| all.contains_key(labels::E2B_SANDBOX));
         let deleting = self.sandbox.metadata.deletion_timestamp.is_some() || self.meta().deletion_timestamp.is_some();
-        let over = self.end().is_some_and(|end| end <= now) && !self.pauses_at_end();
+        let over = self.end().is_some_and(|end| end <= now) && !self.lifecycle().pauses;
         labelled && !deleting && !over
     }
 
     /// When the sandbox ends by itself.
     pub(crate) fn end(&self) -> Option<Timestamp> {
+        if self.lifecycle().pauses {
+            return sleep::suspends_at(|key| self.sandbox.annotation(key));
+        }
         let time = match &self.claim {
             Some(claim) => claim.spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.shutdown_time.as_ref()),
             None => self.sandbox.spec.shutdown_time.as_ref(),
@@ -66,9 +70,10 @@ impl Record {
         time.map(|time| time.0)
     }
 
-    /// Whether the end of the sandbox's time stops it instead of deleting it.
-    pub(crate) fn pauses_at_end(&self) -> bool {
-        self.claim.is_none() && self.sandbox.spec.shutdown_policy == Some(ShutdownPolicy::Retain)
+    /// What happens at the end of the sandbox's time, and what resumes it.
+    pub(crate) fn lifecycle(&self) -> Lifecycle {
+        let stored = self.annotation(annotations::E2B_LIFECYCLE);
+        stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 
     pub(crate) fn state(&self, now: Timestamp) -> State {
@@ -158,10 +163,11 @@ impl Record {
     pub(crate) fn detail(&self, settings: &Settings, now: Timestamp) -> Map<String, Value> {
         let mut detail = self.item(settings, now);
         let token = Token::Access.derive(&settings.secret, self.namespace(), self.name());
-        let on_timeout = if self.pauses_at_end() { "pause" } else { "kill" };
+        let Lifecycle { pauses, resumes } = self.lifecycle();
+        let on_timeout = if pauses { "pause" } else { "kill" };
         detail.insert("envdAccessToken".into(), token.into());
         detail.insert("domain".into(), settings.domain.as_str().into());
-        detail.insert("lifecycle".into(), json!({ "onTimeout": on_timeout, "autoResume": false }));
+        detail.insert("lifecycle".into(), json!({ "onTimeout": on_timeout, "autoResume": resumes }));
         if self.state(now) == State::Paused {
             // Processes end; files stay.
             detail.insert("pauseMode".into(), "filesystem".into());

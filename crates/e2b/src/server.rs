@@ -38,6 +38,8 @@ pub struct Account {
     pub client: kube::Client,
     /// The ServiceAccount's namespace, in which its sandboxes are.
     pub namespace: String,
+    /// A pause keeps files only, whatever the client asks for; otherwise it is refused unless the client asks for that.
+    pub pauses_without_memory: bool,
     /// Sends requests to sandboxes with the same rights.
     pub sandboxes: Arc<dyn Fetch>,
 }

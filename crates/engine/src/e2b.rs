@@ -88,14 +88,19 @@ impl Accounts for EngineAccounts {
         Ok(found.map(|account| {
             let user = user(&account);
             let sandboxes = Arc::new(RouterFetch { router: self.router.clone(), caller: Arc::new(caller(&user)) });
-            Account { client: self.api.client_as(user), namespace: account.namespace, sandboxes }
+            Account {
+                client: self.api.client_as(user),
+                namespace: account.namespace,
+                pauses_without_memory: account.pauses_without_memory,
+                sandboxes,
+            }
         }))
     }
 }
 
 /// The user that a ServiceAccount is for the API server.
 fn user(account: &AccountRef) -> UserInfo {
-    let AccountRef { namespace, name, uid } = account;
+    let AccountRef { namespace, name, uid, .. } = account;
     UserInfo {
         username: format!("system:serviceaccount:{namespace}:{name}"),
         uid: uid.clone(),

@@ -69,6 +69,9 @@ pub(crate) struct TokenE2bArgs {
     /// Time after which the key ends [default: never]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) expires_in: Option<Duration>,
+    /// Let clients pause sandboxes although their processes end [default: refused unless they ask for files only]
+    #[arg(long)]
+    pub(crate) pause_without_memory: bool,
 }
 
 #[derive(Args, Debug)]

@@ -55,7 +55,8 @@ pub(crate) async fn create_e2b_key(cluster: &ClusterClient, args: TokenE2bArgs) 
     cluster.announce_change();
     let expires = args.expires_in.map(|time| Timestamp::now().checked_add(time)).transpose();
     let expires = expires.context("--expires-in is too long")?;
-    let new = keys::create(&cluster.client, &cluster.namespace, args.account.as_deref(), expires).await?;
+    let wanted = keys::Wanted { account: args.account, expires, pauses_without_memory: args.pause_without_memory };
+    let new = keys::create(&cluster.client, &cluster.namespace, wanted).await?;
     output::print(&format!("{}\n", new.key))
 }
 

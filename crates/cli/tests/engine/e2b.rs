@@ -1,12 +1,16 @@
 //! The published clients of E2B, unmodified, against an engine, with nothing set but two URLs and a key. Their
-//! environments are made once, under the cache directory; without a package index the tests print so and are skipped.
+//! environments are made once, under the cache directory; without a package index the tests print so and are skipped,
+//! but fail in CI.
 
 use crate::fixture::Engine;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::{
+    collections::BTreeMap,
     fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
+    sync::Mutex,
 };
 
 const PYTHON_PACKAGES: [&str; 2] = ["e2b==2.63.0", "e2b-code-interpreter==2.11.5"];
@@ -22,12 +26,15 @@ fn cache(name: &str) -> PathBuf {
 
 /// Runs the steps that fill a cache folder, unless it is filled; `false`, with a message, if one of them fails.
 fn fill(folder: &Path, what: &str, steps: &mut [Command]) -> bool {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock();
     let done = folder.join("installed");
     if done.exists() {
         return true;
     }
     fs::create_dir_all(folder).unwrap();
     if steps.iter_mut().any(|step| !step.status().is_ok_and(|status| status.success())) {
+        assert!(std::env::var_os("CI").is_none(), "cannot install {what}");
         eprintln!("SKIPPED: cannot install {what}");
         return false;
     }
@@ -56,39 +63,92 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk").join(name)
 }
 
-/// Runs a program of a client with what a user sets; returns what it printed.
-fn run(engine: &Engine, mut command: Command) -> String {
+/// Runs a program of a client with what a user sets; returns the results of its methods, which it prints last.
+fn run(engine: &Engine, mut command: Command) -> Map<String, Value> {
     let router = engine.state()["router"].as_str().unwrap().to_owned();
     let key = engine.ok(&["token", "e2b"]);
     command.env("E2B_API_URL", format!("{router}/e2b")).env("E2B_SANDBOX_URL", router).env("E2B_API_KEY", key.trim());
     let output = command.output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stdout}\n{stderr}\n{}", engine.log());
-    stdout.into_owned()
+    serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
 }
 
-/// The rows of the table, sorted by method.
-fn table(rows: &Value) -> String {
-    let mut rows: Vec<_> = rows.as_object().unwrap().iter().collect();
-    rows.sort_by_key(|(method, _)| method.to_lowercase());
-    let rows = rows.iter().map(|(method, result)| format!("| `{method}` | {} |\n", result.as_str().unwrap()));
-    format!("| method | result |\n|---|---|\n{}", rows.collect::<String>())
-}
-
-/// E-001, E-002, E-003, E-004, E-006, E-008, E-012, E-014, E-020, E-022, E-023, E-024, E-034, E-035, E-037, E-038, E-039,
-/// E-040, E-041, E-105, E-106, E-120, E-121, E-123, E-124, E-127, E-128, E-129
-#[test]
-fn published_python_clients_use_every_method() {
-    let (Some(engine), Some(python)) = (Engine::start(), python()) else { return };
+fn python_methods(way: &str) -> Option<Map<String, Value>> {
+    let (engine, python) = (Engine::start()?, python()?);
     let mut command = Command::new(python);
-    command.arg(script("e2b_api.py")).arg(env!("CARGO_BIN_EXE_agent-sandbox")).arg(engine.data());
-    let printed = run(&engine, command);
-    let rows: Value = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    command.arg(script("e2b_api.py")).arg(way).arg(env!("CARGO_BIN_EXE_agent-sandbox")).arg(engine.data());
+    Some(run(&engine, command))
+}
+
+fn node_methods() -> Option<Map<String, Value>> {
+    let (engine, modules) = (Engine::start()?, node_modules()?);
+    // Node finds packages beside the program that imports them.
+    let folder = engine.folder.path().join("node");
+    fs::create_dir_all(&folder).unwrap();
+    std::os::unix::fs::symlink(&modules, folder.join("node_modules")).unwrap();
+    fs::copy(script("e2b_api.mjs"), folder.join("e2b_api.mjs")).unwrap();
+    let mut command = Command::new("node");
+    command.arg(folder.join("e2b_api.mjs"));
+    Some(run(&engine, command))
+}
+
+/// `Sandbox.git.remoteAdd` as Python names it.
+fn in_snake_case(method: &str) -> String {
+    let (class, name) = method.rsplit_once('.').unwrap();
+    let mut snake = String::new();
+    for letter in name.replace("JSON", "Json").chars() {
+        if letter.is_ascii_uppercase() {
+            snake.push('_');
+        }
+        snake.push(letter.to_ascii_lowercase());
+    }
+    format!("{class}.{snake}")
+}
+
+/// The table of results, with how many of them are `works`.
+fn table(clients: [&Map<String, Value>; 3]) -> String {
+    let mut rows: BTreeMap<String, [&str; 3]> = BTreeMap::new();
+    for (column, results) in clients.iter().enumerate() {
+        for (method, result) in *results {
+            rows.entry(in_snake_case(method)).or_insert(["–"; 3])[column] = result.as_str().unwrap();
+        }
+    }
+    let results = || rows.values().flatten().filter(|result| **result != "–");
+    let (all, works) = (results().count(), results().filter(|result| result.starts_with("works")).count());
+    let share = works * 100 / all;
+    let mut text = format!("{works} of {all} results are `works` ({share} %).\n\n");
+    text.push_str("| method | Python | Python, asynchronous | Node |\n|---|---|---|---|\n");
+    for (method, [sync, asynchronous, node]) in &rows {
+        text.push_str(&format!("| `{method}` | {sync} | {asynchronous} | {node} |\n"));
+    }
+    text
+}
+
+/// E-001, E-002, E-003, E-004, E-006, E-008, E-012, E-014, E-020, E-022, E-023, E-024, E-034, E-035, E-037, E-038,
+/// E-039, E-040, E-041, E-071, E-073, E-082, E-093, E-105, E-106, E-111, E-112, E-120, E-121, E-122, E-123, E-124, E-127,
+/// E-128, E-129
+#[test]
+fn published_clients_use_every_method() {
+    let [sync, asynchronous, node] = std::thread::scope(|scope| {
+        let sync = scope.spawn(|| python_methods("sync"));
+        let asynchronous = scope.spawn(|| python_methods("async"));
+        let node = scope.spawn(node_methods);
+        [sync, asynchronous, node].map(|client| client.join().unwrap())
+    });
+    let (Some(sync), Some(asynchronous), Some(node)) = (sync, asynchronous, node) else { return };
+    check_page("methods", &table([&sync, &asynchronous, &node]));
+}
+
+/// Compares what the page has between two comments, or writes it.
+fn check_page(part: &str, table: &str) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(PAGE);
     let text = fs::read_to_string(&page).unwrap();
-    let (before, rest) = text.split_once("<!-- methods -->\n").unwrap();
-    let (_, after) = rest.split_once("<!-- end of methods -->\n").unwrap();
-    let new = format!("{before}<!-- methods -->\n{}<!-- end of methods -->\n{after}", table(&rows));
+    let (before, rest) = text.split_once(&format!("<!-- {part} -->\n")).unwrap();
+    let (_, after) = rest.split_once(&format!("<!-- end of {part} -->\n")).unwrap();
+    let new = format!("{before}<!-- {part} -->\n{table}<!-- end of {part} -->\n{after}");
     if std::env::var_os("AGENT_SANDBOX_WRITE_DOCS").is_some() {
         fs::write(&page, &new).unwrap();
     }
@@ -99,18 +159,140 @@ fn published_python_clients_use_every_method() {
     );
 }
 
-/// E-002, E-012, E-020, E-071, E-082, E-093, E-111, E-112
+/// The published command-line client, on an engine of its own.
+struct CommandLine {
+    engine: Engine,
+    program: PathBuf,
+    key: String,
+}
+
+impl CommandLine {
+    fn start() -> Option<Self> {
+        let folder = cache("e2b-cli-2.19.0");
+        let mut install = Command::new("npm");
+        install
+            .args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"])
+            .arg(&folder)
+            .arg("@e2b/cli@2.19.0");
+        if !fill(&folder, "@e2b/cli", &mut [install]) {
+            return None;
+        }
+        let engine = Engine::start()?;
+        let key = engine.ok(&["token", "e2b"]).trim().to_owned();
+        Some(Self { engine, program: folder.join("node_modules/@e2b/cli/dist/index.js"), key })
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("node");
+        command.arg(&self.program).args(words).stdin(Stdio::null());
+        self.set(&mut command);
+        command
+    }
+
+    /// What a user sets; settings of this machine's own user are not read.
+    fn set(&self, command: &mut Command) {
+        let router = self.engine.state()["router"].as_str().unwrap().to_owned();
+        command.env("E2B_API_URL", format!("{router}/e2b")).env("E2B_SANDBOX_URL", router);
+        command.env("E2B_API_KEY", &self.key).env("HOME", self.engine.folder.path());
+    }
+
+    /// The exit code, and everything that was printed.
+    fn run(&self, words: &[&str]) -> (i32, String) {
+        let output = self.command(words).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    }
+
+    fn ok(&self, words: &[&str]) -> String {
+        let (code, text) = self.run(words);
+        assert_eq!(code, 0, "{words:?}: {text}");
+        text
+    }
+
+    fn unsupported(&self, words: &[&str]) {
+        let (code, text) = self.run(words);
+        assert!(code != 0 && text.contains("501"), "{words:?}: {code} {text}");
+    }
+
+    /// The mode of the Sandbox behind an id, as the cluster has it.
+    fn mode(&self, id: &str) -> Value {
+        let name = id.split_once("--").unwrap().0;
+        let stored: Value = serde_json::from_str(&self.engine.ok(&["get", name, "-o", "json"])).unwrap();
+        stored["spec"]["operatingMode"].clone()
+    }
+}
+
+/// E-031, E-038, E-041, E-042: every command of the client that talks to a server, but for those of E2B's own
+/// accounts.
 #[test]
-fn published_node_clients_work() {
-    let (Some(engine), Some(modules)) = (Engine::start(), node_modules()) else { return };
-    // Node finds packages beside the program that imports them.
-    let folder = engine.folder.path().join("node");
-    fs::create_dir_all(&folder).unwrap();
-    std::os::unix::fs::symlink(&modules, folder.join("node_modules")).unwrap();
-    fs::copy(script("e2b_api.mjs"), folder.join("e2b_api.mjs")).unwrap();
-    let mut command = Command::new("node");
-    command.arg(folder.join("e2b_api.mjs"));
-    assert!(run(&engine, command).ends_with("passed\n"));
+fn the_published_command_line_client_works() {
+    let Some(mut e2b) = CommandLine::start() else { return };
+    let created = e2b.ok(&["sandbox", "create", "base", "--detach"]);
+    let id = created.split_whitespace().find(|word| word.ends_with("--default")).unwrap().to_owned();
+    assert!(e2b.ok(&["sandbox", "list"]).contains(&id));
+    let info: Value = serde_json::from_str(&e2b.ok(&["sandbox", "info", &id, "--format", "json"])).unwrap();
+    assert_eq!((&info["sandboxId"], &info["state"]), (&Value::from(id.as_str()), &Value::from("running")));
+    let (code, said) = e2b.run(&["sandbox", "exec", &id, "--", "sh", "-c", "echo words; exit 3"]);
+    assert!(code == 3 && said.contains("words"), "{code} {said}");
+    assert!(e2b.ok(&["sandbox", "metrics", &id]).contains("CPU:"));
+    assert!(e2b.ok(&["sandbox", "logs", &id]).contains("Logs for sandbox"));
+
+    // It needs a terminal.
+    let connect = format!("node {} sandbox connect {id}", e2b.program.display());
+    let mut terminal = Command::new("script");
+    terminal.args(["-qec", &connect, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    e2b.set(&mut terminal);
+    let mut terminal = terminal.spawn().unwrap();
+    let mut keys = terminal.stdin.take().unwrap();
+    let mut screen = BufReader::new(terminal.stdout.take().unwrap());
+    let mut shown = String::new();
+    // The client sends what is typed after it is connected.
+    while !shown.contains("Terminal connecting") {
+        assert!(screen.read_line(&mut shown).unwrap() > 0, "{shown}");
+    }
+    keys.write_all(b"echo typed > typed; exit\n").unwrap();
+    screen.read_to_string(&mut shown).unwrap();
+    terminal.wait().unwrap();
+    assert_eq!(e2b.ok(&["sandbox", "exec", &id, "--", "cat", "typed"]).trim(), "typed", "{shown}");
+
+    e2b.unsupported(&["sandbox", "pause", &id]);
+    assert_eq!(e2b.mode(&id), "Running");
+    e2b.key = e2b.engine.ok(&["token", "e2b", "--pause-without-memory"]).trim().to_owned();
+    e2b.ok(&["sandbox", "pause", &id]);
+    assert_eq!(e2b.mode(&id), "Suspended");
+    assert!(e2b.ok(&["sandbox", "list", "--state", "paused"]).contains(&id));
+    e2b.ok(&["sandbox", "resume", &id]);
+    assert_eq!(e2b.mode(&id), "Running");
+    for words in [
+        &["sandbox", "snapshot", "create", &id][..],
+        &["sandbox", "snapshot", "list"],
+        &["sandbox", "snapshot", "delete", "x"],
+        &["template", "delete", "x", "-y"],
+        &["template", "publish", "x", "-y"],
+        &["template", "unpublish", "x", "-y"],
+    ] {
+        e2b.unsupported(words);
+    }
+    fs::write(e2b.engine.folder.path().join("Dockerfile"), "FROM host\n").unwrap();
+    let folder = e2b.engine.folder.path().display().to_string();
+    e2b.unsupported(&["template", "create", "mine", "--path", &folder, "--dockerfile", "Dockerfile"]);
+    assert!(e2b.ok(&["template", "list"]).contains("code-interpreter-v1"));
+    assert!(e2b.ok(&["sandbox", "kill", &id]).contains("has been killed"));
+    assert!(e2b.ok(&["sandbox", "kill", &id]).contains("wasn't found"));
+    assert!(e2b.ok(&["sandbox", "list"]).contains("No sandboxes found"));
+
+    let works = ["create", "list", "info", "exec", "connect", "metrics", "logs", "resume", "kill"];
+    let mut rows: Vec<_> = works.iter().map(|name| (format!("sandbox {name}"), "works")).collect();
+    rows.push((
+        "sandbox pause".to_owned(),
+        "501, or works with a key of `token e2b --pause-without-memory`: processes end",
+    ));
+    rows.push(("template list".to_owned(), "works"));
+    let missing = ["sandbox snapshot", "template create", "template delete", "template publish", "template unpublish"];
+    rows.extend(missing.map(|name| (name.to_owned(), "501")));
+    rows.sort();
+    let rows: String = rows.iter().map(|(name, result)| format!("| `e2b {name}` | {result} |\n")).collect();
+    check_page("commands", &format!("| command | result |\n|---|---|\n{rows}"));
 }
 
 /// A key can be listed, replaced and revoked; it ends with its account and at its time.

@@ -16,7 +16,7 @@ use super::{
     adoption::{self, Child},
     pod::{adoption_patch, metadata_patch, new_pod},
     service::{ServicePlan, plan_service},
-    sleep::{SleepChange, plan_sleep},
+    sleep::{SleepChange, plan_sleep, until_suspension},
     volume::{VolumePlan, plan_volumes},
 };
 use crate::{
@@ -220,7 +220,7 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
     let recheck =
         matches!(&pod, PodPlan::Await { pod } if owners::ownership(&pod.metadata, sandbox.uid()) != Ownership::Owned)
             .then_some(FOREIGN_POD_RECHECK);
-    let requeue = until_shutdown(sandbox, observed.now).into_iter().chain(recheck).min();
+    let requeue = until_deadline(sandbox, observed.now).into_iter().chain(recheck).min();
     let mut plan = Reconcile { volumes, pod, service, pod_name, patch_due_since: None, requeue };
     postpone_patch(&mut plan, observed, settings);
     Plan::Reconcile(Box::new(plan))
@@ -235,6 +235,11 @@ pub fn is_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
 pub fn until_shutdown(sandbox: &Sandbox, now: Timestamp) -> Option<Duration> {
     let shutdown = sandbox.spec.shutdown_time.as_ref()?.0;
     Some(Duration::try_from(shutdown.duration_since(now)).unwrap_or(Duration::ZERO))
+}
+
+/// Time left until the Sandbox ends or is suspended, whichever comes first.
+pub fn until_deadline(sandbox: &Sandbox, now: Timestamp) -> Option<Duration> {
+    until_shutdown(sandbox, now).into_iter().chain(until_suspension(sandbox, now)).min()
 }
 
 /// The Pod name from the Sandbox's annotation, else the Sandbox's own name.

@@ -4,6 +4,10 @@
 //! suspends the Sandbox, by a write that is valid only for the version with that report: activity that was recorded in
 //! between makes it fail. So a router that recorded activity, and saw the Sandbox running in the response, knows that it
 //! keeps running for the idle time.
+//!
+//! Besides, a Sandbox can have a time at which it is suspended whether or not it is used, and one for after a wake.
+
+use std::time::Duration;
 
 use agent_sandbox_api::{
     conditions::{DesiredCondition, IdleSuspend},
@@ -19,6 +23,8 @@ use crate::{api_client::Request, cache::Sandbox};
 
 /// Event when a Sandbox is suspended because it was idle.
 const IDLE_SUSPENDED: &str = "IdleSuspended";
+/// Event when a Sandbox is suspended because its time is over.
+const TIME_OVER: &str = "TimeOver";
 /// Event when a request resumes a Sandbox.
 const WOKEN: &str = "WokenByRequest";
 
@@ -42,7 +48,7 @@ pub(super) fn plan_sleep(sandbox: &Sandbox, now: Timestamp) -> Option<SleepChang
         (OperatingMode::Suspended, Some(at)) if sleep::wakes_on_request(annotation) => Some(wake(sandbox, at, now)),
         // It runs already, or requests do not wake it: a request from before must not wake it later.
         (_, Some(_)) => Some(change(sandbox, json!({ annotations::WAKE_REQUESTED_AT: null }), None, None)),
-        (OperatingMode::Running, None) => suspend(sandbox, now),
+        (OperatingMode::Running, None) => suspend_in_time(sandbox, now).or_else(|| suspend(sandbox, now)),
     }
 }
 
@@ -55,8 +61,28 @@ fn wake(sandbox: &Sandbox, requested_at: &str, now: Timestamp) -> SleepChange {
     if policy(sandbox).is_some() {
         annotations.insert(annotations::LAST_ACTIVITY_AT.to_owned(), sleep::format_time(now).into());
     }
+    if let Some(end) = sleep::suspends_again_at(|key| sandbox.annotation(key), now) {
+        annotations.insert(annotations::SUSPEND_AT.to_owned(), sleep::format_time(end).into());
+    }
     let note = format!("A request at {requested_at} waits for it");
     change(sandbox, annotations.into(), Some(OperatingMode::Running), Some((WOKEN, note)))
+}
+
+/// Suspends a Sandbox whose time is over, also while it starts or is used.
+fn suspend_in_time(sandbox: &Sandbox, now: Timestamp) -> Option<SleepChange> {
+    let at = sleep::suspends_at(|key| sandbox.annotation(key)).filter(|at| *at <= now)?;
+    let marks = json!({ annotations::SUSPEND_AT: null, annotations::IDLE_REPORTED_AT: null });
+    let note = format!("Its time ended at {}", sleep::format_time(at));
+    Some(change(sandbox, marks, Some(OperatingMode::Suspended), Some((TIME_OVER, note))))
+}
+
+/// Time left until a running Sandbox is suspended whether or not it is used. Members of pools never are.
+pub(super) fn until_suspension(sandbox: &Sandbox, now: Timestamp) -> Option<Duration> {
+    if owners::owning_pool(&sandbox.metadata).is_some() || sandbox.operating_mode() == OperatingMode::Suspended {
+        return None;
+    }
+    let at = sleep::suspends_at(|key| sandbox.annotation(key))?;
+    Some(Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO))
 }
 
 /// Suspends a Ready Sandbox that a router found idle after its idle time.

@@ -384,3 +384,38 @@ proptest! {
         runtime.block_on(play(&happenings));
     }
 }
+
+#[tokio::test]
+async fn a_sandbox_is_suspended_at_its_time_and_has_another_one_after_a_wake() {
+    let end = |fixture: &SandboxFixture, after| format_time(fixture.clock.now() + seconds(after));
+    let mut fixture = awake(json!({ annotations::WAKE: "Always", annotations::AWAKE_FOR: "5m" })).await;
+    annotate(&fixture, annotations::SUSPEND_AT, end(&fixture, 10).into());
+    fixture.converge().await;
+    assert_eq!(mode(&fixture), OperatingMode::Running);
+    fixture.clock.advance(seconds(9));
+    fixture.converge().await;
+    assert_eq!(mode(&fixture), OperatingMode::Running);
+    fixture.clock.advance(seconds(1));
+    fixture.converge().await;
+    assert_eq!(mode(&fixture), OperatingMode::Suspended, "used or not");
+    assert_eq!(fixture.sandbox().annotation(annotations::SUSPEND_AT), None);
+    request_wake(&fixture);
+    let again = end(&fixture, 300);
+    fixture.converge().await;
+    assert_eq!(mode(&fixture), OperatingMode::Running);
+    assert_eq!(fixture.sandbox().annotation(annotations::SUSPEND_AT), Some(again.as_str()));
+    assert_eq!(reasons(&mut fixture), ["TimeOver", "WokenByRequest"]);
+}
+
+/// The time alone is enough: nothing else happens to the Sandbox when it comes.
+#[tokio::test]
+async fn the_time_of_a_suspension_is_waited_for() {
+    let mut fixture = awake(json!({})).await;
+    annotate(&fixture, annotations::SUSPEND_AT, format_time(fixture.clock.now() + seconds(40)).into());
+    fixture.converge().await;
+    let Next::After(left) = fixture.pass().await.expect("passes") else { panic!("a requeue is due") };
+    assert_eq!(left, seconds(40));
+    annotate(&fixture, annotations::SUSPEND_AT, "soon".into());
+    fixture.converge().await;
+    assert_eq!(mode(&fixture), OperatingMode::Running, "what is no time is ignored");
+}
