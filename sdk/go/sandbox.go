@@ -104,6 +104,15 @@ func (s *Sandbox) Info(ctx context.Context) (*Info, error) {
 	return info, err
 }
 
+// Ports returns the ports on which programs in the sandbox listen, its daemon's included.
+func (s *Sandbox) Ports(ctx context.Context) ([]ListeningPort, error) {
+	var answer struct {
+		Ports []ListeningPort `json:"ports"`
+	}
+	err := s.transport.fetch(ctx, call{method: "GET", path: prefix + "/ports", operation: "list the ports", repeat: true}, &answer)
+	return answer.Ports, err
+}
+
 func (s *Sandbox) bootID(ctx context.Context) (string, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

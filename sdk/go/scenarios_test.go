@@ -30,6 +30,7 @@ type step struct {
 	Timeout                                                   float64
 	Offset, Length, MaxBytes                                  *int64
 	Recursive                                                 bool
+	Port                                                      int
 	Terminal                                                  []int
 	Expect                                                    map[string]any
 }
@@ -228,6 +229,15 @@ func (r *scenarioRunner) performOther(s step) (map[string]any, error) {
 		defer reader.Close()
 		content, err := io.ReadAll(reader)
 		return map[string]any{"text": string(content), "base64": base64.StdEncoding.EncodeToString(content)}, err
+	case "ports":
+		ports, err := r.box.Ports(r.ctx)
+		addresses := []any{}
+		for _, found := range ports {
+			if found.Port == s.Port {
+				addresses = append(addresses, found.Address)
+			}
+		}
+		return map[string]any{"addresses": addresses}, err
 	case "stat":
 		info, err := files.Stat(r.ctx, s.Path)
 		return map[string]any{"type": info.Type, "size": info.Size, "name": info.Name, "mode": info.Mode}, err

@@ -77,6 +77,13 @@ type Info struct {
 	UptimeSeconds int64  `json:"uptimeSeconds"`
 }
 
+// ListeningPort is a port on which a program listens. On 127.0.0.1 and ::1 it is reached from inside the sandbox only.
+type ListeningPort struct {
+	Port     int    `json:"port"`
+	Address  string `json:"address"`
+	Protocol string `json:"protocol"`
+}
+
 // ProcessInfo is the state of a process when it was read.
 type ProcessInfo struct {
 	ID       int      `json:"id"`

@@ -89,6 +89,9 @@ class Runner:
     async def do_kill(self, step):
         await self.processes[step["process"]].kill()
 
+    async def do_ports(self, step):
+        return {"addresses": [found.address for found in await self.sandbox.ports() if found.port == step["port"]]}
+
     async def do_write(self, step):
         await self.sandbox.files.write(step["path"], content(step), mode=step.get("mode"))
 

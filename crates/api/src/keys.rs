@@ -105,6 +105,9 @@ pub mod annotations {
     /// Sandbox: time after which it is suspended again when a request has woken it, such as `5m`.
     pub const AWAKE_FOR: &str = "agent-sandbox.github.io/awake-for";
 
+    /// Sandbox: records of the links to its ports that are valid, as JSON; written by routers (see [`crate::links`]).
+    pub const LINKS: &str = "agent-sandbox.github.io/links";
+
     /// Pod, through a Pod template: the sandbox serves E2B's clients. The value is [`super::E2B_PUBLIC`] or
     /// [`super::E2B_PRIVATE`]: who reaches the ports of its programs through the router.
     pub const E2B_TRAFFIC: &str = "e2b.agent-sandbox.github.io/traffic";

@@ -16,6 +16,7 @@ pub mod conversion;
 pub mod crd;
 pub mod groups;
 pub mod keys;
+pub mod links;
 pub mod names;
 pub mod owners;
 pub mod quantity;

@@ -10,6 +10,7 @@ mod objects;
 mod process;
 mod snapshots;
 mod typos;
+mod url;
 mod values;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -26,6 +27,7 @@ pub(crate) use objects::*;
 pub(crate) use process::*;
 pub(crate) use snapshots::*;
 pub(crate) use typos::{nearest, parse};
+pub(crate) use url::*;
 pub(crate) use values::object_name;
 
 const EXAMPLES: &str = "\
@@ -137,6 +139,8 @@ pub(crate) enum Command {
     Mcp(McpArgs),
     /// Forward local ports to a sandbox
     PortForward(PortForwardArgs),
+    /// Print a link that opens a port of a sandbox in a browser; list links, revoke them
+    Url(UrlArgs),
     /// Run the controller (on a cluster); takes the flags of upstream's controller
     #[command(disable_help_flag = true)]
     Controller {

@@ -20,6 +20,8 @@ enum Source {
 /// A client for the chosen cluster, and the namespace to work in.
 pub(crate) struct ClusterClient {
     pub(crate) client: kube::Client,
+    /// What the client was made from.
+    pub(crate) config: kube::Config,
     pub(crate) namespace: String,
     /// Name for messages; `None` for the local engine.
     remote_name: Option<String>,
@@ -92,9 +94,9 @@ impl ClusterClient {
         let same = running.is_some_and(|running| config.cluster_url.to_string().trim_end_matches('/') == running.api);
         let remote_name = (named_by.is_some() && !same).then(|| format!("{name} ({})", config.cluster_url));
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client =
-            kube::Client::try_from(config).map_err(|source| ClusterError::Client { name, source: Box::new(source) })?;
-        Ok(Self { client, namespace, remote_name, just_started: false, chosen })
+        let client = kube::Client::try_from(config.clone())
+            .map_err(|source| ClusterError::Client { name, source: Box::new(source) })?;
+        Ok(Self { client, config, namespace, remote_name, just_started: false, chosen })
     }
 
     /// Whether this is the engine on this machine.

@@ -31,6 +31,7 @@ mod templates;
 mod tokens;
 mod top;
 mod up;
+mod url;
 mod version;
 mod wrapper;
 
@@ -113,6 +114,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::PortForward(args) => {
             on_cluster(&global, async |cluster| portforward::forward(&global, cluster, args).await).await?
         }
+        Command::Url(args) => on_cluster(&global, async |cluster| url::url(cluster, args).await).await?,
         Command::Mcp(args) => mcp::mcp(&global, args).await?,
         Command::Image(args) => image::image(&global, args).await?,
         Command::Kubeconfig(args) => kubeconfig::kubeconfig(&global, &args)?,

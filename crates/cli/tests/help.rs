@@ -54,6 +54,9 @@ help_pages! {
     changes_diff: ["changes", "diff"];
     changes_apply: ["changes", "apply"];
     changes_discard: ["changes", "discard"];
+    url: ["url"];
+    url_list: ["url", "list"];
+    url_revoke: ["url", "revoke"];
     pool: ["pool"];
     pool_create: ["pool", "create"];
     template: ["template"];

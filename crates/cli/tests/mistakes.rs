@@ -75,6 +75,7 @@ mistakes! {
     token: [["token"], ["token", "mint"], ["token", "mint", "a", "--secret-file", "/no/such/file"]];
     version: [["version", "now"], ["version", "-o", "xml"], ["version", "--short"]];
     cp: [["cp", "a"], ["cp", "a", "b"], ["cp", "box:/a", "pod:/b"], ["cp", "/no/such/file", "box:/a"]];
+    url: [["url"], ["url", "a"], ["url", "a", "0"], ["url", "a", "80", "--ttl", "soon"], ["url", "revoke"], ["url", "a", "80"]];
     logs: [["logs"], ["logs", "a", "--tail", "x"], ["logs", "a"]];
     suspend: [["suspend"], ["suspend", "a", "--wait", "-1"], ["suspend", "a"]];
     delete: [["delete"], ["delete", "a", "--all"], ["delete", "a"]];

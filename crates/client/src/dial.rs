@@ -109,7 +109,10 @@ async fn to_sandbox(client: &Client, namespace: &str, sandbox: &str, uri: &Uri) 
 }
 
 /// A running Pod of the router's Service: namespace, name and port in the Pod.
-async fn router_pod(client: &Client, namespaces: &[String]) -> Result<Option<(String, String, u16)>, ClientError> {
+pub(crate) async fn router_pod(
+    client: &Client,
+    namespaces: &[String],
+) -> Result<Option<(String, String, u16)>, ClientError> {
     for namespace in namespaces {
         let services: Api<Service> = Api::namespaced(client.clone(), namespace);
         let found = services.get_opt(ROUTER_SERVICE).await;

@@ -13,7 +13,7 @@ use agent_sandbox_protocol::{
 };
 use agent_sandbox_router::{
     AccessReview, ActivityGuard, AuthzConfig, Caller, ConnectionAuth, Connector, CookieConfig, Deps, Endpoint, Limits,
-    Modes, Router, RouterConfig, Routing, SameSite, Stream, TokenReviewConfig,
+    LinkConfig, Modes, Router, RouterConfig, Routing, SameSite, Stream, TokenReviewConfig,
 };
 use agent_sandbox_streams::backend::{Duplex, NodeError, PodRef};
 use agent_sandbox_telemetry::audit::AuditLog;
@@ -102,10 +102,16 @@ impl EmbeddedRouter {
             // Roles are read in this process: nothing is gained by caching decisions.
             access_ttl: Duration::ZERO,
             allowed_hosts: AllowedHosts::loopback(),
-            // Browsers resolve every name below `localhost` to this machine.
+            // Browsers resolve every name below `localhost` to this machine. Paths name no sandboxes here: all of them
+            // would be of one origin, and a page of one could use every other.
             routing: Routing { path_prefix: None, host_domain: Some("localhost".to_owned()) },
             cookie: Some(cookie()),
             limits: Limits { connections: MAX_CONNECTIONS, per_peer: true, ..Limits::default() },
+            links: Some(LinkConfig {
+                secrets: vec![secret.path.clone()],
+                public_url: Some(format!("http://localhost:{}", address.port())),
+                injected_daemon: true,
+            }),
             ..RouterConfig::default()
         };
         let deps = Deps {

@@ -41,6 +41,10 @@ fn scoped(data: &[u8]) {
     if let Ok(token) = std::str::from_utf8(data) {
         let _ = scoped_token::looks_scoped(token);
         assert!(secret.verify(token, 0).is_err(), "a forged token was accepted");
+        assert!(secret.verify_link(token, 0).is_err(), "a forged link was accepted");
+    }
+    if let Ok(claims) = secret.verify_link(&secret.seal_link(data), 1_000) {
+        assert!(claims.expires > 1_000);
     }
     if let Ok(claims) = secret.verify(&secret.seal(data), 1_000) {
         assert!(claims.expires > 1_000);

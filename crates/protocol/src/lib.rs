@@ -1,4 +1,4 @@
-//! Wire types of the data plane: runtime REST, process gRPC, router headers, scoped tokens, checks of web pages. No IO.
+//! Wire types of the data plane: runtime REST, process gRPC, router headers, scoped and link tokens, checks of pages. No IO.
 
 pub mod address;
 pub mod capture;
@@ -10,6 +10,8 @@ pub mod e2b;
 pub mod fuzzing;
 pub mod grpc;
 pub mod history;
+pub mod link_token;
+pub mod links;
 pub mod native;
 pub mod port_forward;
 pub mod router_headers;

@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 
 /// Path prefix of the API.
 pub const PREFIX: &str = "/sandbox/v1";
+/// Path of the list of ports.
+pub const PORTS_PATH: &str = "/sandbox/v1/ports";
+/// The port on which the daemon serves this API.
+pub const DAEMON_PORT: u16 = crate::router_headers::DEFAULT_PORT;
 
 /// A retried request with the same key gets the result of the first one. Requires [`BOOT_ID_HEADER`] too.
 pub const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";

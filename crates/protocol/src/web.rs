@@ -20,6 +20,7 @@ pub use hosts::{AllowedHosts, HostError};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
 /// Media types that a page can send to another origin without asking first (Fetch standard, CORS-safelisted).
@@ -101,6 +102,17 @@ pub fn names<B>(request: &Request<B>) -> Vec<String> {
 fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
         && headers.get(SEC_FETCH_MODE).is_some_and(|mode| mode.as_bytes() == b"navigate")
+}
+
+/// Whether a page of another origin loads something from here, or shows a page from here in a frame, without naming
+/// itself in `Origin`. Pages of the same site count, too: the hosts of sandboxes are of one site.
+pub fn is_used_by_other_page<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    let other = |site: &HeaderValue| matches!(site.as_bytes(), b"same-site" | b"cross-site");
+    let framed = headers.get_all(SEC_FETCH_DEST).iter().any(|dest| dest.as_bytes() != b"document");
+    headers.get_all(SEC_FETCH_SITE).iter().any(other)
+        && !headers.contains_key(ORIGIN)
+        && (framed || !is_navigation(request.method(), headers))
 }
 
 fn lossy(value: &HeaderValue) -> String {

@@ -10,13 +10,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use agent_sandbox_protocol::link_token::LinkClaims;
 use agent_sandbox_protocol::router_headers::SandboxRequest;
-use agent_sandbox_protocol::scoped_token::{self, Claims, Secret};
+use agent_sandbox_protocol::scoped_token::{self, Claims, Secret, VerifyError};
 use arc_swap::ArcSwap;
 use http::header::{AUTHORIZATION, HeaderMap};
 use sha2::{Digest, Sha256};
 
 use crate::error::RouterError;
+use crate::links::LinkError;
 use crate::resolve::index::PodIndex;
 use access_review::CachedAccessReview;
 pub use access_review::{AccessReview, KubeAccessReview};
@@ -88,6 +90,8 @@ pub(crate) enum Identity {
     Unrestricted,
     /// May reach the one sandbox its token names.
     Scoped(Claims),
+    /// May reach the ports of one sandbox that its link is for, with the link's methods.
+    Link(Arc<LinkClaims>),
     /// May reach the sandboxes of namespaces in which it may `create pods/portforward`.
     User(Arc<Caller>),
 }
@@ -123,7 +127,7 @@ pub(crate) struct Secrets {
 }
 
 impl Secrets {
-    fn load(paths: Vec<PathBuf>) -> Result<Self, AuthzSetupError> {
+    pub(crate) fn load(paths: Vec<PathBuf>) -> Result<Self, AuthzSetupError> {
         let current = ArcSwap::from_pointee(read_secrets(&paths)?);
         Ok(Self { paths, current })
     }
@@ -141,6 +145,25 @@ impl Secrets {
     fn verify(&self, token: &str, now: i64) -> Result<Claims, RouterError> {
         let secrets = self.current.load();
         secrets.iter().find_map(|secret| secret.verify(token, now).ok()).ok_or(RouterError::Unauthenticated)
+    }
+
+    /// Checks a link's token: any secret may have signed it.
+    pub(crate) fn verify_link(&self, token: &str, now: i64) -> Result<LinkClaims, VerifyError> {
+        let secrets = self.current.load();
+        let mut failure = VerifyError::BadSignature;
+        for secret in secrets.iter() {
+            match secret.verify_link(token, now) {
+                Err(VerifyError::BadSignature) => {}
+                Err(other) => failure = other,
+                valid => return valid,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Signs a link with the first secret.
+    pub(crate) fn sign_link(&self, claims: &LinkClaims) -> Option<String> {
+        self.current.load().first().map(|secret| secret.sign_link(claims))
     }
 }
 
@@ -268,7 +291,13 @@ impl Identity {
             Self::Scoped(claims) if claims.namespace != namespace || claims.name != name => {
                 return Err(RouterError::Forbidden);
             }
-            Self::Scoped(_) | Self::User(_) => {}
+            Self::Link(claims) if claims.namespace != namespace || claims.name != name => {
+                return Err(RouterError::Forbidden);
+            }
+            Self::Link(claims) if !claims.ports.contains(&request.port) => {
+                return Err(LinkError::Port(request.port).into());
+            }
+            Self::Scoped(_) | Self::Link(_) | Self::User(_) => {}
         }
         if request.pod_ip.is_none() && request.uid.is_none() {
             return Ok(());

@@ -3,14 +3,18 @@
 
 use std::borrow::Cow;
 
-use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins, PageRules};
+use agent_sandbox_protocol::link_token::LinkClaims;
+use agent_sandbox_protocol::web::{self, AllowedHosts, AllowedOrigins, PageError, PageRules};
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, COOKIE, HeaderMap, HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE};
+use http::header::{
+    CACHE_CONTROL, CONTENT_TYPE, COOKIE, HeaderMap, HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE,
+};
 use http::{Method, Request, Response, StatusCode, Uri};
 
 use crate::addressing::Route;
-use crate::auth::bearer;
+use crate::auth::{bearer, unix_seconds};
 use crate::error::RouterError;
+use crate::pages;
 use crate::proxy::headers::FORWARDED_PROTO;
 
 /// The cookie with a browser's credential.
@@ -83,6 +87,10 @@ pub(crate) fn check_page<B>(
         (Some(Source::Header | Source::Query), _) => return Ok(()),
         // A page without TLS must not use the cookie of the same host with TLS.
         (Some(Source::Cookie), Some(config)) => {
+            // Sandboxes whose names are in hosts are of one site: `SameSite` does not keep them apart.
+            if config.same_site != SameSite::None && web::is_used_by_other_page(request) {
+                return Err(PageError::CrossSite.into());
+            }
             (&config.allowed_origins, Some(own_scheme(config, tls, request.headers())))
         }
         _ => (origins, None),
@@ -103,13 +111,17 @@ fn own_scheme<'r>(config: &CookieConfig, tls: bool, headers: &'r HeaderMap) -> &
 
 /// The response to a link with a valid credential: sets the cookie and leads to the same URL without the credential, so
 /// that it stays neither in the browser's history nor in `Referer`. `None` if the request is served as it is.
+///
+/// The cookie of a link ends with the link. Where paths name sandboxes, all of them share one origin, and the cookie of
+/// a link is strict: it is not sent when a page of another site leads here.
 pub(crate) fn set_cookie<B>(
     config: &CookieConfig,
     route: &Route,
     token: &str,
+    link: Option<&LinkClaims>,
     request: &Request<B>,
 ) -> Option<Response<Bytes>> {
-    let name = config.query_param.as_deref()?;
+    let parameter = config.query_param.as_deref()?;
     let path = request.uri().path();
     // A browser reads a location that begins with two slashes as another host.
     let leads_elsewhere = path.get(1..2).is_some_and(|second| matches!(second, "/" | "\\"));
@@ -118,17 +130,27 @@ pub(crate) fn set_cookie<B>(
         return None;
     }
     let secure = if config.secure { "; Secure" } else { "" };
-    let same_site = config.same_site.as_str();
-    let cookie = format!("{}={token}; Path={}; HttpOnly{secure}; SameSite={same_site}", config.name, route.base);
-    let location = match request.uri().query().and_then(|query| without_parameter(query, name)) {
+    let strict = link.is_some() && route.base != "/";
+    let same_site = if strict { SameSite::Strict } else { config.same_site };
+    let max_age = link.map(|link| format!("; Max-Age={}", (link.expires - unix_seconds()).max(1))).unwrap_or_default();
+    let (name, base, same_site_text) = (&config.name, &route.base, same_site.as_str());
+    let cookie = format!("{name}={token}; Path={base}{max_age}; HttpOnly{secure}; SameSite={same_site_text}");
+    let location = match request.uri().query().and_then(|query| without_parameter(query, parameter)) {
         Some(query) => format!("{path}?{query}"),
         None => path.to_owned(),
     };
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = StatusCode::FOUND;
+    // After a redirect from another site browsers do not send strict cookies.
+    if link.is_some() && same_site == SameSite::Strict && pages::wants_html(request.headers()) {
+        *response.status_mut() = StatusCode::OK;
+        *response.body_mut() = Bytes::from(pages::continue_to(&location));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    } else {
+        response.headers_mut().insert(LOCATION, HeaderValue::from_str(&location).ok()?);
+    }
     let headers = response.headers_mut();
     headers.insert(SET_COOKIE, HeaderValue::from_str(&cookie).ok()?);
-    headers.insert(LOCATION, HeaderValue::from_str(&location).ok()?);
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     Some(response)

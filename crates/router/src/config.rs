@@ -14,6 +14,7 @@ use agent_sandbox_telemetry::audit::AuditConfig;
 use crate::addressing::Routing;
 use crate::auth::{AuthzConfig, TokenReviewConfig};
 use crate::browser::CookieConfig;
+use crate::links::LinkConfig;
 use crate::resolve::Verification;
 
 /// Behaviour of the proxy itself; the same for the router process and for an embedded router.
@@ -45,6 +46,8 @@ pub struct RouterConfig {
     pub allowed_origins: AllowedOrigins,
     /// Credentials in cookies; `None` accepts them in headers only.
     pub cookie: Option<CookieConfig>,
+    /// Links to ports; they need a [`cookie`](Self::cookie) with a query parameter. `None` creates and accepts none.
+    pub links: Option<LinkConfig>,
     /// Number of worker threads for connections; 0 serves them on the caller's runtime.
     pub workers: usize,
 }
@@ -68,6 +71,7 @@ impl Default for RouterConfig {
             allowed_hosts: AllowedHosts::any(),
             allowed_origins: AllowedOrigins::default(),
             cookie: None,
+            links: None,
             workers: 0,
         }
     }

@@ -11,6 +11,7 @@ use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHE
 use http::{Response, StatusCode};
 
 use crate::e2b::E2bError;
+use crate::links::LinkError;
 
 /// Why the router responded to a request itself.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,9 @@ pub(crate) enum RouterError {
     /// A request of E2B's clients.
     #[error(transparent)]
     E2b(#[from] E2bError),
+    /// A link was refused, or could not be created or revoked.
+    #[error(transparent)]
+    Link(#[from] LinkError),
     /// A web page may have sent the request.
     #[error(transparent)]
     Page(#[from] PageError),
@@ -126,6 +130,7 @@ impl RouterError {
             Self::Unauthenticated | Self::MissingStaticToken | Self::WrongStaticToken => StatusCode::UNAUTHORIZED,
             Self::Forbidden => StatusCode::FORBIDDEN,
             Self::E2b(error) => error.status(),
+            Self::Link(error) => error.status(),
             Self::Page(error) => error.status(),
             Self::TokenReview | Self::AccessReview => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,

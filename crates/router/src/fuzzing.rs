@@ -44,7 +44,7 @@ fn request(data: &[u8]) {
     if let Ok(named) = &named {
         let _ = named.read(request.headers(), Loopback::Refused);
         if let (Named::InUrl(route), Some((token, _))) = (named, &found)
-            && let Some(response) = browser::set_cookie(&cookies, route, token, &request)
+            && let Some(response) = browser::set_cookie(&cookies, route, token, None, &request)
         {
             let location = response.headers()["location"].to_str().expect("a location is text");
             assert!(location.starts_with('/') && !location.starts_with("//"), "a redirect to {location:?}");

@@ -30,8 +30,10 @@ mod error;
 /// Entry points for `make fuzz`, and for the test that repeats its corpora.
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod links;
 mod mounted;
 mod observability;
+mod pages;
 mod proxy;
 mod resolve;
 mod router;
@@ -52,6 +54,7 @@ pub use config::settings;
 pub use config::{
     Cidr, ClientAuth, HttpsConfig, Limits, ProcessConfig, Retries, RouterConfig, Timeouts, TlsConfig, UpgradeLimits,
 };
+pub use links::LinkConfig;
 pub use mounted::Mounted;
 pub use observability::otlp::OtlpError;
 pub use proxy::connector::{ByteStream, Connector, Stream, TcpConnector};

@@ -17,6 +17,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use agent_sandbox_protocol::link_token::looks_like_link;
 use agent_sandbox_protocol::router_headers::{Loopback, SANDBOX_ID, SandboxRequest};
 use agent_sandbox_protocol::sandbox_address::AddressError;
 use agent_sandbox_protocol::web::AllowedHosts;
@@ -32,10 +33,12 @@ use crate::auth::Identity;
 use crate::browser::{self, CookieConfig, Source};
 use crate::e2b::{self, Grant};
 use crate::error::RouterError;
+use crate::links;
 use crate::mounted::is_for;
 use crate::observability::trace::TRACEPARENT;
+use crate::pages;
 use crate::proxy::body::{RequestBody, ResponseBody};
-use crate::proxy::exchange::Exchange;
+use crate::proxy::exchange::{Exchange, LinkEnd};
 use crate::proxy::extended_connect::{ConnectRequest, Handshake};
 use crate::proxy::upstream::{UpstreamProtocol, UpstreamResponse};
 use crate::server::client_connection::{ClientConnection, ConnectionAuth};
@@ -52,6 +55,7 @@ pub(crate) async fn handle(
         client.request_ends();
         return Ok(response);
     }
+    let reader = pages::Reader::of(&worker.shared.config.routing, &request);
     let http1 = request.version() < Version::HTTP_2;
     let has_body = !request.body().is_end_stream();
     // The client then sends its next request to another router instead of losing it here.
@@ -77,7 +81,10 @@ pub(crate) async fn handle(
             exchange.record_error(&error);
             let response = match exchange.e2b_id.take() {
                 Some(id) => e2b::into_response(error, &id).unwrap_or_else(RouterError::into_response),
-                None => error.into_response(),
+                None => match reader {
+                    Some(reader) => reader.page(error),
+                    None => error.into_response(),
+                },
             };
             exchange.add_bytes_out(response.body().len() as u64);
             response.map(ResponseBody::from_bytes)
@@ -120,6 +127,10 @@ async fn serve(
             client.admitted();
         }
         return Ok(Served::Own(response));
+    }
+    if let Some(served) = shared.links.as_deref().filter(|_| links::endpoint::is_for(&shared.config.routing, &request))
+    {
+        return links::endpoint::serve(exchange, &client.auth, served, request).await.map(Served::Own);
     }
     let mut named = shared.config.routing.find(&request);
     if let (Some(e2b), Ok(Named::InHeaders)) = (&shared.e2b, &named)
@@ -168,9 +179,12 @@ async fn serve(
         (_, Version::HTTP_11) => headers::requested_upgrade(request.headers()),
         _ => None,
     };
+    if exchange.link().is_some_and(|link| !link.allows_method(request.method(), upgrade.is_some())) {
+        return Err(links::LinkError::ReadOnly.into());
+    }
     if let (None, Some(config), Named::InUrl(route), Some((token, Source::Query))) =
         (&upgrade, cookie, &named, &credential)
-        && let Some(response) = browser::set_cookie(config, route, token, &request)
+        && let Some(response) = browser::set_cookie(config, route, token, exchange.link().map(|link| &**link), &request)
     {
         return Ok(Served::Own(response));
     }
@@ -185,7 +199,10 @@ async fn serve(
         let upstream_protocol = if is_grpc(&request) { UpstreamProtocol::Http2 } else { UpstreamProtocol::Http1 };
         let mut request = outbound(request, exchange, client, None, limits.request_body_bytes);
         grant.complete(request.headers_mut(), authorization);
-        return upstream::send(exchange, &wanted, request, upstream_protocol).await.map(Served::Response);
+        let end = exchange.link_end();
+        return while_linked(end, upstream::send(exchange, &wanted, request, upstream_protocol))
+            .await
+            .map(Served::Response);
     };
     let permit = match upgrade::Permit::take(shared, client, request.headers()) {
         Some(permit) => permit,
@@ -195,7 +212,8 @@ async fn serve(
     let handshake = matches!(connect, ConnectRequest::WebSocket).then(|| Handshake::begin(&mut request));
     let mut request = outbound(request, exchange, client, Some(&protocol), limits.request_body_bytes);
     grant.complete(request.headers_mut(), authorization);
-    match upstream::send(exchange, &wanted, request, UpstreamProtocol::Http1).await? {
+    let end = exchange.link_end();
+    match while_linked(end, upstream::send(exchange, &wanted, request, UpstreamProtocol::Http1)).await? {
         UpstreamResponse::Leased(response, lease)
             if response.status() == StatusCode::SWITCHING_PROTOCOLS
                 && handshake.as_ref().is_none_or(|handshake| handshake.is_accepted_by(response.headers())) =>
@@ -214,6 +232,18 @@ async fn serve(
     }
 }
 
+/// Ends the work, such as a long upload, when the caller's link ends.
+async fn while_linked<T>(
+    end: Option<LinkEnd>,
+    work: impl Future<Output = Result<T, RouterError>>,
+) -> Result<T, RouterError> {
+    let Some(end) = end else { return work.await };
+    tokio::select! {
+        done = work => done,
+        () = end => Err(links::LinkError::Ended.into()),
+    }
+}
+
 /// Authenticates, then validates, then authorises, so that unauthenticated callers learn nothing about what is valid.
 async fn admit(
     exchange: &mut Exchange,
@@ -225,8 +255,14 @@ async fn admit(
 ) -> Result<(SandboxRequest, Named), RouterError> {
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
+    let link = shared.links.as_ref().zip(token.filter(|token| looks_like_link(token)));
     let identity = match (granted, auth) {
         (Some(identity), _) => identity,
+        // Who presents a link has no more than the link, also where nothing is required.
+        _ if let Some((links, token)) = link => {
+            let known = links.verify(token).await;
+            Identity::Link(known.inspect_err(|_| shared.metrics.decision(None, false))?)
+        }
         (None, ConnectionAuth::User(caller)) => Identity::User(Arc::clone(caller)),
         (None, ConnectionAuth::Unauthenticated) => {
             let known = shared.authorizer.authenticate(token).await;
@@ -234,6 +270,9 @@ async fn admit(
         }
     };
     exchange.set_caller(&identity);
+    if let Identity::Link(link) = &identity {
+        exchange.set_link(Arc::clone(link));
+    }
     let loopback = if shared.config.verification.allow_loopback { Loopback::Allowed } else { Loopback::Refused };
     let named = named?;
     let wanted = named.read(headers, loopback)?;
@@ -307,6 +346,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// Streams the sandbox's response.
 fn respond(mut exchange: Box<Exchange>, upstream: UpstreamResponse) -> Response<ResponseBody> {
     let idle = exchange.worker().shared.config.timeouts.stream_idle;
+    let link_end = exchange.link_end();
     let (response, lease) = match upstream {
         UpstreamResponse::Leased(response, lease) => (response, Some(lease)),
         UpstreamResponse::Shared(response) => (response, None),
@@ -325,6 +365,7 @@ fn respond(mut exchange: Box<Exchange>, upstream: UpstreamResponse) -> Response<
         Some(lease) => ResponseBody::leased(body, lease, exchange, idle),
         None => ResponseBody::shared(body, exchange, idle),
     };
+    let body = body.ending_with(link_end);
     Response::from_parts(parts, body)
 }
 

@@ -17,6 +17,7 @@ use crate::auth::{
 };
 use crate::config::RouterConfig;
 use crate::e2b::E2bAccess;
+use crate::links::Links;
 use crate::mounted::Mounted;
 use crate::observability::access_log::AccessLog;
 use crate::observability::audit::RouterAudit;
@@ -101,6 +102,8 @@ pub enum RouterSetupError {
     Signer(#[from] SignerError),
     #[error("cannot set up OTLP export")]
     Otlp(#[from] OtlpError),
+    #[error("links to ports need a Kubernetes API, and none is configured")]
+    LinksWithoutApi,
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
 }
@@ -131,6 +134,17 @@ impl Router {
         let access = deps.access_review.or_else(|| client.map(|client| Arc::new(KubeAccessReview(client)) as _));
         let reviews = Reviews { token, access, access_ttl: config.access_ttl };
         let authorizer = Authorizer::new(&config.authz, reviews)?;
+        let links = match (&config.links, &deps.client) {
+            (Some(links), Some(client)) => {
+                let secrets = match authorizer.secrets() {
+                    Some(secrets) => Arc::clone(secrets),
+                    None => Arc::new(Secrets::load(links.secrets.clone())?),
+                };
+                Some(Links::new(links.clone(), secrets, client.clone()))
+            }
+            (Some(_), None) => return Err(RouterSetupError::LinksWithoutApi),
+            (None, _) => None,
+        };
         let signer = config.sandbox_token_key.as_deref().map(Signer::load).transpose()?;
         let access_log = if config.access_log {
             let sink = deps.access_log.unwrap_or_else(|| Box::new(std::io::stderr()));
@@ -147,6 +161,7 @@ impl Router {
             sleep,
             authorizer,
             e2b: deps.e2b.map(E2bAccess::new),
+            links,
             mounted: deps.mounted,
             signer,
             metrics: Metrics::default(),
@@ -239,7 +254,7 @@ impl Router {
     }
 
     pub(crate) fn secrets(&self) -> Option<&Arc<Secrets>> {
-        self.shared.authorizer.secrets()
+        self.shared.authorizer.secrets().or_else(|| self.shared.links.as_ref().map(|links| links.secrets()))
     }
 
     pub(crate) fn count_cert_reload(&self, success: bool) {

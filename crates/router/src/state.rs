@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Authorizer;
 use crate::config::RouterConfig;
 use crate::e2b::E2bAccess;
+use crate::links::Links;
 use crate::mounted::Mounted;
 use crate::observability::access_log::AccessLog;
 use crate::observability::audit::RouterAudit;
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) authorizer: Authorizer,
     /// Serves requests of E2B's clients, if configured.
     pub(crate) e2b: Option<E2bAccess>,
+    /// Links to ports, if configured.
+    pub(crate) links: Option<Arc<Links>>,
     /// Another service below a path of this router's port.
     pub(crate) mounted: Option<Arc<dyn Mounted>>,
     /// Signs requests to sandboxes, if configured.

@@ -190,6 +190,11 @@ impl Handle {
         Ok(pending_unit(async move { inner.remove_code_context(&id).await }))
     }
 
+    fn ports(&self) -> PyResult<Pending> {
+        let inner = self.inner()?;
+        Ok(pending(async move { inner.ports().await }, |py, list| serialised(py, &list)))
+    }
+
     fn info(&self) -> PyResult<Pending> {
         let inner = self.inner()?;
         Ok(pending(async move { inner.info().await }, |py, info| serialised(py, &info)))

@@ -2,6 +2,7 @@
 
 mod here;
 mod list;
+mod ports;
 pub(crate) mod show;
 pub(super) mod waiting;
 
@@ -9,7 +10,10 @@ pub(crate) use list::list;
 
 use super::{names::with_suggestion, network, publish, run::volumes};
 use crate::{
-    args::{ClaimArgs, CreateArgs, DeleteArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network, SuspendArgs},
+    args::{
+        ClaimArgs, CreateArgs, DeleteArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network, OutputFormat,
+        SuspendArgs,
+    },
     cluster::ClusterClient,
     output,
 };
@@ -171,11 +175,15 @@ pub(crate) async fn get(cluster: &ClusterClient, args: GetArgs) -> Result<()> {
         true => sdk::start_problem(&cluster.client, &cluster.namespace, sandbox.uid()).await,
         false => None,
     };
+    let ports = match args.output.output {
+        OutputFormat::Table => ports::ports_of(cluster, std::slice::from_ref(&sandbox)).await.text(&sandbox),
+        _ => None,
+    };
     output::emit(
         args.output.output,
         &sandbox,
         || format!("sandbox/{}\n", sandbox.name_any()),
-        || show::details(&sandbox, found.claim.as_ref(), problem.as_deref(), jiff::Timestamp::now()),
+        || show::details(&sandbox, found.claim.as_ref(), problem.as_deref(), ports, jiff::Timestamp::now()),
     )
 }
 

@@ -4,6 +4,7 @@
 
 mod archive;
 mod autostart;
+mod browser;
 mod e2b;
 mod everyday;
 mod familiar;
@@ -15,6 +16,7 @@ mod host_user;
 mod images;
 mod isolation;
 mod lifecycle;
+mod links;
 mod messages;
 mod namespace_life;
 mod no_network;

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1::SendRequest;
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
-    Client,
+    Api, Client,
     config::{Kubeconfig, NamedAuthInfo},
 };
 use serde_json::{Value, json};
@@ -46,6 +47,7 @@ fn a_second_tenant_is_refused_by_every_verb_and_changes_nothing() {
     }
     let claim = engine.ok(&["-n", VICTIM, "claim", "p", "-o", "name"]);
     let claim = claim.trim().rsplit('/').next().unwrap().to_owned();
+    let link = engine.ok(&["-n", VICTIM, "url", "box", "3000", "-o", "name"]);
     let e2b_box = runtime.block_on(async {
         let mut api = E2bApi::open(&engine, VICTIM).await;
         let (status, created) = api.call("POST", "/v2/sandboxes", &json!({"templateID": "base", "timeout": 600})).await;
@@ -65,6 +67,7 @@ fn a_second_tenant_is_refused_by_every_verb_and_changes_nothing() {
         let user = Client::try_from(config(&engine, Some(&token)).await).unwrap();
         attack_api(&user, &resources).await;
         attack_router(&engine, &token).await;
+        attack_links(&engine, &token, &link).await;
         attack_e2b(&engine, &e2b_box).await;
     });
     let kubeconfig = kubeconfig_of(&engine, &token);
@@ -236,6 +239,32 @@ async fn attack_router(engine: &Engine, token: &str) {
     for (method, path) in routes {
         let (refused, _) = call(token, &method, &path).await;
         assert_eq!(refused, StatusCode::FORBIDDEN, "{method} {path}");
+    }
+}
+
+/// Creates and revokes links of the other tenant's sandbox, at the listener and over a port-forward in a namespace of
+/// one's own.
+async fn attack_links(engine: &Engine, token: &str, link: &str) {
+    let router = engine.state()["router"].as_str().unwrap().trim_start_matches("http://").to_owned();
+    let listener = connect(tokio::net::TcpStream::connect(&router).await.unwrap()).await;
+    let user = Client::try_from(config(engine, Some(token)).await).unwrap();
+    let forwarded = Api::<Pod>::namespaced(user, "team-a").portforward("sandbox-router", &[8080]).await;
+    let mut forwarder = forwarded.unwrap();
+    let forwarded = connect(forwarder.take_stream(8080).unwrap()).await;
+    let create = json!({"ports": [8888], "ttlSeconds": 600, "allowDaemon": true}).to_string();
+    let path = format!("/sandbox-links/{VICTIM}/box");
+    for mut connection in [listener, forwarded] {
+        for (method, path, body) in
+            [("POST", path.clone(), create.clone()), ("DELETE", format!("{path}/{}", link.trim()), String::new())]
+        {
+            let request = Request::builder().method(method).uri(&path).header("host", "localhost");
+            let request = request.header("authorization", format!("Bearer {token}"));
+            let request = request.header("content-type", "application/json").body(Full::from(body)).unwrap();
+            connection.ready().await.unwrap();
+            let response = connection.send_request(request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::FORBIDDEN, "{method} {path}");
+            response.into_body().collect().await.unwrap();
+        }
     }
 }
 
@@ -433,6 +462,7 @@ fn case(path: &str, claim: &str, folder: &Path) -> Case {
         "snapshot delete" => refused(&["snapshot delete s"]),
         "fork" => refused(&["fork box intruder"]),
         "rollback" => refused(&["rollback box s"]),
+        "url" => refused(&["url box 3000", "url CLAIM 8888 --allow-daemon", "url list", "url revoke LINK"]),
         "pool create" => refused(&["pool create intruder --template t"]),
         "pool list" => refused(&["pool list"]),
         "pool scale" => refused(&["pool scale p 0"]),

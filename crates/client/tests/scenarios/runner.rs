@@ -44,6 +44,7 @@ pub(crate) struct Step {
     length: Option<u64>,
     max_bytes: Option<u64>,
     recursive: bool,
+    port: u16,
     files: BTreeMap<String, String>,
     write: String,
     name: String,
@@ -96,6 +97,11 @@ impl Runner {
             "stat" => {
                 let info = files.stat(&step.path, false).await?;
                 return Ok(json!({"type": info.kind, "size": info.size, "name": info.name, "mode": info.mode}));
+            }
+            "ports" => {
+                let listening = self.sandbox.ports().await?.into_iter().filter(|found| found.port == step.port);
+                let addresses: Vec<_> = listening.map(|found| found.address).collect();
+                return Ok(json!({"addresses": addresses}));
             }
             "exists" => return Ok(json!({"exists": files.exists(&step.path).await?})),
             "list" => {

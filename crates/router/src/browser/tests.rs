@@ -50,14 +50,14 @@ fn headers_come_before_queries_before_cookies() {
 fn a_link_sets_the_cookie_and_loses_the_credential() {
     let base = "/router/team/box/8080/";
     let link = request("/router/team/box/8080/a%2Fb?z=1&token=abc&a=space%2btab", &[]);
-    let response = set_cookie(&config(), &route(base), "abc", &link).unwrap();
+    let response = set_cookie(&config(), &route(base), "abc", None, &link).unwrap();
     assert_eq!(response.status(), 302);
     let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
     assert_eq!(header("set-cookie"), "session=abc; Path=/router/team/box/8080/; HttpOnly; Secure; SameSite=Lax");
     assert_eq!(header("location"), "/router/team/box/8080/a%2Fb?z=1&a=space%2btab");
     assert_eq!((header("cache-control"), header("referrer-policy")), ("no-store".into(), "no-referrer".into()));
     let insecure = CookieConfig { secure: false, same_site: SameSite::Strict, ..config() };
-    let response = set_cookie(&insecure, &route("/"), "abc", &request("/?token=abc", &[])).unwrap();
+    let response = set_cookie(&insecure, &route("/"), "abc", None, &request("/?token=abc", &[])).unwrap();
     assert_eq!(response.headers()["set-cookie"], "session=abc; Path=/; HttpOnly; SameSite=Strict");
     assert_eq!(response.headers()["location"], "/");
 }
@@ -65,11 +65,11 @@ fn a_link_sets_the_cookie_and_loses_the_credential() {
 #[test]
 fn nothing_redirects_to_another_host_or_loses_a_body() {
     for uri in ["//evil.example/?token=abc", "/\\evil.example/?token=abc"] {
-        assert!(set_cookie(&config(), &route("/"), "abc", &request(uri, &[])).is_none(), "{uri}");
+        assert!(set_cookie(&config(), &route("/"), "abc", None, &request(uri, &[])).is_none(), "{uri}");
     }
     let post = Request::post("/?token=abc").body(()).unwrap();
-    assert!(set_cookie(&config(), &route("/"), "abc", &post).is_none());
-    assert!(set_cookie(&config(), &route("/"), "a;b", &request("/?token=a%3Bb", &[])).is_none());
+    assert!(set_cookie(&config(), &route("/"), "abc", None, &post).is_none());
+    assert!(set_cookie(&config(), &route("/"), "a;b", None, &request("/?token=a%3Bb", &[])).is_none());
 }
 
 #[test]

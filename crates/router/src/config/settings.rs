@@ -125,6 +125,12 @@ pub const SETTINGS: &[Setting] = &[
         "Take the scheme of the router's own pages from X-Forwarded-Proto; only behind a proxy that sets it",
     ),
     value(
+        "links-secret-file",
+        "",
+        "Comma list of files with secrets that links to ports are signed with, the first, and checked with; empty for no links. In mode scoped-token its secrets are used. Needs to get and patch Sandboxes",
+    ),
+    value("public-url", "", "URL of this router for browsers, for links; empty for https://<host-routing-domain>"),
+    value(
         "allowed-origins",
         "",
         "Comma list of origins whose pages may name a sandbox in a URL where no credential is required (allow-all)",

@@ -29,6 +29,8 @@ const MAX_REMEMBERED_PORTS: usize = 4096;
 
 /// Resource that the records name.
 const SANDBOXES: &str = "sandboxes.agents.x-k8s.io";
+/// Resource of records about links to ports.
+const LINKS: &str = "sandboxes.agents.x-k8s.io/links";
 
 #[derive(PartialEq, Eq, Hash)]
 struct PortUse {
@@ -109,8 +111,14 @@ impl PendingRecord {
         pending.record.user = match identity {
             Identity::Unrestricted => String::new(),
             Identity::Scoped(_) => "scoped-token".to_owned(),
+            Identity::Link(link) => format!("link:{}", link.id),
             Identity::User(caller) => caller.user.clone(),
         };
+    }
+
+    /// The request creates or revokes a link, for a sandbox that is already recorded.
+    pub(crate) fn set_link(&self, action: Action) {
+        self.0.lock().operation = Operation::Link(action);
     }
 
     pub(crate) fn set_sandbox(&self, sandbox: &SandboxRequest) {
@@ -206,6 +214,11 @@ impl Pending {
                 record.path = path.find(&self.captured);
             }
             Operation::Port => record.action = Action::Port,
+            Operation::Link(action) => {
+                record.action = action;
+                record.resource = LINKS.to_owned();
+                record.port = None;
+            }
             Operation::Read => record.action = Action::Other,
         }
         let denied = record.decision == Decision::Deny;

@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
 use crate::observability::audit::PendingRecord;
-use crate::proxy::exchange::Exchange;
+use crate::proxy::exchange::{Exchange, LinkEnd};
 use crate::proxy::pool::Lease;
 
 /// Progress of an upload, shared with the wait for its response.
@@ -133,6 +133,8 @@ pub(crate) struct ResponseBody {
     /// Records the exchange when dropped.
     exchange: Option<Box<Exchange>>,
     idle: Option<IdleLimit>,
+    /// The stream is aborted at the end of the link it was requested with.
+    link_end: Option<LinkEnd>,
 }
 
 enum Source {
@@ -160,11 +162,13 @@ pub(crate) enum ResponseBodyError {
     Upstream(#[source] hyper::Error),
     #[error("the stream was idle for too long")]
     Idle,
+    #[error("the link has expired or was revoked")]
+    LinkEnded,
 }
 
 impl ResponseBody {
     pub(crate) fn from_bytes(bytes: Bytes) -> Self {
-        Self { source: Source::Bytes(Some(bytes)), exchange: None, idle: None }
+        Self { source: Source::Bytes(Some(bytes)), exchange: None, idle: None, link_end: None }
     }
 
     pub(crate) fn leased(body: Incoming, lease: Lease, exchange: Box<Exchange>, idle: Option<Duration>) -> Self {
@@ -172,6 +176,7 @@ impl ResponseBody {
             source: Source::Leased { body, lease: Some(lease) },
             exchange: Some(exchange),
             idle: idle.map(|limit| IdleLimit { limit, timer: None }),
+            link_end: None,
         };
         this.release_if_ended();
         this
@@ -182,7 +187,14 @@ impl ResponseBody {
             source: Source::Shared(body),
             exchange: Some(exchange),
             idle: idle.map(|limit| IdleLimit { limit, timer: None }),
+            link_end: None,
         }
+    }
+
+    /// Aborts the stream when `link_end` completes.
+    pub(crate) fn ending_with(mut self, link_end: Option<LinkEnd>) -> Self {
+        self.link_end = link_end.filter(|_| !self.is_end_stream());
+        self
     }
 
     /// Returns the connection to the pool as soon as the body is complete: readers do not have to poll again after the
@@ -227,6 +239,10 @@ impl Body for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = &mut *self;
+        if this.link_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready()) {
+            this.link_end = None;
+            return Poll::Ready(Some(Err(ResponseBodyError::LinkEnded)));
+        }
         match this.poll_source(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 if let (Some(exchange), Some(data)) = (&mut this.exchange, frame.data_ref()) {

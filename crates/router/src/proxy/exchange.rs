@@ -1,10 +1,13 @@
 //! One request from its arrival to the last byte of the response: holds its slots in the limits, and records metrics
 //! and the log line at the end.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use agent_sandbox_protocol::link_token::LinkClaims;
+use agent_sandbox_protocol::native::{DAEMON_PORT, PORTS_PATH};
 use agent_sandbox_protocol::router_headers::SandboxRequest;
 use http::header::{HeaderValue, USER_AGENT};
 use http::uri::PathAndQuery;
@@ -12,6 +15,7 @@ use http::{Method, Request, Version};
 
 use crate::auth::Identity;
 use crate::error::{RouterError, UpstreamReason};
+use crate::links::Links;
 use crate::observability::access_log::Line;
 use crate::observability::audit::PendingRecord;
 use crate::observability::metrics::MethodLabel;
@@ -49,7 +53,12 @@ pub(crate) struct Exchange {
     sandbox_slot: Option<Arc<LivePod>>,
     /// The use of a Sandbox with an idle time, which does not sleep before the response has ended.
     activity: Option<ActivityGuard>,
+    /// The link that the caller came with.
+    link: Option<Arc<LinkClaims>>,
 }
+
+/// Completes when a link has ended.
+pub(crate) type LinkEnd = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct LogFields {
     method: Method,
@@ -88,6 +97,7 @@ impl Exchange {
             trace: TraceContext::begin(request.headers(), shared.traces.is_some()),
             sandbox_slot: None,
             activity: None,
+            link: None,
         })
     }
 
@@ -109,6 +119,21 @@ impl Exchange {
         if let Some(audit) = &self.audit {
             audit.set_caller(identity);
         }
+    }
+
+    /// Records the link that the caller came with.
+    pub(crate) fn set_link(&mut self, link: Arc<LinkClaims>) {
+        self.link = Some(link);
+    }
+
+    pub(crate) fn link(&self) -> Option<&Arc<LinkClaims>> {
+        self.link.as_ref()
+    }
+
+    /// The end of the caller's link, with which everything that it opened ends; `None` for other callers.
+    pub(crate) fn link_end(&self) -> Option<LinkEnd> {
+        let (links, link) = (self.worker.shared.links.as_ref()?, self.link.as_ref()?);
+        Some(Box::pin(Links::ended(Arc::clone(links), Arc::clone(link))))
     }
 
     /// The request's audit record, if requests are audited.
@@ -134,13 +159,22 @@ impl Exchange {
     /// Counts the request as a use of its Sandbox, unless it only looks at it.
     pub(crate) async fn begin_activity(&mut self, pod: &Arc<LivePod>) -> Result<(), NotBegun> {
         let shared = &self.worker.shared;
-        if self.asks_e2b_state {
+        if self.looks_only() {
             return Ok(());
         }
         if let (Some(sleep), None) = (&shared.sleep, &self.activity) {
             self.activity = sleep.begin(&shared.index, pod).await?;
         }
         Ok(())
+    }
+
+    /// Whether the request asks an E2B sandbox for its state, or lists ports: who shows sandboxes asks all of them again
+    /// and again, which is no use of them.
+    pub(crate) fn looks_only(&self) -> bool {
+        let lists_ports = self.method == MethodLabel::Get
+            && self.sandbox.as_ref().is_some_and(|sandbox| sandbox.port == DAEMON_PORT)
+            && self.path.as_ref().is_some_and(|path| path.path() == PORTS_PATH);
+        self.asks_e2b_state || lists_ports
     }
 
     pub(crate) fn namespace(&self) -> Option<&Arc<str>> {

@@ -125,6 +125,7 @@ impl PendingUpgrade {
         parts.extensions.clear();
         exchange.set_status(parts.status.as_u16());
         let audit = exchange.audit().cloned();
+        let link_end = exchange.link_end();
         let shared = Arc::clone(&worker.shared);
         worker.shared.tasks.spawn(async move {
             let _permit = permit;
@@ -138,15 +139,28 @@ impl PendingUpgrade {
             let (Ok(client), Ok(sandbox)) = futures::future::join(client_upgrade, sandbox_upgrade).await else {
                 return;
             };
-            let report = tunnel::run(
+            let abort = shared.abort.child_token();
+            let mut tunnel = std::pin::pin!(tunnel::run(
                 TokioIo::new(client),
                 TokioIo::new(sandbox),
                 websocket,
                 &shared.config.upgrades,
-                &shared.abort,
+                &abort,
                 audit,
-            )
-            .await;
+            ));
+            let ended = async {
+                match link_end {
+                    Some(end) => end.await,
+                    None => std::future::pending().await,
+                }
+            };
+            let report = tokio::select! {
+                report = &mut tunnel => report,
+                () = ended => {
+                    abort.cancel();
+                    tunnel.await
+                }
+            };
             exchange.add_bytes_out(report.to_client);
             tracing::debug!(end = ?report.end, "Tunnel ended");
         });

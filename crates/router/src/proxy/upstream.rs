@@ -121,7 +121,7 @@ async fn attempt(
             }
             Err(error) => error,
         };
-        let may_wake = matches!(dial_error, DialError::NoPod) && !woken && !exchange.asks_e2b_state;
+        let may_wake = matches!(dial_error, DialError::NoPod) && !woken && !exchange.looks_only();
         if may_wake && wake(&worker, sandbox, waking).await? {
             woken = true;
             continue;

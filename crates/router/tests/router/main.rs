@@ -9,6 +9,7 @@ mod dialling;
 mod drain;
 mod flood;
 mod grpc;
+mod links;
 mod signed;
 mod sleeping;
 mod ssrf;

@@ -284,6 +284,8 @@ async fn use_is_recorded_before_the_first_request_and_then_rarely() {
     let (backend, api) = (Backend::echo().await, Api::with("Running", json!({})));
     let router = asleep(quiet(), &api, &backend).await;
     router.router.index().apply(idle_pod(600, true));
+    assert_eq!(router.get("/sandbox/v1/ports").await.status, 200);
+    assert_eq!(api.writes(annotations::LAST_ACTIVITY_AT), 0, "looking at the ports is no use");
     for _ in 0..20 {
         assert_eq!(router.get("/").await.status, 200);
     }

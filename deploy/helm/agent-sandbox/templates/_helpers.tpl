@@ -88,6 +88,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
+{{- /* Not empty if the router serves links to ports. It is an error if the API is missing that restricts what it may write. */ -}}
+{{- define "agent-sandbox.router.links" -}}
+{{- $links := .Values.router.links }}
+{{- if and .Values.router.enabled $links.secret }}
+{{- if not $links.domain }}{{ fail "router.links.secret needs router.links.domain: the domain below which browsers reach sandboxes" }}{{ end }}
+{{- if not (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}{{ fail "router.links needs Kubernetes 1.30 or newer" }}{{ end }}
+{{- ""}}true
+{{- end }}
+{{- end }}
+
 {{- /* Not empty if the router wakes sandboxes: it is wanted, and the API that restricts what it may write exists. */ -}}
 {{- define "agent-sandbox.router.wakes" -}}
 {{- if and .Values.router.enabled .Values.router.wakeSandboxes (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}

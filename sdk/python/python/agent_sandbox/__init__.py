@@ -25,6 +25,7 @@ from ._results import (
     Execution,
     FileInfo,
     HistoryEntry,
+    ListeningPort,
     Match,
     ProcessInfo,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "FileInfo",
     "Files",
     "HistoryEntry",
+    "ListeningPort",
     "Match",
     "Process",
     "ProcessInfo",

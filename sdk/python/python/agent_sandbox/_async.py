@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._connections import Connection
 from ._options import claim_options, command_options, create_options, open_options
-from ._results import Change, CodeContext, CommandResult, Event, Execution, FileInfo, HistoryEntry, Match, ProcessInfo
+from ._results import Change, CodeContext, CommandResult, Event, Execution, FileInfo, HistoryEntry, ListeningPort, Match, ProcessInfo
 from ._waiting import _aio
 
 # Loading `typing` would cost more than everything else here; checkers know this name.
@@ -314,6 +314,11 @@ class AsyncSandbox:
         """Removes a context and ends its process."""
         handle = await self._ready()
         await _aio(handle.remove_code_context(str(context)))
+
+    async def ports(self) -> List[ListeningPort]:
+        """The ports on which programs in the sandbox listen, its daemon's included."""
+        handle = await self._ready()
+        return [ListeningPort(raw) for raw in await _aio(handle.ports())]
 
     async def info(self) -> dict[str, Any]:
         """Facts about the sandbox's daemon: version, boot id, base directory, user."""

@@ -170,6 +170,20 @@ class ProcessInfo:
         return f"ProcessInfo({self.id}, {state})"
 
 
+class ListeningPort:
+    """A port on which a program listens; on ``127.0.0.1`` and ``::1`` it is reached from inside the sandbox only."""
+
+    __slots__ = ("port", "address", "protocol")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.port: int = raw["port"]
+        self.address: str = raw["address"]
+        self.protocol: str = raw["protocol"]
+
+    def __repr__(self) -> str:
+        return f"ListeningPort({self.port}, {self.address!r})"
+
+
 class HistoryEntry:
     """A command that has ended. ``stdout`` and ``stderr`` are ``None`` in lists; long output keeps its two ends."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._connections import Connection
 from ._options import claim_options, command_options, create_options, open_options
-from ._results import Change, CodeContext, CommandResult, Event, Execution, FileInfo, HistoryEntry, Match, ProcessInfo
+from ._results import Change, CodeContext, CommandResult, Event, Execution, FileInfo, HistoryEntry, ListeningPort, Match, ProcessInfo
 from ._waiting import _wait
 
 # Loading `typing` would cost more than everything else here; checkers know this name.
@@ -314,6 +314,11 @@ class Sandbox:
         """Removes a context and ends its process."""
         handle = self._ready()  # await
         _wait(handle.remove_code_context(str(context)))
+
+    def ports(self) -> List[ListeningPort]:  # async
+        """The ports on which programs in the sandbox listen, its daemon's included."""
+        handle = self._ready()  # await
+        return [ListeningPort(raw) for raw in _wait(handle.ports())]
 
     def info(self) -> dict[str, Any]:  # async
         """Facts about the sandbox's daemon: version, boot id, base directory, user."""

@@ -1,6 +1,6 @@
 //! `list`: sandboxes under the names that other commands take, and claims that have no sandbox yet.
 
-use super::show;
+use super::{ports::ports_of, show};
 use crate::{
     args::{OutputFormat, SandboxListArgs},
     cluster::ClusterClient,
@@ -21,6 +21,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Time in which changes are collected before the list is shown again.
 const REFRESH_DELAY: Duration = Duration::from_millis(200);
+/// Interval in which the ports of sandboxes are looked at again: no object changes when a program begins to listen.
+const PORTS_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn list(cluster: &ClusterClient, args: SandboxListArgs) -> Result<ExitCode> {
     if !args.watch {
@@ -55,7 +57,11 @@ async fn watch(cluster: &ClusterClient, args: &SandboxListArgs) -> Result<ExitCo
             output::print(&format!("{}{text}", if clear { output::CLEAR_SCREEN } else { "" }))?;
             shown = text;
         }
-        if changes.next().await.is_none() {
+        let change = match cluster.is_local() {
+            true => tokio::time::timeout(PORTS_INTERVAL, changes.next()).await.unwrap_or(Some(())),
+            false => changes.next().await,
+        };
+        if change.is_none() {
             return Ok(ExitCode::SUCCESS);
         }
         tokio::time::sleep(REFRESH_DELAY).await;
@@ -73,7 +79,10 @@ async fn render(cluster: &ClusterClient, args: &SandboxListArgs) -> Result<Strin
         let sandboxes = sandboxes.iter().map(|sandbox| format!("sandbox/{}\n", sandbox.name_any()));
         sandboxes.chain(claims.iter().map(|claim| format!("sandboxclaim/{}\n", claim.name_any()))).collect()
     };
-    let table = || show::table(&sandboxes.items, &claims, args.all_namespaces, jiff::Timestamp::now());
+    // On a cluster each sandbox would need a port-forward of its own.
+    let asked = cluster.is_local() && args.output.output == OutputFormat::Table;
+    let ports = if asked { Some(ports_of(cluster, &sandboxes.items).await) } else { None };
+    let table = || show::table(&sandboxes.items, &claims, args.all_namespaces, ports.as_ref(), jiff::Timestamp::now());
     output::render(args.output.output, &sandboxes, names, table)
 }
 

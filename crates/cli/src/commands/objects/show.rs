@@ -1,5 +1,6 @@
 //! Tables and pages about sandboxes.
 
+use super::ports::PortsOf;
 use crate::output::{Table, age};
 use agent_sandbox_api::{
     keys::annotations,
@@ -34,31 +35,45 @@ pub(crate) fn starts(sandbox: &Sandbox) -> bool {
 }
 
 /// A table of Sandboxes, each under its claim's name if it has one, and of claims without a Sandbox.
-pub(crate) fn table(sandboxes: &[Sandbox], claims: &[SandboxClaim], with_namespace: bool, now: Timestamp) -> String {
+/// `ports`: those of the sandboxes, if they were asked.
+pub(crate) fn table(
+    sandboxes: &[Sandbox],
+    claims: &[SandboxClaim],
+    with_namespace: bool,
+    ports: Option<&PortsOf>,
+    now: Timestamp,
+) -> String {
     if sandboxes.is_empty() && claims.is_empty() {
         return "no sandboxes; make one with `agent-sandbox create NAME`\n".to_owned();
     }
-    let columns = ["NAMESPACE", "NAME", "STATE", "ADDRESS", "OWNER", "AGE"];
-    let skip = usize::from(!with_namespace);
-    let mut table = Table::new(&columns[skip..]);
+    let columns = ["NAMESPACE", "NAME", "STATE", "ADDRESS", "PORTS", "OWNER", "AGE"];
+    let shown = |column: &&'static str| match *column {
+        "NAMESPACE" => with_namespace,
+        "PORTS" => ports.is_some(),
+        _ => true,
+    };
+    let mut table = Table::new(&columns.into_iter().filter(shown).collect::<Vec<_>>());
+    let mut row = |cells: [String; 7]| {
+        let kept = columns.iter().zip(cells).filter(|(column, _)| shown(column));
+        table.row(kept.map(|(_, cell)| cell).collect());
+    };
     for sandbox in sandboxes {
-        let cells = [
+        row([
             sandbox.namespace().to_owned(),
             claim_of(sandbox).unwrap_or_else(|| sandbox.name_any()),
             state(sandbox),
             sandbox.pod_ips().first().cloned().unwrap_or_else(|| "-".to_owned()),
+            ports.and_then(|ports| ports.text(sandbox)).unwrap_or_else(|| "-".to_owned()),
             owner(sandbox).unwrap_or_else(|| "-".to_owned()),
             age_of(&sandbox.metadata, now),
-        ];
-        table.row(cells[skip..].to_vec());
+        ]);
     }
     for claim in claims {
         let ready = claim.conditions().iter().find(|condition| condition.type_ == "Ready");
         let state = ready.map_or("Pending", |condition| condition.reason.as_str());
-        let none = "-".to_owned();
+        let none = || "-".to_owned();
         let age = age_of(&claim.metadata, now);
-        let cells = [claim.namespace().to_owned(), claim.name_any(), state.to_owned(), none.clone(), none, age];
-        table.row(cells[skip..].to_vec());
+        row([claim.namespace().to_owned(), claim.name_any(), state.to_owned(), none(), none(), none(), age]);
     }
     table.render()
 }
@@ -70,11 +85,12 @@ fn claim_of(sandbox: &Sandbox) -> Option<String> {
 }
 
 /// All details of one Sandbox, as a page of text.
-/// `problem`: why its Pod does not run.
+/// `problem`: why its Pod does not run. `ports`: those on which its programs listen.
 pub(crate) fn details(
     sandbox: &Sandbox,
     claim: Option<&SandboxClaim>,
     problem: Option<&str>,
+    ports: Option<String>,
     now: Timestamp,
 ) -> String {
     let mut text = String::new();
@@ -90,6 +106,7 @@ pub(crate) fn details(
     line("Reason:", problem.unwrap_or_default());
     line("Image:", &images(sandbox).join(", "));
     line("Address:", &sandbox.pod_ips().join(", "));
+    line("Ports:", &ports.unwrap_or_default());
     line("Node:", sandbox.status.as_ref().and_then(|status| status.node_name.as_deref()).unwrap_or_default());
     line("Service:", sandbox.status.as_ref().and_then(|status| status.service_fqdn.as_deref()).unwrap_or_default());
     line("Owner:", &owner(sandbox).unwrap_or_default());
@@ -183,19 +200,28 @@ mod tests {
             "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "TemplateNotFound", "message": "m", "lastTransitionTime": "2030-01-01T00:00:00Z"}]}
         }))
         .unwrap();
-        insta::assert_snapshot!(table(&[ready.clone(), asleep, claimed], &[waiting], false, now), @r"
+        insta::assert_snapshot!(table(&[ready.clone(), asleep.clone(), claimed], &[waiting], false, None, now), @r"
         NAME   STATE              ADDRESS    OWNER        AGE
         a      Ready              10.0.0.1   pool/p       60s
         b      Suspended          -          -            -
         mine   Pending            -          claim/mine   -
         w      TemplateNotFound   -          -            -
         ");
-        insta::assert_snapshot!(details(&ready, None, None, now), @r"
+        let ports = PortsOf::for_test("n", "a", [3000, 5173]);
+        insta::assert_snapshot!(table(&[ready.clone(), asleep], &[], true, Some(&ports), now), @r"
+        NAMESPACE   NAME   STATE       ADDRESS    PORTS       OWNER    AGE
+        n           a      Ready       10.0.0.1   3000,5173   pool/p   60s
+                    b      Suspended   -          -           -        -
+        ");
+        let many = PortsOf::for_test("n", "a", 3001..3009);
+        assert_eq!(many.text(&ready).unwrap(), "3001,3002,3003,3004,3005,3006,…");
+        insta::assert_snapshot!(details(&ready, None, None, ports.text(&ready), now), @r"
         Name:        a
         Namespace:   n
         State:       Ready
         Image:       host
         Address:     10.0.0.1
+        Ports:       3000,5173
         Owner:       pool/p
         Age:         60s
         Conditions:
@@ -206,6 +232,6 @@ mod tests {
 
     #[test]
     fn an_empty_list_prints_the_next_step() {
-        assert!(table(&[], &[], true, Timestamp::UNIX_EPOCH).contains("agent-sandbox create"));
+        assert!(table(&[], &[], true, None, Timestamp::UNIX_EPOCH).contains("agent-sandbox create"));
     }
 }

@@ -1,11 +1,15 @@
 //! Settings for browsers: names of the router, sandboxes in URLs, cookies.
 
+use std::path::PathBuf;
+
 use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins, Authority, Host};
+use http::Uri;
 
 use super::parse::Reader;
 use crate::addressing::Routing;
 use crate::auth::AuthzConfig;
 use crate::browser::{CookieConfig, SameSite, is_plain_name};
+use crate::links::LinkConfig;
 
 /// Any name without a list: only the administrator knows the names of a cluster's gateways.
 pub(super) fn read_hosts(reader: &mut Reader<'_>) -> AllowedHosts {
@@ -51,7 +55,41 @@ fn is_prefix(prefix: &str) -> bool {
         .is_some_and(|mut segments| segments.all(|segment| is_plain_name(segment) && !matches!(segment, "." | "..")))
 }
 
-pub(super) fn read_cookie(reader: &mut Reader<'_>, routing: &Routing, authz: &AuthzConfig) -> Option<CookieConfig> {
+/// Links are records in Sandboxes, and sessions of browsers.
+pub(super) fn read_links(reader: &mut Reader<'_>, watch_pods: bool) -> Option<LinkConfig> {
+    let public_url = reader.non_empty("public-url").map(str::to_owned);
+    if let Some(url) = &public_url
+        && !url.parse::<Uri>().is_ok_and(|url| {
+            matches!(url.scheme_str(), Some("http" | "https")) && url.authority().is_some() && url.path() == "/"
+        })
+    {
+        reader.problem("public-url", url, "is not a URL without a path such as https://sandboxes.example.com");
+    }
+    let secrets: Vec<PathBuf> = reader.list("links-secret-file").into_iter().map(PathBuf::from).collect();
+    if secrets.is_empty() {
+        if let Some(url) = public_url {
+            reader.problem("public-url", &url, "needs --links-secret-file");
+        }
+        return None;
+    }
+    let files = reader.text("links-secret-file").to_owned();
+    if !watch_pods {
+        reader.problem("links-secret-file", &files, "needs the index of sandbox Pods; remove --cache-enabled=false");
+    }
+    for needed in ["authz-cookie-name", "authz-cookie-query-param"] {
+        if reader.non_empty(needed).is_none() {
+            reader.problem("links-secret-file", &files, &format!("needs --{needed}"));
+        }
+    }
+    Some(LinkConfig { secrets, public_url, injected_daemon: false })
+}
+
+pub(super) fn read_cookie(
+    reader: &mut Reader<'_>,
+    routing: &Routing,
+    authz: &AuthzConfig,
+    links: bool,
+) -> Option<CookieConfig> {
     let same_site = match reader.text("authz-cookie-samesite") {
         "lax" => SameSite::Lax,
         "strict" => SameSite::Strict,
@@ -81,7 +119,7 @@ pub(super) fn read_cookie(reader: &mut Reader<'_>, routing: &Routing, authz: &Au
     if routing.path_prefix.is_none() && routing.host_domain.is_none() {
         reader.problem("authz-cookie-name", name, "needs --path-routing-prefix or --host-routing-domain");
     }
-    if matches!(authz, AuthzConfig::AllowAll) {
+    if matches!(authz, AuthzConfig::AllowAll) && !links {
         reader.problem(
             "authz-cookie-name",
             name,

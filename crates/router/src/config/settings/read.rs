@@ -72,7 +72,8 @@ fn read_router(reader: &mut Reader<'_>) -> (RouterConfig, bool) {
     }
     let authz = read_authz(reader);
     let routing = browser::read_routing(reader);
-    let cookie = browser::read_cookie(reader, &routing, &authz);
+    let links = browser::read_links(reader, watch_pods);
+    let cookie = browser::read_cookie(reader, &routing, &authz, links.is_some());
     let access_ttl = match &authz {
         AuthzConfig::AnyOf(Modes { token_review: Some(review), .. }) => review.ttl,
         _ => TokenReviewConfig::default().ttl,
@@ -111,6 +112,7 @@ fn read_router(reader: &mut Reader<'_>) -> (RouterConfig, bool) {
         allowed_hosts: browser::read_hosts(reader),
         allowed_origins: browser::read_origins(reader, "allowed-origins"),
         cookie,
+        links,
         routing,
         workers: match reader.number("workers") {
             0 => std::thread::available_parallelism().map_or(1, usize::from),

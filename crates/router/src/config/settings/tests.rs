@@ -206,10 +206,34 @@ fn contradictions_are_refused() {
         (vec![("authz-mode", "rbac,tokenreview")], "cannot be combined with tokenreview"),
         (vec![("cache-enabled", "false")], "--allow-unverified-targets"),
         (vec![("trusted-proxy-cidrs", "10.0.0.0/33")], "10.0.0.0/33"),
+        (vec![("links-secret-file", "s")], "needs --authz-cookie-query-param"),
+        (vec![("public-url", "https://boxes.example")], "needs --links-secret-file"),
+        (vec![("links-secret-file", "s"), ("public-url", "boxes.example")], "is not a URL"),
+        (vec![("links-secret-file", "s"), ("public-url", "https://boxes.example/a")], "without a path"),
+        (
+            vec![("links-secret-file", "s"), ("cache-enabled", "false"), ("allow-unverified-targets", "true")],
+            "remove --cache-enabled=false",
+        ),
     ] {
         let error = config(&pairs).expect_err(about).to_string();
         assert!(error.contains(about), "{pairs:?}: {error}");
     }
+}
+
+/// Where nothing is required a cookie has no effect, but the session of a link restricts who uses it.
+#[test]
+fn links_need_a_cookie_and_give_it_a_meaning_in_every_mode() {
+    let cookie = [
+        ("host-routing-domain", "boxes.example"),
+        ("authz-cookie-name", "session"),
+        ("authz-cookie-query-param", "token"),
+    ];
+    assert!(config(&cookie).unwrap_err().to_string().contains("allow-all"));
+    let with_links =
+        [&cookie[..], &[("links-secret-file", "a,b"), ("public-url", "http://boxes.example:8080")]].concat();
+    let links = config(&with_links).unwrap().router.links.unwrap();
+    assert_eq!(links.secrets, [std::path::Path::new("a"), std::path::Path::new("b")]);
+    assert_eq!(links.public_url.as_deref(), Some("http://boxes.example:8080"));
 }
 
 /// D-148

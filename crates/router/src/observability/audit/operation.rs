@@ -4,6 +4,7 @@ use agent_sandbox_protocol::e2b::{ENVD_PORT, INTERPRETER_PORT};
 use agent_sandbox_protocol::grpc::process;
 use agent_sandbox_protocol::native::{self, ExecRequest};
 use agent_sandbox_protocol::runtime::ExecuteRequest;
+use agent_sandbox_telemetry::audit::Action;
 use http::{Method, Uri};
 use prost::Message as _;
 use serde::Deserialize;
@@ -67,6 +68,8 @@ pub(super) enum Operation {
     WriteFile(FilePath),
     /// A request to a program in the sandbox.
     Port,
+    /// A link to ports of the sandbox is created or revoked.
+    Link(Action),
     #[default]
     Read,
 }
@@ -120,7 +123,7 @@ fn envd_operation(method: &Method, path: &str, query: &str) -> Operation {
         (&Method::POST, "files") => {
             // As the daemon reads it: the last one counts, an empty one is none, and a plus sign is a space.
             let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-            let path = pairs.filter(|(key, _)| *key == "path").last().filter(|(_, path)| !path.is_empty());
+            let path = pairs.filter(|(key, _)| *key == "path").next_back().filter(|(_, path)| !path.is_empty());
             let known = path.map(|(_, path)| FilePath::Known(decode(&path.replace('+', " "))));
             Operation::WriteFile(known.unwrap_or(FilePath::InForm))
         }
