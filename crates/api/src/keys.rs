@@ -108,6 +108,15 @@ pub mod annotations {
     /// Sandbox: records of the links to its ports that are valid, as JSON; written by routers (see [`crate::links`]).
     pub const LINKS: &str = "agent-sandbox.github.io/links";
 
+    /// Sandbox, claim, template, Pod: egress rules by domain, such as `pypi.org, *.githubusercontent.com:443, @node`.
+    /// With it, everything else outside is closed. A Sandbox gets its template's, and the controller copies its own to
+    /// the Pod, where the node enforces it.
+    pub const EGRESS: &str = "agent-sandbox.github.io/egress";
+    /// Sandbox and Pod, set by the controller: the [`EGRESS`] annotation of the claim, which narrows the Sandbox's own.
+    pub const EGRESS_OF_CLAIM: &str = "agent-sandbox.github.io/egress-of-claim";
+    /// Namespace, set by its administrator: egress rules that narrow those of every Pod in it.
+    pub const EGRESS_CEILING: &str = "agent-sandbox.github.io/egress-ceiling";
+
     /// Pod, through a Pod template: the sandbox serves E2B's clients. The value is [`super::E2B_PUBLIC`] or
     /// [`super::E2B_PRIVATE`]: who reaches the ports of its programs through the router.
     pub const E2B_TRAFFIC: &str = "e2b.agent-sandbox.github.io/traffic";
@@ -168,10 +177,14 @@ pub fn is_reserved_label(key: &str) -> bool {
     key.starts_with(CORE_PREFIX) || key.starts_with(EXTENSIONS_PREFIX)
 }
 
-/// True for annotation keys that only controllers may put on Pods. An idle time on a Pod is its Sandbox's.
+/// Annotations of a Sandbox that the controller copies to its Pod, where nodes enforce them.
+pub const EGRESS_RULES: [&str; 2] = [annotations::EGRESS, annotations::EGRESS_OF_CLAIM];
+
+/// True for annotation keys that only controllers may put on Pods. An idle time, or egress rules, on a Pod are its
+/// Sandbox's.
 pub fn is_reserved_annotation(key: &str) -> bool {
-    is_reserved_label(key)
-        || [annotations::TRACE_CONTEXT, annotations::IDLE_TIMEOUT, annotations::IDLE_PROCESSES].contains(&key)
+    const OF_SANDBOX: [&str; 3] = [annotations::TRACE_CONTEXT, annotations::IDLE_TIMEOUT, annotations::IDLE_PROCESSES];
+    is_reserved_label(key) || OF_SANDBOX.contains(&key) || EGRESS_RULES.contains(&key)
 }
 
 /// The bounded form of [`labels::CREATED_BY`] used on Pods, in metrics and in traces.

@@ -1,6 +1,8 @@
 //! `agent-sandbox.github.io/v1alpha1` SandboxSnapshot, a kind of our own: the files of a Sandbox as they were at one
 //! moment. It is no kind of upstream's groups, whose CRDs and clients would not know it.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +83,9 @@ pub struct SnapshotSource {
     pub pod_template: PodTemplate,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_claim_templates: Option<Vec<VolumeClaimTemplate>>,
+    /// The Sandbox's egress rules, which hold for what is made from it too.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub egress: BTreeMap<String, String>,
 }
 
 impl SandboxSnapshot {

@@ -2,6 +2,7 @@
 
 mod audit;
 mod changes;
+mod egress;
 mod engine;
 mod image;
 mod mcp;
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 pub(crate) use agent_sandbox_router::RouterArgs;
 pub(crate) use audit::*;
 pub(crate) use changes::*;
+pub(crate) use egress::*;
 pub(crate) use engine::*;
 pub(crate) use image::*;
 pub(crate) use mcp::*;
@@ -133,6 +135,8 @@ pub(crate) enum Command {
     Image(ImageArgs),
     /// Show who did what to which sandbox on the local engine
     Audit(AuditArgs),
+    /// Show what sandboxes reach outside, or try it
+    Egress(EgressCommandArgs),
     /// Print the local engine's kubeconfig
     Kubeconfig(KubeconfigArgs),
     /// Serve sandboxes as tools for models (Model Context Protocol)

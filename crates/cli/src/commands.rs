@@ -6,6 +6,7 @@ mod changes;
 mod completion;
 mod copy;
 mod doctor;
+mod egress;
 mod exec;
 mod here;
 mod history;
@@ -122,6 +123,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Router(args) => return services::router(*args).await,
         Command::Node(args) => node::node(&global, *args).await?,
         Command::Audit(args) => return audit::audit(&global, args).await,
+        Command::Egress(args) => return egress::egress(&global, args).await,
         Command::Token(TokenArgs { command: TokenCommand::E2b(args) }) => {
             on_started(&global, async |cluster| tokens::create_e2b_key(cluster, args).await).await?
         }

@@ -63,6 +63,9 @@ help_pages! {
     kubeconfig: ["kubeconfig"];
     mcp: ["mcp"];
     audit: ["audit"];
+    egress: ["egress"];
+    egress_log: ["egress", "log"];
+    egress_test: ["egress", "test"];
     port_forward: ["port-forward"];
     token_mint: ["token", "mint"];
     image: ["image"];

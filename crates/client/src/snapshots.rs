@@ -109,7 +109,7 @@ pub async fn delete_snapshot(client: &Client, namespace: &str, name: &str) -> Re
 pub fn sandbox_from(snapshot: &SandboxSnapshot, name: &str) -> Result<Sandbox, ClientError> {
     let of = snapshot.name();
     let source = snapshot.status.as_ref().and_then(|status| status.sandbox.clone());
-    let SnapshotSource { mut pod_template, volume_claim_templates, .. } =
+    let SnapshotSource { mut pod_template, volume_claim_templates, egress, .. } =
         source.ok_or_else(|| ClientError::Invalid(format!("snapshot `{of}` is not complete")))?;
     if volume_claim_templates.is_some_and(|templates| !templates.is_empty()) {
         return Err(ClientError::Invalid(format!(
@@ -128,7 +128,8 @@ pub fn sandbox_from(snapshot: &SandboxSnapshot, name: &str) -> Result<Sandbox, C
     pod_template.metadata = Some(Arc::new(metadata));
     let mut sandbox = Sandbox::default();
     sandbox.metadata.name = Some(name.to_owned());
-    sandbox.metadata.annotations = Some(BTreeMap::from([(annotations::SNAPSHOT.to_owned(), of.to_owned())]));
+    let from = (annotations::SNAPSHOT.to_owned(), of.to_owned());
+    sandbox.metadata.annotations = Some(egress.into_iter().chain([from]).collect());
     sandbox.spec.pod_template = pod_template;
     Ok(sandbox)
 }

@@ -2,6 +2,7 @@
 
 mod adoption;
 mod apply;
+mod egress;
 mod observe;
 mod plan;
 mod pod;

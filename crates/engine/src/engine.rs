@@ -168,6 +168,7 @@ impl Engine {
         let (client, listen) = (self.api.client_without_managed_fields(), config.listen);
         let mut settings = ControllerConfig::default();
         settings.sandbox.first_status_delay = FIRST_STATUS_DELAY;
+        settings.sandbox.enforces_egress = true;
         settings.audit = audit.clone();
         let controller = Controller::start(client.clone(), settings, self.stop.child_token());
         let controller_metrics = controller.metrics.clone();
@@ -191,6 +192,8 @@ impl Engine {
         if let Some(address) = listen.metrics {
             let mut pages = vec![controller_page.clone()];
             pages.extend(self.router.as_ref().map(EmbeddedRouter::metrics));
+            let node = self.node.clone();
+            pages.push(Arc::new(move || metrics::egress(node.egress_metrics())));
             self.metrics = Some(MetricsServer::open(address, pages).await?);
         }
         if let (Some(path), Persistence::Folder(data)) = (listen.control, &config.persistence) {

@@ -115,6 +115,23 @@ fn join(pages: impl Iterator<Item = String>) -> String {
     joined + END + "\n"
 }
 
+/// The page of the node's egress gateway.
+pub(crate) fn egress(counters: &agent_sandbox_egress::Metrics) -> String {
+    let mut page = "# HELP agent_sandbox_egress_decisions What sandboxes with egress rules asked for, by decision\n\
+                    # TYPE agent_sandbox_egress_decisions counter\n"
+        .to_owned();
+    for (protocol, decision, number) in counters.decisions() {
+        page.push_str(&format!(
+            "agent_sandbox_egress_decisions_total{{protocol=\"{protocol}\",decision=\"{decision}\"}} {number}\n"
+        ));
+    }
+    let (sent, received) = counters.bytes();
+    page + "# HELP agent_sandbox_egress_bytes Bytes of sandboxes that passed the egress proxy\n\
+            # TYPE agent_sandbox_egress_bytes counter\n"
+        + &format!("agent_sandbox_egress_bytes_total{{direction=\"sent\"}} {sent}\n")
+        + &format!("agent_sandbox_egress_bytes_total{{direction=\"received\"}} {received}\n{END}\n")
+}
+
 /// The metric family that a `HELP`, `TYPE` or `UNIT` line describes.
 fn family(line: &str) -> Option<&str> {
     let rest = ["# HELP ", "# TYPE ", "# UNIT "].iter().find_map(|start| line.strip_prefix(start))?;

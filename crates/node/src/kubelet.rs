@@ -11,6 +11,7 @@ pub mod container;
 pub mod context;
 pub mod dns;
 pub mod downward_api;
+pub mod egress;
 pub mod events;
 pub mod eviction;
 pub mod logs;

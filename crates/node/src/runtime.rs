@@ -4,9 +4,10 @@
 //! arrive, and nothing in this module reads a Kubernetes object. All calls are idempotent by Pod uid, container name
 //! and attempt, so a caller that is restarted in the middle may simply repeat them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::net::TcpStream;
@@ -75,6 +76,24 @@ pub trait PodRuntime: Send + Sync + 'static {
 
     /// Replaces the whole set of allowed flows of a Pod. A new Pod is closed both ways until this is called.
     async fn set_rules(&self, pod: &str, rules: PodRules) -> Result<(), RuntimeError>;
+
+    /// The address to which connections of Pods with rules by domain are diverted; or why this host cannot enforce such
+    /// rules. [`PodRuntime::set_rules`] then closes the Pod and returns an error.
+    fn egress_proxy(&self) -> Result<SocketAddrV4, String> {
+        Err("this node does not control the Pods' network".to_owned())
+    }
+
+    /// Opens pairs of address and TCP port for a Pod with rules by domain, for this time. They are open on return.
+    async fn open_ports(&self, pod: &str, pairs: Vec<(Ipv4Addr, u16)>, time: Duration) -> Result<(), RuntimeError> {
+        let _ = (pairs, time);
+        Err(RuntimeError::Refused(format!("this node cannot open ports for Pod {pod}")))
+    }
+
+    /// Closes pairs that [`PodRuntime::open_ports`] has opened. Connections that are established stay.
+    async fn close_ports(&self, pod: &str, pairs: Vec<(Ipv4Addr, u16)>) -> Result<(), RuntimeError> {
+        let _ = pairs;
+        Err(RuntimeError::Refused(format!("this node cannot close ports of Pod {pod}")))
+    }
 
     /// Creates or finds the folder of a volume, with the strongest limit that the host supports.
     async fn ensure_volume(&self, request: VolumeRequest) -> Result<Volume, RuntimeError>;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use agent_sandbox_api::conditions::truncated_message;
-use agent_sandbox_api::keys::annotations;
+use agent_sandbox_api::keys::{EGRESS_RULES, annotations};
 use agent_sandbox_api::snapshot::{FINALIZER, SandboxSnapshot, SandboxSnapshotStatus, SnapshotReason, SnapshotSource};
 use agent_sandbox_api::v1beta1::Sandbox;
 use jiff::Timestamp;
@@ -78,6 +78,10 @@ pub(crate) fn status_after(
                 uid: sandbox.uid().to_owned(),
                 pod_template: sandbox.spec.pod_template.clone(),
                 volume_claim_templates: sandbox.spec.volume_claim_templates.clone(),
+                egress: EGRESS_RULES
+                    .into_iter()
+                    .filter_map(|key| Some((key.to_owned(), sandbox.annotation(key)?.to_owned())))
+                    .collect(),
             }),
         },
         Err(TakeError::Transient(text)) => failed(snapshot, SnapshotReason::Taking, text, now),
@@ -141,7 +145,11 @@ mod tests {
         assert_eq!((request.namespace.as_str(), request.sandbox_uid.as_str()), ("team", "s1"));
         assert_eq!(plan(&snapshot, Some(&sandbox()), false, now()), Step::AwaitFiles, "it was never started");
         let taken = Ok(Taken { bytes: 5, frozen: None });
-        snapshot.status = Some(status_after(&snapshot, &sandbox(), &taken, "local", now()));
+        let mut closed = sandbox();
+        closed.metadata.annotations = Some([(annotations::EGRESS.to_owned(), "pypi.org".to_owned())].into());
+        snapshot.status = Some(status_after(&snapshot, &closed, &taken, "local", now()));
+        let source = snapshot.status.as_ref().unwrap().sandbox.as_ref().unwrap();
+        assert_eq!(source.egress.get(annotations::EGRESS).map(String::as_str), Some("pypi.org"), "rules are kept");
         assert_eq!(plan(&snapshot, Some(&sandbox()), true, now()), Step::Wait(None));
         assert_eq!(plan(&snapshot, None, false, now()), Step::Wait(None), "the sandbox may be deleted");
         snapshot.metadata.deletion_timestamp = Some(Time(now()));

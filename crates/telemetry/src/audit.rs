@@ -1,7 +1,6 @@
 //! The audit log: who did what to which sandbox. The API server, the router and the controller write records of one
 //! shape, a JSON object per line, without waiting for the disk.
 
-mod file;
 mod read;
 mod redact;
 
@@ -13,9 +12,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::line_writer::LineWriter;
-use file::RotatingFile;
+use crate::rotating_file::RotatingFile;
 pub use read::{Follow, ReadError, read, read_rotated};
 pub use redact::{Redaction, RuleError};
+
+/// Size at which the file is rotated.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
+/// Number of rotated files that are kept.
+const KEPT: u32 = 7;
 
 /// The component that wrote a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,7 +179,8 @@ impl AuditConfig {
         let redaction = self.redaction_file.as_deref().map(read_rules).transpose()?.unwrap_or_default();
         let opened = match self.target.as_str() {
             "-" => AuditLog::to_sink(Box::new(std::io::stdout()), redaction),
-            path => RotatingFile::open(Path::new(path)).and_then(|file| AuditLog::to_sink(Box::new(file), redaction)),
+            path => RotatingFile::open(Path::new(path), MAX_BYTES, KEPT)
+                .and_then(|file| AuditLog::to_sink(Box::new(file), redaction)),
         };
         opened.map_err(|source| OpenError::Open { target: self.target.clone(), source })
     }

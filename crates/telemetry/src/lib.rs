@@ -12,6 +12,7 @@ mod line_writer;
 pub mod messages;
 #[cfg(any(test, feature = "receiver"))]
 pub mod receiver;
+mod rotating_file;
 
 pub use context::{Hex, TraceParent};
 pub use environment::{
@@ -20,3 +21,4 @@ pub use environment::{
 };
 pub use export::{Collector, EndpointError, METRICS_METHOD, Spans, TRACE_METHOD, unix_nanos};
 pub use line_writer::LineWriter;
+pub use rotating_file::{RotatingFile, rotated};

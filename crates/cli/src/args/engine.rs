@@ -2,7 +2,7 @@
 
 use super::{
     HereArgs, NodeConfigArgs, OutputArgs,
-    values::{count_limit, duration, memory_limit, object_name, quantity_limit},
+    values::{count_limit, duration, egress_rule, memory_limit, object_name, quantity_limit},
 };
 use agent_sandbox_engine::DefaultLimit;
 use clap::{Args, ValueEnum};
@@ -44,6 +44,9 @@ pub(crate) struct RunArgs {
     /// Network access of the command
     #[arg(long, value_enum, default_value_t)]
     pub(crate) network: Network,
+    /// Let the command reach this name and nothing else outside: pypi.org, *.example.com:443, @python; repeatable
+    #[arg(long, value_name = "RULE", value_parser = egress_rule, conflicts_with = "network")]
+    pub(crate) allow: Vec<String>,
     /// Environment variable, NAME=VALUE, or NAME to pass this shell's value
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,

@@ -2,7 +2,7 @@
 
 use super::{
     HereArgs, Network, OutputArgs,
-    values::{duration, idle_time, memory, object_name, ports, quantity, variable},
+    values::{duration, egress_rule, idle_time, memory, object_name, ports, quantity, variable},
 };
 use agent_sandbox_api::{keys::annotations, sleep};
 use clap::{Args, Subcommand};
@@ -53,6 +53,8 @@ pub(crate) struct CreateArgs {
     /// Network access, instead of the cluster's default (on the local engine: none)
     #[arg(long, value_enum)]
     pub(crate) network: Option<Network>,
+    #[command(flatten)]
+    pub(crate) egress: EgressArgs,
     /// Forward a port of this machine's loopback address to it, in the background, until it is deleted
     #[arg(long, short, value_name = "[LOCAL:]REMOTE", value_parser = ports)]
     pub(crate) publish: Vec<(u16, u16)>,
@@ -83,6 +85,22 @@ pub(crate) struct CreateArgs {
     /// Command of the container, instead of the image's own
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
+}
+
+/// Which part of the world a sandbox reaches.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct EgressArgs {
+    /// Let it reach this name and nothing else outside: pypi.org, *.example.com:443, @python; repeatable
+    #[arg(long, value_name = "RULE", value_parser = egress_rule)]
+    pub(crate) allow: Vec<String>,
+}
+
+impl EgressArgs {
+    /// The annotation that says this.
+    pub(crate) fn annotations(&self) -> BTreeMap<String, String> {
+        let rules = (!self.allow.is_empty()).then(|| (annotations::EGRESS.to_owned(), self.allow.join(", ")));
+        rules.into_iter().collect()
+    }
 }
 
 /// When a sandbox sleeps and wakes.
@@ -151,6 +169,9 @@ pub(crate) struct ClaimArgs {
     /// Environment variable NAME=VALUE
     #[arg(long, short, value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
+    /// Narrow the template's egress rules to this name; repeatable
+    #[arg(long, value_name = "RULE", value_parser = egress_rule)]
+    pub(crate) allow: Vec<String>,
     /// Delete the claim and its sandbox after this time
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) expires_in: Option<Duration>,

@@ -24,6 +24,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds).map_err(|_| "that is too long".to_owned())
 }
 
+/// A rule about a name that a sandbox may reach.
+pub(crate) fn egress_rule(text: &str) -> Result<String, String> {
+    match agent_sandbox_egress::RuleSet::parse(text) {
+        Ok(rules) if rules.is_empty() => Err("write a name such as pypi.org, *.example.com:443 or @python".to_owned()),
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(error.problem.to_string()),
+    }
+}
+
 /// An idle time that a sandbox may have.
 pub(crate) fn idle_time(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
@@ -178,6 +187,13 @@ fn bytes(quantity: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn egress_rules_are_read() {
+        assert_eq!(egress_rule("*.example.com:443"), Ok("*.example.com:443".to_owned()));
+        assert!(egress_rule("https://a.b").unwrap_err().contains("without https://"));
+        assert!(egress_rule("").is_err());
+    }
 
     #[test]
     fn idle_times_are_bounded() {

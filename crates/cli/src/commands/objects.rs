@@ -11,8 +11,8 @@ pub(crate) use list::list;
 use super::{names::with_suggestion, network, publish, run::volumes};
 use crate::{
     args::{
-        ClaimArgs, CreateArgs, DeleteArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network, OutputFormat,
-        SuspendArgs,
+        ClaimArgs, CreateArgs, DeleteArgs, EgressArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network,
+        OutputFormat, SuspendArgs,
     },
     cluster::ClusterClient,
     output,
@@ -40,6 +40,7 @@ pub(crate) async fn create(global: &GlobalArgs, cluster: &ClusterClient, args: C
             name: Some(args.name),
             env: args.env,
             expires_in: args.expires_in,
+            allow: args.egress.allow,
             sleep: args.sleep,
             wait: args.wait,
             keep: args.keep,
@@ -60,6 +61,7 @@ async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: Crea
             let snapshot = sdk::find_snapshot(&cluster.client, &cluster.namespace, snapshot).await?;
             let mut wanted = sdk::sandbox_from(&snapshot, &args.name)?;
             wanted.metadata.annotations.get_or_insert_default().extend(args.sleep.annotations());
+            wanted.metadata.annotations.get_or_insert_default().extend(args.egress.annotations());
             if let Some(time) = args.expires_in {
                 wanted.spec.shutdown_time = Some(from_now(time));
                 wanted.spec.shutdown_policy = Some(ShutdownPolicy::Delete);
@@ -97,6 +99,7 @@ async fn described_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: C
     let mut wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));
     request_sandboxd(&mut wanted.spec.pod_template);
     wanted.metadata.annotations.get_or_insert_default().extend(args.sleep.annotations());
+    wanted.metadata.annotations.get_or_insert_default().extend(args.egress.annotations());
     Ok(wanted)
 }
 
@@ -154,7 +157,10 @@ async fn claim_from(cluster: &ClusterClient, args: ClaimArgs, source: fn(String)
         name: args.name,
         env: args.env,
         expires_after: args.expires_in,
-        annotations: args.sleep.annotations(),
+        annotations: [args.sleep.annotations(), EgressArgs { allow: args.allow }.annotations()]
+            .into_iter()
+            .flatten()
+            .collect(),
         created_by: "cli",
         ..ClaimRequest::new(source(args.source), &cluster.namespace)
     };

@@ -12,7 +12,7 @@ use super::{
     streams::{Pumps, TIMED_OUT, check_terminal, exit_code, follow_size, until_output_closes},
 };
 use crate::{
-    args::{CreateArgs, GlobalArgs, Network, OutputArgs, OutputFormat, RunArgs, SleepArgs, WaitArgs},
+    args::{CreateArgs, EgressArgs, GlobalArgs, Network, OutputArgs, OutputFormat, RunArgs, SleepArgs, WaitArgs},
     terminal::{self, RawMode},
 };
 use agent_sandbox_client::{self as sdk, ContainerOptions, CopiedFolder, Subject};
@@ -184,6 +184,7 @@ async fn run_detached(global: &GlobalArgs, args: RunArgs, env: Vec<(String, Stri
         isolation: args.isolation,
         memory: args.memory.as_ref().and_then(chosen_quantity),
         cpus: args.cpus.as_ref().and_then(chosen_quantity),
+        egress: EgressArgs { allow: args.allow },
         command: args.command,
         template: None,
         snapshot: None,
@@ -212,7 +213,9 @@ async fn run_in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOpt
         policies.create(&PostParams::default(), &policy).await.context("cannot open the network")?;
     }
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-    let pod = sdk::pod(name, &container).context("cannot describe the sandbox")?;
+    let mut pod = sdk::pod(name, &container).context("cannot describe the sandbox")?;
+    let rules = EgressArgs { allow: args.allow.clone() }.annotations();
+    pod.metadata.annotations.get_or_insert_default().extend(rules);
     pods.create(&PostParams::default(), &pod).await.context("cannot create the sandbox")?;
     let pod = tokio::select! {
         started = sdk::pod_started(&client, "default", name, START_TIMEOUT) => started?,

@@ -67,6 +67,9 @@ pub fn create(claim: &SandboxClaim, template: &SandboxTemplate, trace: Option<&s
     for (key, value) in metadata::sleep_policy(claim, Some(template)) {
         sandbox_annotations[key] = value.into();
     }
+    for (key, value) in metadata::egress_rules(claim, Some(template)) {
+        sandbox_annotations[key] = value.into();
+    }
     let base = template.spec.pod_template.metadata();
     let mut spec = json!({
         "podTemplate": { "spec": pod, "metadata": metadata::pod_metadata(base, claim, Some(&hash)) },

@@ -109,6 +109,8 @@ pub fn adopt(
     }
     annotation_changes
         .extend(sleep_policy(claim, template).filter(|(key, value)| sandbox.annotation(key) != Some(value)).map(owned));
+    annotation_changes
+        .extend(egress_rules(claim, template).filter(|(key, value)| sandbox.annotation(key) != Some(value)).map(owned));
     if !annotation_changes.is_empty() {
         metadata["annotations"] = Value::Object(annotation_changes);
     }
@@ -149,7 +151,24 @@ pub fn sync(
     for (key, value) in sleep_policy(claim, None).filter(|(key, value)| sandbox.annotation(key) != Some(value)) {
         body["metadata"]["annotations"][key] = value.into();
     }
+    // The claim's rules narrow the Sandbox's; without them the Sandbox's own hold again.
+    let narrowing = claim.annotation(annotations::EGRESS);
+    if sandbox.annotation(annotations::EGRESS_OF_CLAIM) != narrowing {
+        body["metadata"]["annotations"][annotations::EGRESS_OF_CLAIM] = json!(narrowing);
+    }
     body.as_object().is_some_and(|body| !body.is_empty()).then(|| Request::patch(sandbox, body))
+}
+
+/// The egress rules of the claimed Sandbox: its template's, narrowed by its claim's.
+pub fn egress_rules<'a>(
+    claim: &'a SandboxClaim,
+    template: Option<&'a SandboxTemplate>,
+) -> impl Iterator<Item = (&'static str, &'a str)> {
+    let own = template.and_then(|template| template.annotation(annotations::EGRESS));
+    let narrowing = claim.annotation(annotations::EGRESS);
+    [(annotations::EGRESS, own), (annotations::EGRESS_OF_CLAIM, narrowing)]
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)))
 }
 
 /// When the claimed Sandbox sleeps and wakes: as its claim says, else as its template says.

@@ -183,7 +183,9 @@ pub fn plan(observed: &Observed, settings: &ClaimSettings) -> Plan {
         );
         return Plan::Refuse { ready: ClaimReady::ReconcilerError(text), retry: Retry::BackOff };
     }
-    if claim.env().is_empty() && claim.volume_claim_templates().is_empty() {
+    // A running member would have its template's egress rules until the claim's narrow them.
+    let narrows = claim.annotation(keys::annotations::EGRESS).is_some();
+    if claim.env().is_empty() && claim.volume_claim_templates().is_empty() && !narrows {
         let conflict = observed.template.as_deref().and_then(|template| metadata::override_conflict(claim, template));
         let candidates = candidate_pools(observed);
         if conflict.is_none() && !candidates.pools.is_empty() {

@@ -160,13 +160,18 @@ pub(super) fn create(
     if let Some(service) = template.spec.service {
         spec["service"] = service.into();
     }
+    let mut member_annotations = json!({ annotations::TEMPLATE_REF: template.name(), annotations::POD_NAME: name });
+    // From the start: the member runs before it is claimed.
+    if let Some(rules) = template.annotation(annotations::EGRESS) {
+        member_annotations[annotations::EGRESS] = rules.into();
+    }
     let body = json!({
         "metadata": {
             "name": name,
             "generateName": names::pool_member_prefix(pool.name()),
             "namespace": pool.namespace(),
             "labels": sandbox_labels,
-            "annotations": { annotations::TEMPLATE_REF: template.name(), annotations::POD_NAME: name },
+            "annotations": member_annotations,
             "ownerReferences": [pool.controller_reference()],
         },
         "spec": spec,

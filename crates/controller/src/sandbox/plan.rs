@@ -14,6 +14,7 @@ use jiff::Timestamp;
 
 use super::{
     adoption::{self, Child},
+    egress,
     pod::{adoption_patch, metadata_patch, new_pod},
     service::{ServicePlan, plan_service},
     sleep::{SleepChange, plan_sleep, until_suspension},
@@ -75,6 +76,8 @@ pub struct Settings {
     /// How long the first status of a new Sandbox may be deferred while it would only report that its Pod was just
     /// created; zero: not at all. For engines where Pods start quickly, so that mostly one write reports everything.
     pub first_status_delay: Duration,
+    /// Whether the nodes enforce egress rules by domain. Sandboxes with such rules are refused where they do not.
+    pub enforces_egress: bool,
 }
 
 impl Default for Settings {
@@ -83,6 +86,7 @@ impl Default for Settings {
             cluster_domain: "cluster.local".to_owned(),
             write_behind: Duration::ZERO,
             first_status_delay: Duration::ZERO,
+            enforces_egress: false,
         }
     }
 }
@@ -193,7 +197,7 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
     if let Some(change) = plan_sleep(sandbox, observed.now) {
         return Plan::Sleep(Box::new(change));
     }
-    let pod = plan_pod(observed);
+    let pod = plan_pod(observed, settings);
     // The garbage collector deletes an owner before its dependents, but two watches may show that in the opposite
     // order.
     let had_one = sandbox.annotation(annotations::POD_NAME).is_some_and(|name| !name.is_empty());
@@ -264,10 +268,15 @@ fn plan_clean_up(observed: &Observed) -> CleanUp {
     CleanUp { deletes, delete_sandbox }
 }
 
-fn plan_pod(observed: &Observed) -> PodPlan {
+fn plan_pod(observed: &Observed, settings: &Settings) -> PodPlan {
     let sandbox = &*observed.sandbox;
     if let Some(error) = &observed.unreadable.pod {
         return PodPlan::Refuse { error: error.clone(), foreign: false };
+    }
+    if sandbox.operating_mode() == OperatingMode::Running
+        && let Some(error) = egress::refusal(sandbox, settings.enforces_egress)
+    {
+        return PodPlan::Refuse { error, foreign: false };
     }
     match observed.owned_pods.as_slice() {
         [] => {}

@@ -14,7 +14,7 @@ use agent_sandbox_api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Map, Value, json};
 
-use super::sleep::pod_policy;
+use super::{egress, sleep::pod_policy};
 use crate::cache::{Meta, Pod, Sandbox};
 
 type StringMap = BTreeMap<String, String>;
@@ -26,7 +26,8 @@ struct Template {
 }
 
 impl Template {
-    /// The metadata from the Sandbox's template, and the Sandbox's idle policy, which routers read from the Pod.
+    /// The metadata from the Sandbox's template, the Sandbox's idle policy, which routers read from the
+    /// Pod, and its egress rules, which nodes enforce.
     fn of(sandbox: &Sandbox) -> Self {
         let metadata = sandbox.spec.pod_template.metadata.as_ref();
         let keep = |pairs: Option<&StringMap>, reserved: fn(&str) -> bool| -> StringMap {
@@ -40,6 +41,7 @@ impl Template {
         let mut annotations =
             keep(metadata.and_then(|metadata| metadata.annotations.as_ref()), keys::is_reserved_annotation);
         annotations.extend(pod_policy(sandbox));
+        annotations.extend(egress::pod_rules(sandbox));
         Self {
             labels: keep(metadata.and_then(|metadata| metadata.labels.as_ref()), keys::is_reserved_label),
             annotations,

@@ -4,6 +4,7 @@ mod adoption;
 mod conditions;
 mod economy;
 mod edges;
+mod egress;
 mod expiry;
 mod lifecycle;
 mod metadata;

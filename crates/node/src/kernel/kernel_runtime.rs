@@ -4,11 +4,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -20,13 +21,14 @@ use crate::kernel::host::cgroup::PodUsage;
 use crate::kernel::host::ids::{IdBlocks, IdSource};
 use crate::kernel::host::resources::{self, HostResources};
 use crate::kernel::image::ImageStore;
-use crate::kernel::net::{AddressPool, pasta};
+use crate::kernel::net::{AddressPool, NodeNetwork, pasta};
 use crate::kernel::storage::deferred_unmounts::DeferredUnmounts;
 use crate::kernel::storage::layers;
 use crate::kernel::storage::sealed::SealedLayers;
 use crate::kernel::storage::snapshots::Snapshots;
 use crate::kernel::storage::termination_message;
 use crate::kernel::storage::{self, Storage};
+use crate::kernel::supervisor::plan::VethPlan;
 use crate::kernel::supervisor::protocol::Call;
 use crate::kernel::supervisor::spawner::Spawner;
 use crate::runtime::{
@@ -345,6 +347,13 @@ impl PodRuntime for KernelRuntime {
     async fn set_rules(&self, pod: &str, rules: PodRules) -> Result<(), RuntimeError> {
         const STEP: &str = "writing network rules";
         let pod = self.pod(pod)?;
+        if let Some(reason) = self.egress_proxy().err().filter(|_| rules.by_domain) {
+            if let Some(pasta) = self.pasta.clone() {
+                let closed = PodRules { egress: Vec::new(), by_domain: false, ..rules };
+                self.set_uplink_rules(&pod, closed, pasta).await?;
+            }
+            return Err(RuntimeError::Refused(format!("egress rules cannot be enforced: {reason}")));
+        }
         if let Some(pasta) = self.pasta.clone() {
             return self.set_uplink_rules(&pod, rules, pasta).await;
         }
@@ -358,7 +367,13 @@ impl PodRuntime for KernelRuntime {
             let _guard = pod.rules_lock.lock();
             match (&this.host.network, &pod.plan.veth) {
                 (Some(network), Some(veth)) if !pod.is_being_removed() => {
-                    network.set_rules(veth, pod.plan.address, &rules)
+                    let written = network.set_rules(veth, pod.plan.address, &rules);
+                    if written.is_err() && rules.by_domain {
+                        // A kernel that lacks what such rules need: nothing leaves the Pod.
+                        let closed = PodRules { egress: Vec::new(), by_domain: false, ..rules };
+                        network.set_rules(veth, pod.plan.address, &closed)?;
+                    }
+                    written
                 }
                 _ => Ok(()),
             }
@@ -367,6 +382,22 @@ impl PodRuntime for KernelRuntime {
             .await
             .map_err(|_| RuntimeError::Timeout(STEP))?
             .map_err(|source| RuntimeError::Kernel { step: STEP.to_owned(), source })
+    }
+
+    fn egress_proxy(&self) -> Result<SocketAddrV4, String> {
+        match &self.host.network {
+            Some(network) => Ok(network.proxy()),
+            None if self.privileged => Err("Pods have no network on this host".to_owned()),
+            None => Err("this node runs without root; domain rules need a node that runs as root".to_owned()),
+        }
+    }
+
+    async fn open_ports(&self, pod: &str, pairs: Vec<(Ipv4Addr, u16)>, time: Duration) -> Result<(), RuntimeError> {
+        self.change_open_ports(pod, move |network, veth| network.open_ports(veth, &pairs, time)).await
+    }
+
+    async fn close_ports(&self, pod: &str, pairs: Vec<(Ipv4Addr, u16)>) -> Result<(), RuntimeError> {
+        self.change_open_ports(pod, move |network, veth| network.close_ports(veth, &pairs)).await
     }
 
     async fn ensure_volume(&self, request: VolumeRequest) -> Result<Volume, RuntimeError> {
@@ -474,6 +505,26 @@ impl PodRuntime for KernelRuntime {
 }
 
 impl KernelRuntime {
+    /// Changes what is open for a Pod with rules by domain, unless it is being removed.
+    async fn change_open_ports(
+        &self,
+        pod: &str,
+        change: impl FnOnce(&NodeNetwork, &VethPlan) -> io::Result<()> + Send + 'static,
+    ) -> Result<(), RuntimeError> {
+        const STEP: &str = "opening ports";
+        let pod = self.pod(pod)?;
+        let this = self.this.upgrade().ok_or(RuntimeError::Timeout(STEP))?;
+        let work = move || {
+            let _guard = pod.rules_lock.lock();
+            match (&this.host.network, &pod.plan.veth) {
+                (Some(network), Some(veth)) if !pod.is_being_removed() => change(network, veth),
+                _ => Ok(()),
+            }
+        };
+        let done = tokio::task::spawn_blocking(work).await.map_err(|_| RuntimeError::Timeout(STEP))?;
+        done.map_err(|source| RuntimeError::Kernel { step: STEP.to_owned(), source })
+    }
+
     fn volume_path(&self, key: &VolumeKey) -> PathBuf {
         match key {
             VolumeKey::PodEphemeral { pod, name } => self.pod_dir(pod).join("volumes").join(name),

@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SeccompProfile, SecurityContext, Volume};
 
+use crate::kubelet::egress::EgressRules;
 use crate::kubelet::model::{PodFailure, roles};
 use crate::kubelet::volumes::copied::{CopyGrants, copied};
 use crate::runtime::Capability;
@@ -19,6 +20,8 @@ pub struct Allowed {
     pub host_paths: Vec<PathBuf>,
     /// Host folders of which single Pods may have a copy.
     pub copies: CopyGrants,
+    /// Why this node cannot enforce egress rules by domain; `None` if it can.
+    pub egress_refused: Option<String>,
 }
 
 /// The result of a review.
@@ -58,6 +61,7 @@ pub fn review(pod: &Pod, allowed: &Allowed) -> Review {
     for volume in spec.volumes.iter().flatten() {
         refuse_volume(pod, volume, allowed, &mut refusals);
     }
+    refuse_egress(pod, allowed, &mut refusals);
     let mut unsupported = Vec::new();
     unsupported::of_pod(spec, &mut unsupported);
     for (container, role) in roles(spec) {
@@ -72,6 +76,17 @@ pub fn review(pod: &Pod, allowed: &Allowed) -> Review {
     });
     let warnings = unsupported.into_iter().map(|message| (UNSUPPORTED.to_owned(), message)).collect();
     Review { refusal, warnings }
+}
+
+/// Egress rules that cannot be read, or that this node cannot enforce, are refused: the Pod would run without them.
+fn refuse_egress(pod: &Pod, allowed: &Allowed, out: &mut Vec<String>) {
+    let Some(rules) = EgressRules::of(pod) else { return };
+    if let Err(error) = rules.policy() {
+        out.push(error.to_string());
+    }
+    if let Some(reason) = &allowed.egress_refused {
+        out.push(format!("egress rules, which it cannot enforce: {reason}"));
+    }
 }
 
 fn refuse_pod(spec: &PodSpec, out: &mut Vec<String>) {

@@ -115,6 +115,11 @@ impl Names {
         }
     }
 
+    /// Whether the rules of the Pod with this address are known.
+    pub fn knows(&self, client: IpAddr) -> bool {
+        self.rules.contains_key(&client)
+    }
+
     /// Whether external names may be resolved at `resolver` for the Pod with the address `client`.
     pub fn may_resolve_external(&self, client: IpAddr, resolver: IpAddr) -> bool {
         self.rules.get(&client).is_some_and(|rules| may_resolve(rules, resolver))
@@ -222,8 +227,11 @@ mod tests {
         let (client, resolver): (IpAddr, IpAddr) = ("10.80.0.1".parse().unwrap(), "192.0.2.53".parse().unwrap());
         assert!(!names.may_resolve_external(client, resolver));
         let block = crate::runtime::IpBlock { address: "0.0.0.0".parse().unwrap(), prefix: 0, except: vec![] };
-        let open =
-            PodRules { ingress: vec![], egress: vec![crate::runtime::Allow { peers: vec![block], ports: vec![] }] };
+        let open = PodRules {
+            ingress: vec![],
+            egress: vec![crate::runtime::Allow { peers: vec![block], ports: vec![] }],
+            by_domain: false,
+        };
         names.put_rules("1", &open);
         assert!(names.may_resolve_external(client, resolver));
         names.put_rules("1", &PodRules::default());

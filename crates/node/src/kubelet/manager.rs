@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use agent_sandbox_egress::Gateway;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
@@ -18,6 +19,7 @@ use tracing::{debug, info, warn};
 use crate::kubelet::actor::{self, ActorArgs, ActorHandle, Message};
 use crate::kubelet::context::NodeContext;
 use crate::kubelet::dns::SharedNames;
+use crate::kubelet::egress::pods::EgressPods;
 use crate::kubelet::events::Severity;
 use crate::kubelet::model::PodRecord;
 use crate::kubelet::node::{NodeError, NodeOptions};
@@ -72,6 +74,7 @@ pub(super) struct Manager {
     stopped_pods: BTreeSet<String>,
     owners: Owners,
     names: SharedNames,
+    egress: EgressPods,
     /// The Pods were listed at least once.
     synced: bool,
     /// Uids of the Pods in the current list of the Pod watch, and in that of the watch of other Pods.
@@ -88,6 +91,7 @@ impl Manager {
         node: Arc<NodeContext>,
         registry: PodRegistry,
         names: SharedNames,
+        gateway: Arc<Gateway>,
         options: &NodeOptions,
     ) -> Result<Self, NodeError> {
         // Subscribe before listing: an exit in between is then in the list, in the events, or harmlessly in both.
@@ -108,6 +112,7 @@ impl Manager {
             stopped_pods: stopped_pods::take(&options.data_dir),
             owners,
             names,
+            egress: EgressPods::new(gateway),
             synced: false,
             listed: BTreeSet::new(),
             peers_listed: BTreeSet::new(),

@@ -1,9 +1,12 @@
 //! Starts and stops a node: registration, DNS responder, volume binder, disk monitor and the manager of its Pods.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use agent_sandbox_egress::Gateway;
+use agent_sandbox_egress::log::Log;
 use k8s_openapi::api::core::v1::{ObjectReference, Taint};
 use parking_lot::{Mutex, RwLock};
 use thiserror::Error;
@@ -21,7 +24,7 @@ use crate::kubelet::manager::{Command, Manager, PodRegistry};
 use crate::kubelet::registration::{self, Health, Registration};
 use crate::kubelet::resources::Allocatable;
 use crate::kubelet::volumes::copied::CopyGrants;
-use crate::kubelet::{owners, stopped_pods};
+use crate::kubelet::{egress, owners, stopped_pods};
 use crate::runtime::{ImageService, RuntimeError, SharedRuntime};
 
 pub(super) mod exec_oom;
@@ -56,6 +59,8 @@ pub struct NodeOptions {
     /// Taints the node registers with, so that only Pods that tolerate them are bound to it.
     pub taints: Vec<Taint>,
     pub storage: StoragePolicy,
+    /// Resolvers of names outside the cluster; those of this machine if not given.
+    pub resolvers: Option<Vec<SocketAddr>>,
 }
 
 impl Default for NodeOptions {
@@ -75,6 +80,7 @@ impl Default for NodeOptions {
             kubelet_port: None,
             taints: Vec::new(),
             storage: StoragePolicy::default(),
+            resolvers: None,
         }
     }
 }
@@ -118,12 +124,13 @@ impl Node {
             .map_err(|source| NodeError::Folder { path: options.data_dir.clone(), source })?;
         let (recorder, events) = EventRecorder::new(client.clone(), options.node_name.clone());
         let allocatable = machine_resources(&options.data_dir);
+        let egress_refused = runtime.egress_proxy().err();
         let node = Arc::new(NodeContext {
             client: client.clone(),
             runtime,
             images,
             recorder,
-            settings: settings(&options, log_dir, copies),
+            settings: settings(&options, log_dir, copies, egress_refused),
             host_ips: options.host_ips.clone(),
             allocatable,
             services: RwLock::default(),
@@ -150,10 +157,16 @@ impl Node {
         }
         let names = SharedNames::default();
         names.write().domain.clone_from(&options.cluster_domain);
+        let upstreams = options.resolvers.clone();
+        let upstreams = upstreams.unwrap_or_else(|| agent_sandbox_egress::upstreams(&node.settings.host_resolv_conf));
+        let gateway = Arc::new(open_gateway(&node, &options, upstreams.clone())?);
         if let Some(address) = node.runtime.dns_address() {
-            let upstreams = dns::server::upstreams(&node.settings.host_resolv_conf);
-            let responder = dns::server::Responder { names: Arc::clone(&names), upstreams };
+            let egress = Arc::clone(&gateway);
+            let responder = dns::server::Responder { names: Arc::clone(&names), upstreams, egress };
             tasks.push(tokio::spawn(dns::server::run((address, 53).into(), responder)));
+        }
+        if let Ok(address) = node.runtime.egress_proxy() {
+            tasks.push(tokio::spawn(egress::serve(address, Arc::clone(&gateway))));
         }
         let registry = PodRegistry::default();
         let monitor = DiskMonitor {
@@ -166,10 +179,29 @@ impl Node {
         };
         tasks.push(tokio::spawn(monitor.run()));
         let (commands, inbox) = mpsc::channel(16);
-        let manager = Manager::open(Arc::clone(&node), Arc::clone(&registry), names, &options).await?;
+        let manager =
+            Manager::open(Arc::clone(&node), Arc::clone(&registry), names, Arc::clone(&gateway), &options).await?;
         let running = tokio::spawn(manager.run(inbox));
-        Ok(NodeHandle(Arc::new(Inner { node, registry, commands, manager: Mutex::new(Some(running)), tasks, options })))
+        Ok(NodeHandle(Arc::new(Inner {
+            node,
+            gateway,
+            registry,
+            commands,
+            manager: Mutex::new(Some(running)),
+            tasks,
+            options,
+        })))
     }
+}
+
+/// The gateway of Pods with egress rules, and its log.
+fn open_gateway(node: &NodeContext, options: &NodeOptions, upstreams: Vec<SocketAddr>) -> Result<Gateway, NodeError> {
+    let path = options.data_dir.join(agent_sandbox_egress::log::FILE_NAME);
+    let log = match node.runtime.egress_proxy() {
+        Ok(_) => Some(Log::open(&path).map_err(|source| NodeError::Folder { path, source })?),
+        Err(_) => None,
+    };
+    Ok(Gateway::new(upstreams, Arc::new(egress::RuntimePorts(node.runtime.clone())), log))
 }
 
 /// Reports once, about the node, what this host cannot enforce for any Pod.
@@ -188,13 +220,13 @@ fn report_weaknesses(node: &NodeContext) {
     node.recorder.about(about, Severity::Warning, WEAKER_ISOLATION, list.join("; "));
 }
 
-fn settings(options: &NodeOptions, log_dir: PathBuf, copies: CopyGrants) -> Settings {
+fn settings(options: &NodeOptions, log_dir: PathBuf, copies: CopyGrants, egress_refused: Option<String>) -> Settings {
     Settings {
         node_name: options.node_name.clone(),
         log_dir,
         // The runtime follows no symbolic links in the sources of mounts.
         sandboxd: options.sandboxd.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())),
-        allowed: Allowed { host_paths: options.allow_host_paths.clone(), copies },
+        allowed: Allowed { host_paths: options.allow_host_paths.clone(), copies, egress_refused },
         backoff: options.backoff,
         cluster_domain: options.cluster_domain.clone(),
         host_resolv_conf: std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
@@ -222,6 +254,7 @@ fn machine_resources(data_dir: &std::path::Path) -> Allocatable {
 
 struct Inner {
     node: Arc<NodeContext>,
+    gateway: Arc<Gateway>,
     registry: PodRegistry,
     commands: mpsc::Sender<Command>,
     manager: Mutex<Option<JoinHandle<()>>>,
@@ -285,11 +318,12 @@ impl NodeHandle {
             removed
                 .map_err(|source| NodeError::Remove { what: format!("layers of {owner}"), source: Box::new(source) })?;
         }
-        let (logs, owners) = ("pod-logs", owners::FILE_NAME);
+        let (logs, owners, egress_log) = ("pod-logs", owners::FILE_NAME, agent_sandbox_egress::log::FILE_NAME);
         let data = &self.0.options.data_dir;
         let removed = [
             (logs, tokio::fs::remove_dir_all(data.join(logs)).await),
             (owners, tokio::fs::remove_file(data.join(owners)).await),
+            (egress_log, tokio::fs::remove_file(data.join(egress_log)).await),
         ];
         for (part, removed) in removed {
             if let Err(source) = removed
@@ -306,6 +340,11 @@ impl NodeHandle {
     /// Allows the Pod of a Sandbox that is about to be created to have copies of these folders of the host.
     pub fn allow_copies(&self, namespace: &str, name: &str, paths: &[PathBuf]) -> std::io::Result<()> {
         self.0.node.settings.allowed.copies.allow(namespace, name, paths)
+    }
+
+    /// Counters of what Pods with egress rules asked for.
+    pub fn egress_metrics(&self) -> &agent_sandbox_egress::Metrics {
+        &self.0.gateway.metrics
     }
 
     /// Isolation and limits that this host enforces less strictly than a fully equipped one.

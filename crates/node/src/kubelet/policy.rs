@@ -11,11 +11,16 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use crate::kubelet::egress::{Ceilings, EgressRules};
 use crate::runtime::{Allow, IpBlock, PodRules, PortRange, Protocol};
 
 mod selector;
 
 pub use selector::matches;
+
+/// Shortest prefix of an address block that names a part of the world, for Pods with egress rules by domain. A larger
+/// block means any address.
+const SMALLEST_PART: u8 = 8;
 
 type Labels = BTreeMap<String, String>;
 
@@ -23,10 +28,13 @@ type Labels = BTreeMap<String, String>;
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PolicyPod {
     pub namespace: String,
+    pub name: String,
     pub labels: Labels,
     pub ips: Vec<IpAddr>,
     /// Named container ports.
     pub ports: Vec<(String, Protocol, u16)>,
+    /// Its egress rules by domain.
+    pub egress: Option<EgressRules>,
 }
 
 impl PolicyPod {
@@ -42,9 +50,11 @@ impl PolicyPod {
         });
         Self {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: pod.metadata.name.clone().unwrap_or_default(),
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             ips: ips.filter_map(|ip| ip.ip.parse().ok()).collect(),
             ports: ports.collect(),
+            egress: EgressRules::of(pod),
         }
     }
 }
@@ -55,6 +65,8 @@ pub struct PolicyInputs {
     pub policies: BTreeMap<String, NetworkPolicy>,
     /// Labels by namespace.
     pub namespaces: BTreeMap<String, Labels>,
+    /// Ceilings of egress rules.
+    pub ceilings: Ceilings,
     /// Pods of all nodes by uid.
     pub pods: BTreeMap<String, PolicyPod>,
     /// The network of this node's Pods as address and prefix length.
@@ -99,6 +111,14 @@ impl PolicyInputs {
         }
         if selected && !egress_ruled {
             rules.egress.push(Allow { peers: self.any_address(), ports: Vec::new() });
+        }
+        if pod.egress.is_some() || self.ceilings.apply_to(&pod.namespace) {
+            rules.by_domain = true;
+            // The domain rules say which part of the world the Pod reaches; what names a part of it stays.
+            for allow in &mut rules.egress {
+                allow.peers.retain(|block| block.prefix >= SMALLEST_PART);
+            }
+            rules.egress.retain(|allow| !allow.peers.is_empty());
         }
         rules
     }
@@ -258,19 +278,22 @@ fn parse_block(text: &str) -> Option<(IpAddr, u8)> {
 }
 
 /// Whether the rules allow a Pod to query a resolver at this address; if so, its external names are resolved there.
+///
+/// With rules by domain, names are resolved for it by the egress gateway only.
 pub fn may_resolve(rules: &PodRules, resolver: IpAddr) -> bool {
-    rules.egress.iter().any(|allow| {
-        let port = allow.ports.is_empty()
-            || allow.ports.iter().any(|p| p.protocol != Protocol::Sctp && (p.first..=p.last).contains(&53));
-        let peer = allow.peers.iter().any(|block| {
-            // A rule for all addresses includes the machine's resolver, even when that is in an excepted private
-            // network.
-            block.prefix == 0
-                || (contains((block.address, block.prefix), resolver)
-                    && !block.except.iter().any(|e| contains(*e, resolver)))
-        });
-        port && peer
-    })
+    !rules.by_domain
+        && rules.egress.iter().any(|allow| {
+            let port = allow.ports.is_empty()
+                || allow.ports.iter().any(|p| p.protocol != Protocol::Sctp && (p.first..=p.last).contains(&53));
+            let peer = allow.peers.iter().any(|block| {
+                // A rule for all addresses includes the machine's resolver, even when that is in an excepted private
+                // network.
+                block.prefix == 0
+                    || (contains((block.address, block.prefix), resolver)
+                        && !block.except.iter().any(|e| contains(*e, resolver)))
+            });
+            port && peer
+        })
 }
 
 /// Whether an address block contains an address.

@@ -7,6 +7,9 @@ use std::net::IpAddr;
 pub struct PodRules {
     pub ingress: Vec<Allow>,
     pub egress: Vec<Allow>,
+    /// The Pod has egress rules by domain: TCP connections to ports 80 and 443 that `egress` does not allow are diverted
+    /// to the proxy, and addresses of resolved names are opened by [`PodRuntime::open_ports`](super::PodRuntime).
+    pub by_domain: bool,
 }
 
 /// Traffic with any of `peers` on any of `ports`.

@@ -95,7 +95,7 @@ async fn the_host_reaches_a_pod_and_a_pod_never_reaches_the_host() {
         peers: vec![IpBlock { address: [0, 0, 0, 0].into(), prefix: 0, except: Vec::new() }],
         ports: Vec::new(),
     };
-    let rules = PodRules { ingress: vec![everything.clone()], egress: vec![everything] };
+    let rules = PodRules { ingress: vec![everything.clone()], egress: vec![everything], by_domain: false };
     node.runtime.set_rules("net-1", rules).await.unwrap();
     assert!(!reaches(&node, "net-1", gateway, port).await, "no rule opens the host");
     node.runtime.remove_pod("net-1").await.unwrap();
@@ -222,7 +222,10 @@ async fn in_a_network_of_its_own() {
     assert!(reaches("left", "192.0.2.1") && !reaches("left", "192.0.2.130"), "control: not before the node starts");
     let node = Node::start().await;
     let address = greeter(&node, "net-1").await;
-    node.runtime.set_rules("net-1", PodRules { egress: allow(address, 80), ingress: Vec::new() }).await.unwrap();
+    node.runtime
+        .set_rules("net-1", PodRules { egress: allow(address, 80), ingress: Vec::new(), by_domain: false })
+        .await
+        .unwrap();
     assert!(forwards(), "the node switched it on");
     assert!(!reaches("left", "192.0.2.130"), "the host had both interfaces before, and did not forward");
     ip("link add later type veth peer name eth0 netns later");
@@ -245,12 +248,21 @@ async fn pods_reach_each_other_only_where_both_sides_allow_it() {
     let node = Node::start().await;
     let (a, b) = (greeter(&node, "net-a").await, greeter(&node, "net-b").await);
     assert!(!reaches(&node, "net-a", b, 8000).await, "closed by default");
-    node.runtime.set_rules("net-a", PodRules { egress: allow(b, 8000), ingress: Vec::new() }).await.unwrap();
+    node.runtime
+        .set_rules("net-a", PodRules { egress: allow(b, 8000), ingress: Vec::new(), by_domain: false })
+        .await
+        .unwrap();
     assert!(!reaches(&node, "net-a", b, 8000).await, "one side is not enough");
-    node.runtime.set_rules("net-b", PodRules { ingress: allow(a, 8000), egress: Vec::new() }).await.unwrap();
+    node.runtime
+        .set_rules("net-b", PodRules { ingress: allow(a, 8000), egress: Vec::new(), by_domain: false })
+        .await
+        .unwrap();
     assert!(reaches(&node, "net-a", b, 8000).await);
     assert!(!reaches(&node, "net-b", a, 8000).await, "and not the other way");
-    node.runtime.set_rules("net-b", PodRules { ingress: allow(a, 9000), egress: Vec::new() }).await.unwrap();
+    node.runtime
+        .set_rules("net-b", PodRules { ingress: allow(a, 9000), egress: Vec::new(), by_domain: false })
+        .await
+        .unwrap();
     assert!(!reaches(&node, "net-a", b, 8000).await, "another port is another port");
     for uid in ["net-a", "net-b"] {
         node.runtime.remove_pod(uid).await.unwrap();

@@ -98,7 +98,7 @@ mod egress {
         let except = except.iter().map(|(address, prefix)| (IpAddr::from(*address), *prefix)).collect();
         let ports = ports.iter().map(|port| PortRange { protocol: Protocol::Tcp, first: *port, last: *port });
         let peers = vec![IpBlock { address: Ipv4Addr::UNSPECIFIED.into(), prefix: 0, except }];
-        PodRules { egress: vec![Allow { peers, ports: ports.collect() }], ingress: Vec::new() }
+        PodRules { egress: vec![Allow { peers, ports: ports.collect() }], ingress: Vec::new(), by_domain: false }
     }
 
     /// Whether a Pod receives a greeting from an address.

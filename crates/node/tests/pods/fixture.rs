@@ -1,6 +1,7 @@
 //! The fixture of the Pod tests: an API, a node and a kernel runtime per test, removed at its end.
 
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ pub(crate) struct Fixture {
     pub(crate) node: NodeHandle,
     pub(crate) runtime: Arc<KernelRuntime>,
     folder: tempfile::TempDir,
+    resolvers: Option<Vec<SocketAddr>>,
     _api: ApiServer,
 }
 
@@ -50,30 +52,43 @@ impl Fixture {
     }
 
     pub(crate) async fn open_with(change: impl FnOnce(&mut KernelConfig)) -> Self {
+        Self::open_with_resolvers(None, change).await
+    }
+
+    /// With resolvers of names outside the cluster.
+    pub(crate) async fn open_with_resolvers(
+        resolvers: Option<Vec<SocketAddr>>,
+        change: impl FnOnce(&mut KernelConfig),
+    ) -> Self {
         let _ = tracing_subscriber::fmt().with_env_filter("warn").with_test_writer().try_init();
         let api = ApiServer::open(Config::default()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let client = api.client();
-        let (node, runtime) = start(&client, folder.path().to_owned(), change).await;
-        Self { client, node, runtime, folder, _api: api }
+        let (node, runtime) = start(&client, folder.path().to_owned(), resolvers.clone(), change).await;
+        Self { client, node, runtime, folder, resolvers, _api: api }
     }
 
     /// Stops the node, leaving its Pods running, and starts another with the same data folder.
     pub(crate) async fn restart(self) -> Self {
-        let Self { client, node, runtime, folder, _api } = self;
+        let Self { client, node, runtime, folder, resolvers, _api } = self;
         node.shutdown().await;
         drop(node);
         // A real node process would end here. Tasks that still hold this runtime must not release resources that the
         // next runtime has already taken over.
         runtime.close();
         drop(runtime);
-        let (node, runtime) = start(&client, folder.path().to_owned(), |_| {}).await;
-        Self { client, node, runtime, folder, _api }
+        let (node, runtime) = start(&client, folder.path().to_owned(), resolvers.clone(), |_| {}).await;
+        Self { client, node, runtime, folder, resolvers, _api }
     }
 
     /// Removes everything. A test that fails earlier leaves this to the supervisors' own clean-up.
     pub(crate) async fn close(self) {
         self.node.purge().await.unwrap();
+    }
+
+    /// The node's data folder.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     pub(crate) fn pods(&self) -> Api<Pod> {
@@ -196,6 +211,7 @@ pub(crate) fn plain() -> Value {
 async fn start(
     client: &kube::Client,
     data_dir: PathBuf,
+    resolvers: Option<Vec<SocketAddr>>,
     change: impl FnOnce(&mut KernelConfig),
 ) -> (NodeHandle, Arc<KernelRuntime>) {
     let mut config = KernelConfig::new(&data_dir);
@@ -208,7 +224,7 @@ async fn start(
     let built = test.parent().and_then(|p| p.parent()).unwrap().join("examples/sandboxd-for-tests");
     let sandboxd = std::env::var_os("NODE_SANDBOXD").map_or(built, PathBuf::from);
     assert!(sandboxd.exists(), "build the examples first: {}", sandboxd.display());
-    let options = NodeOptions { data_dir, sandboxd: Some(sandboxd), ..NodeOptions::default() };
+    let options = NodeOptions { data_dir, sandboxd: Some(sandboxd), resolvers, ..NodeOptions::default() };
     let node = Node::start(client.clone(), runtime.clone(), runtime.clone(), options).await.unwrap();
     (node, runtime)
 }

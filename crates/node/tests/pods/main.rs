@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed step of a test is a failed test")]
 
+mod egress;
 mod fixture;
 mod lifecycle;
 mod oci;

@@ -5,8 +5,8 @@ use std::io::{self, BufRead, BufReader, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::Record;
-use super::file::{KEPT, rotated};
+use super::{KEPT, Record};
+use crate::rotating_file::rotated;
 
 /// Why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +61,11 @@ impl Follow {
 
     /// The complete records that were not returned before. Lines that are no records are skipped.
     pub fn next_records(&mut self) -> io::Result<Vec<Record>> {
+        Ok(self.next_lines()?.iter().filter_map(|line| serde_json::from_str(line).ok()).collect())
+    }
+
+    /// The complete lines that were not returned before, also of other logs that are rotated like this one.
+    pub fn next_lines(&mut self) -> io::Result<Vec<String>> {
         if let Some(file) = &mut self.file {
             file.read_to_end(&mut self.partial)?;
         }
@@ -72,7 +77,7 @@ impl Follow {
         }
         let complete = self.partial.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
         let lines: Vec<u8> = self.partial.drain(..complete).collect();
-        Ok(lines.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+        Ok(String::from_utf8_lossy(&lines).lines().map(str::to_owned).collect())
     }
 
     fn is_rotated(&self) -> io::Result<bool> {

@@ -205,3 +205,30 @@ async fn a_sandbox_inherits_its_sleep_policy() {
         assert_eq!(fixture.sandbox(&name).annotation(annotations::IDLE_TIMEOUT), Some("1h"), "warm: {warm}");
     }
 }
+
+/// A claim narrows its template's egress rules, and its Sandbox begins with them: a running member would have had the
+/// wider ones.
+#[tokio::test]
+async fn a_sandbox_inherits_egress_rules_and_a_claim_that_narrows_them_starts_cold() {
+    let fixture = Fixture::new();
+    fixture.warm_pool(2).await;
+    let rules = json!({"metadata": {"annotations": {annotations::EGRESS: "*.com"}}});
+    fixture.api.edit(Kind::Template, &key("t"), rules);
+    fixture.claim_with("plain", json!({}), json!({"warmPoolRef": {"name": "p"}}));
+    fixture.claim("plain").await.expect("no error");
+    let adopted = fixture.sandbox(&fixture.bound("plain").expect("bound"));
+    assert_ne!(adopted.name(), "plain", "warm");
+    assert_eq!(adopted.annotation(annotations::EGRESS), Some("*.com"));
+    assert_eq!(adopted.annotation(annotations::EGRESS_OF_CLAIM), None);
+    let narrowing = |rules: Value| json!({"annotations": {annotations::EGRESS: rules}});
+    fixture.claim_with("narrow", narrowing("a.com".into()), json!({"warmPoolRef": {"name": "p"}}));
+    fixture.claim("narrow").await.expect("no error");
+    let of_claim = || fixture.sandbox("narrow").annotation(annotations::EGRESS_OF_CLAIM).map(str::to_owned);
+    assert_eq!(fixture.sandbox("narrow").annotation(annotations::EGRESS), Some("*.com"));
+    assert_eq!(of_claim().as_deref(), Some("a.com"));
+    for rules in [json!("b.com"), Value::Null] {
+        fixture.api.edit(Kind::Claim, &key("narrow"), json!({"metadata": narrowing(rules.clone())}));
+        fixture.claim("narrow").await.expect("no error");
+        assert_eq!(of_claim().as_deref(), rules.as_str());
+    }
+}

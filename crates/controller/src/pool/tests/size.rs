@@ -30,6 +30,17 @@ async fn x_180_x_181_x_182_a_pool_has_the_size_asked_for() {
     assert_eq!((status.replicas, status.ready_replicas, status.observed_generation), (Some(0), Some(0), Some(2)));
 }
 
+#[tokio::test]
+async fn members_have_their_templates_egress_rules_from_the_start() {
+    let fixture = Fixture::new();
+    fixture.template("t", json!({"podTemplate": {}}));
+    let rules = json!({"metadata": {"annotations": {annotations::EGRESS: "a.com"}}});
+    fixture.api.edit(Kind::Template, &key("t"), rules);
+    fixture.pool_of("p", "t", 1);
+    fixture.fill("p").await;
+    assert_eq!(fixture.sandboxes()[0].annotation(annotations::EGRESS), Some("a.com"));
+}
+
 /// what a member carries.
 #[tokio::test]
 async fn x_185_members_carry_the_labels_of_their_stage() {

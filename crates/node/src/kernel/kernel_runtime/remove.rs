@@ -13,7 +13,7 @@ use crate::runtime::{PodRuntime, RuntimeError, RuntimeHandler};
 impl KernelRuntime {
     pub(super) fn release_network(&self, plan: &PodPlan) {
         if let (Some(network), Some(veth)) = (&self.host.network, &plan.veth)
-            && let Err(error) = network.release(veth)
+            && let Err(error) = network.release(veth, plan.address)
         {
             tracing::warn!(pod = plan.spec.uid, %error, "Network rules of a removed Pod could not be removed");
         }

@@ -200,10 +200,8 @@ impl Work {
         for layer in layers {
             copies.push((layer, self.begin_copy(layer).map_err(failed)?));
         }
-        let group = FrozenGroup::freeze(&pod.plan.cgroup).map_err(|source| RuntimeError::Kernel {
-            step: "freezing the sandbox".to_owned(),
-            source,
-        })?;
+        let group = FrozenGroup::freeze(&pod.plan.cgroup)
+            .map_err(|source| RuntimeError::Kernel { step: "freezing the sandbox".to_owned(), source })?;
         let began = Instant::now();
         let updated = copies.iter_mut().try_for_each(|(_, (_, copy))| copy.update());
         group.thaw().map_err(failed)?;

@@ -29,6 +29,15 @@ pub(super) enum Match {
     FromGroup(EngineGroup),
     /// Sent by a socket of a process.
     FromProcess,
+    /// From a source address in this set.
+    FromAddressSet(String),
+    /// From a pair of interface and source address in this set.
+    FromPairSet {
+        set: String,
+        inverted: bool,
+    },
+    /// From an interface to an address and a destination port in this set.
+    ToOpenSet(String),
     /// From one, or to one, of the interfaces in this set.
     FromSet(String),
     ToSet(String),
@@ -69,6 +78,56 @@ pub(super) enum Verdict {
     /// Looked up in a map by the outgoing interface's name.
     LookUpTarget(String),
     Masquerade,
+    /// Replaces the destination of a new connection.
+    Divert {
+        address: Ipv4Addr,
+        port: u16,
+    },
+}
+
+/// Sets and maps of Pods with rules by domain: their addresses; their interfaces, each with its Pod's address; what is
+/// open for how long; the chains that divert their connections.
+pub(super) const BY_DOMAIN: &str = "by-domain";
+pub(super) const BY_DOMAIN_PAIRS: &str = "by-domain-pairs";
+pub(super) const OPEN: &str = "open";
+pub(super) const DIVERTED: &str = "diverted";
+
+/// Port of the proxy on the gateway's address. Below 1024, so that no unprivileged program of the host can listen there
+/// while the engine does not run.
+pub(super) const PROXY_PORT: u16 = 280;
+/// Ports whose connections are diverted.
+const DIVERTED_PORTS: [u16; 2] = [80, 443];
+
+/// Packets from Pods with rules by domain to the host, before all other rules of the input chain: nobody else may use
+/// their addresses (DNS and the proxy know a Pod by its address), and only they reach the proxy.
+pub(super) fn by_domain_input_rules(gateway: Ipv4Addr) -> Vec<FilterRule> {
+    let own = |inverted| Match::FromPairSet { set: BY_DOMAIN_PAIRS.to_owned(), inverted };
+    let spoofed = vec![Match::FromAddressSet(BY_DOMAIN.to_owned()), own(true)];
+    let to_proxy = vec![
+        own(false),
+        Match::Destination { address: gateway, prefix: 32, inverted: false },
+        Match::Protocol(libc::IPPROTO_TCP as u8),
+        Match::Ports { first: PROXY_PORT, last: PROXY_PORT },
+    ];
+    vec![rule(spoofed, Verdict::Drop), rule(to_proxy, Verdict::Accept)]
+}
+
+/// New connections of Pods with rules by domain, before routing.
+pub(super) fn prerouting_rules() -> Vec<FilterRule> {
+    vec![rule(Vec::new(), Verdict::LookUpSource(DIVERTED.to_owned()))]
+}
+
+/// Which new connections of a Pod with rules by domain are diverted: those to the proxied ports that its policies do
+/// not allow directly.
+pub(super) fn divert_rules(own: Ipv4Addr, gateway: Ipv4Addr, rules: &PodRules) -> Vec<FilterRule> {
+    let spoofed = Match::Source { address: own, prefix: 32, inverted: true };
+    let mut list = vec![rule(vec![spoofed], Verdict::Drop)];
+    list.extend(rules.egress.iter().flat_map(|allow| allow_rules(allow, false)));
+    list.extend(DIVERTED_PORTS.map(|port| {
+        let matches = vec![Match::Protocol(libc::IPPROTO_TCP as u8), Match::Ports { first: port, last: port }];
+        rule(matches, Verdict::Divert { address: gateway, port: PROXY_PORT })
+    }));
+    list
 }
 
 pub(super) fn rule(matches: Vec<Match>, verdict: Verdict) -> FilterRule {
@@ -170,6 +229,13 @@ pub(super) fn egress_rules(own: Ipv4Addr, rules: &PodRules) -> Vec<FilterRule> {
     let spoofed = Match::Source { address: own, prefix: 32, inverted: true };
     let mut list = vec![rule(vec![spoofed], Verdict::Drop)];
     list.extend(rules.egress.iter().flat_map(|allow| allow_rules(allow, false)));
+    if rules.by_domain {
+        let open = vec![Match::Protocol(libc::IPPROTO_TCP as u8), Match::ToOpenSet(OPEN.to_owned())];
+        list.push(rule(open, Verdict::Return));
+        // Programs learn at once that they must not, instead of waiting; with QUIC they turn to TCP.
+        list.push(rule(Vec::new(), Verdict::Reject));
+        return list;
+    }
     list.push(rule(Vec::new(), Verdict::Drop));
     list
 }
@@ -267,6 +333,26 @@ mod tests {
     }
 
     #[test]
+    fn rules_by_domain_divert_what_no_policy_allows_and_reject_what_is_not_open() {
+        let (own, gateway) = (Ipv4Addr::new(10, 1, 0, 2), Ipv4Addr::new(10, 1, 0, 1));
+        let allow = Allow { peers: vec![block([192, 0, 2, 0], 24, Vec::new())], ports: Vec::new() };
+        let rules = PodRules { egress: vec![allow], ingress: Vec::new(), by_domain: true };
+        let diverted = divert_rules(own, gateway, &rules);
+        let verdicts: Vec<&Verdict> = diverted.iter().map(|rule| &rule.verdict).collect();
+        let proxy = Verdict::Divert { address: gateway, port: PROXY_PORT };
+        assert_eq!(verdicts, [&Verdict::Drop, &Verdict::Return, &proxy, &proxy]);
+        assert!(matches!(diverted[0].matches[..], [Match::Source { inverted: true, .. }]), "a spoofed address first");
+        let egress = egress_rules(own, &rules);
+        let verdicts: Vec<&Verdict> = egress.iter().map(|rule| &rule.verdict).collect();
+        assert_eq!(verdicts, [&Verdict::Drop, &Verdict::Return, &Verdict::Return, &Verdict::Reject]);
+        assert!(egress[2].matches.contains(&Match::ToOpenSet(OPEN.to_owned())));
+        let input = by_domain_input_rules(gateway);
+        let foreign = Match::FromPairSet { set: BY_DOMAIN_PAIRS.to_owned(), inverted: true };
+        assert_eq!(input[0], rule(vec![Match::FromAddressSet(BY_DOMAIN.to_owned()), foreign], Verdict::Drop));
+        assert!(matches!(input[1].matches[0], Match::FromPairSet { inverted: false, .. }), "only Pods with rules");
+    }
+
+    #[test]
     fn the_host_reaches_pods_from_the_engines_group_only() {
         let group = EngineGroup { id: 7, level: 1 };
         let rules = output_rules("asb1234", Some(group));
@@ -301,6 +387,7 @@ mod tests {
         let rules = PodRules {
             egress: vec![Allow { peers: vec![block([0, 0, 0, 0], 0, Vec::new())], ports: Vec::new() }],
             ingress: Vec::new(),
+            by_domain: false,
         };
         let list = egress_rules(Ipv4Addr::new(10, 1, 0, 2), &rules);
         assert!(
@@ -315,7 +402,7 @@ mod tests {
         let except = vec![(IpAddr::from([10, 0, 0, 0]), 8)];
         let tcp = |first, last| PortRange { protocol: Protocol::Tcp, first, last };
         let allow = Allow { peers: vec![block([0, 0, 0, 0], 0, except)], ports: vec![tcp(80, 80), tcp(1000, 2000)] };
-        let rules = PodRules { ingress: vec![allow], egress: Vec::new() };
+        let rules = PodRules { ingress: vec![allow], egress: Vec::new(), by_domain: false };
         let list = ingress_rules(&rules);
         assert_eq!(list.len(), 3, "one per port range, and the final drop");
         for rule in &list[..2] {
@@ -328,7 +415,11 @@ mod tests {
     fn special_destinations_are_open_only_where_a_rule_names_them() {
         let egress = |address, prefix| {
             let allow = Allow { peers: vec![block(address, prefix, Vec::new())], ports: Vec::new() };
-            egress_rules(Ipv4Addr::new(10, 1, 0, 2), &PodRules { egress: vec![allow], ingress: Vec::new() })[1].clone()
+            egress_rules(
+                Ipv4Addr::new(10, 1, 0, 2),
+                &PodRules { egress: vec![allow], ingress: Vec::new(), by_domain: false },
+            )[1]
+            .clone()
         };
         let excepted = |rule: &FilterRule| {
             rule.matches.iter().filter(|m| matches!(m, Match::Destination { inverted: true, .. })).count()
@@ -338,12 +429,15 @@ mod tests {
         assert_eq!(excepted(&egress([100, 64, 0, 0], 10)), 0, "named");
         assert_eq!(excepted(&egress([169, 254, 169, 254], 32)), 0, "named in part");
         let ingress = Allow { peers: vec![block([0, 0, 0, 0], 0, Vec::new())], ports: Vec::new() };
-        assert_eq!(excepted(&ingress_rules(&PodRules { ingress: vec![ingress], egress: Vec::new() })[0]), 0);
+        assert_eq!(
+            excepted(&ingress_rules(&PodRules { ingress: vec![ingress], egress: Vec::new(), by_domain: false })[0]),
+            0
+        );
     }
 
     #[test]
     fn an_empty_peer_list_allows_nothing() {
-        let rules = PodRules { ingress: vec![Allow::default()], egress: vec![Allow::default()] };
+        let rules = PodRules { ingress: vec![Allow::default()], egress: vec![Allow::default()], by_domain: false };
         assert_eq!(ingress_rules(&rules).len(), 1);
     }
 }

@@ -6,7 +6,9 @@
 //! default that needs no rule.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -57,6 +59,45 @@ impl NftSocket {
     pub(crate) fn with_fd<T>(&self, work: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
         work(self.socket.lock().as_fd())
     }
+}
+
+/// A part of a set's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyPart {
+    Interface,
+    Address,
+    Port,
+}
+
+impl KeyPart {
+    fn kind(self) -> u32 {
+        match self {
+            Self::Interface => INTERFACE_NAME_TYPE,
+            Self::Address => 7,
+            Self::Port => 13,
+        }
+    }
+
+    /// Parts fill words of four bytes.
+    fn length(self) -> u32 {
+        if self == Self::Interface { 16 } else { 4 }
+    }
+}
+
+/// A set of keys with these parts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeySet {
+    pub(super) name: &'static str,
+    pub(super) parts: &'static [KeyPart],
+    pub(super) timed: bool,
+}
+
+/// The key of an interface, an address and a port, of those that a set has.
+pub(super) fn set_key(interface: Option<&str>, address: Ipv4Addr, port: Option<u16>) -> Vec<u8> {
+    let interface = interface.map(interface_key);
+    let port = port.map(|port| [port.to_be_bytes(), [0, 0]].concat());
+    let parts = [interface.as_ref().map_or(&[][..], |key| key), &address.octets(), port.as_deref().unwrap_or_default()];
+    parts.concat()
 }
 
 /// A list of changes that the kernel applies together.
@@ -141,6 +182,21 @@ impl Batch {
 
     /// A map from interface names to verdicts whose catch-all element drops.
     pub(super) fn add_interface_map(&mut self, name: &str) {
+        self.add_open_interface_map(name);
+        let mut message = self.start(NEW_ELEMENT, libc::NLM_F_CREATE);
+        message.attribute_string(2, name);
+        message.nested(3, |list| {
+            list.nested(1, |element| {
+                const CATCH_ALL: u32 = 2;
+                element.attribute(3, &CATCH_ALL.to_be_bytes());
+                element.nested(2, |data| verdict(data, 2, &Verdict::Drop));
+            });
+        });
+        self.push(message);
+    }
+
+    /// A map from interface names to verdicts; for others the chain continues.
+    pub(super) fn add_open_interface_map(&mut self, name: &str) {
         const MAP: u32 = 0x8;
         const VERDICT_TYPE: u32 = 0xffff_ff00;
         let mut message = self.start(NEW_SET, libc::NLM_F_CREATE);
@@ -152,14 +208,53 @@ impl Batch {
         message.attribute(7, &0u32.to_be_bytes());
         message.attribute(10, &1u32.to_be_bytes());
         self.push(message);
-        let mut message = self.start(NEW_ELEMENT, libc::NLM_F_CREATE);
-        message.attribute_string(2, name);
+    }
+
+    /// A set of keys. The elements of one with time-outs are removed by the kernel.
+    pub(super) fn add_set(&mut self, set: &KeySet) {
+        const TIMEOUT: u32 = 0x10;
+        let mut message = self.start(NEW_SET, libc::NLM_F_CREATE);
+        message.attribute_string(2, set.name);
+        message.attribute(3, &if set.timed { TIMEOUT } else { 0 }.to_be_bytes());
+        // The types of a key's parts, six bits each, are for programs that list the set.
+        let kind = set.parts.iter().fold(0, |kind, part| kind << 6 | part.kind());
+        let length: u32 = set.parts.iter().map(|part| part.length()).sum();
+        message.attribute(4, &kind.to_be_bytes());
+        message.attribute(5, &length.to_be_bytes());
+        message.attribute(10, &3u32.to_be_bytes());
+        self.push(message);
+    }
+
+    /// Adds elements, for this time if one is given. Adding one again renews its time.
+    pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>], time: Option<Duration>) {
+        self.change_elements(NEW_ELEMENT, libc::NLM_F_CREATE, set, keys, time);
+    }
+
+    /// Removes elements; one that does not exist is an error of the whole batch.
+    pub(super) fn remove_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
+        self.change_elements(DELETE_ELEMENT, 0, set, keys, None);
+    }
+
+    /// Removes all elements.
+    pub(super) fn flush_set(&mut self, set: &str) {
+        let mut message = self.start(DELETE_ELEMENT, 0);
+        message.attribute_string(2, set);
+        self.push(message);
+    }
+
+    fn change_elements(&mut self, kind: u16, flags: i32, set: &str, keys: &[Vec<u8>], time: Option<Duration>) {
+        let mut message = self.start(kind, flags);
+        message.attribute_string(2, set);
         message.nested(3, |list| {
-            list.nested(1, |element| {
-                const CATCH_ALL: u32 = 2;
-                element.attribute(3, &CATCH_ALL.to_be_bytes());
-                element.nested(2, |data| verdict(data, 2, &Verdict::Drop));
-            });
+            for key in keys {
+                list.nested(1, |element| {
+                    element.nested(1, |data| data.attribute(1, key));
+                    if let Some(time) = time {
+                        let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+                        element.attribute(4, &milliseconds.to_be_bytes());
+                    }
+                });
+            }
         });
         self.push(message);
     }

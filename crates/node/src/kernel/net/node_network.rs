@@ -1,13 +1,14 @@
 //! The node's part of the Pods' network: addresses, our nftables table, packet forwarding. Everything is removed with
 //! the last user.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -15,7 +16,7 @@ use super::addresses::{PodNetwork, choose_network, parse_routes};
 use super::engine_group::{self, EngineGroup};
 use super::filter;
 use super::loopback_address;
-use super::nft::{Batch, NftSocket};
+use super::nft::{Batch, KeyPart, KeySet, NftSocket, set_key};
 use crate::kernel::host::node_registry::{self, MachineLock};
 use crate::kernel::supervisor::plan::VethPlan;
 use crate::runtime::PodRules;
@@ -36,6 +37,10 @@ pub(crate) struct NodeNetwork {
     group: Result<EngineGroup, String>,
     /// Interfaces between which this host should not forward packets; set once a node has switched forwarding on.
     not_forwarded: Mutex<Option<Vec<String>>>,
+    /// Whether the table has what Pods with rules by domain need.
+    by_domain: AtomicBool,
+    /// Veths of this process whose Pods have, or had, rules by domain.
+    by_domain_veths: Mutex<HashSet<String>>,
     /// Veths created by this process, and whether they have rules: one without rules is closed.
     veths: Mutex<HashMap<String, bool>>,
 }
@@ -53,6 +58,8 @@ impl NodeNetwork {
             node_id,
             tracked: Mutex::new(has_pods),
             forwards: AtomicBool::new(false),
+            by_domain: AtomicBool::new(false),
+            by_domain_veths: Mutex::default(),
             group,
             not_forwarded: Mutex::new(node_registry::recorded_interfaces().filter(|_| has_pods)),
             veths: Mutex::new(HashMap::new()),
@@ -66,6 +73,10 @@ impl NodeNetwork {
         }
         if this.group.is_err() {
             this.make_table(data_dir, has_pods)?;
+        }
+        if has_pods && let Err(error) = this.add_by_domain_sets() {
+            // Pods of the earlier process with rules by domain stay closed.
+            tracing::debug!(%error, "The table cannot have rules by domain");
         }
         let undo = |_: &io::Error| {
             this.leave_group();
@@ -117,6 +128,16 @@ impl NodeNetwork {
             let masquerade = filter::masquerade_rules(&self.veth_prefix, self.network.base, self.network.prefix);
             chains.push(("postrouting", masquerade));
         }
+        if self.by_domain.load(Ordering::Relaxed) {
+            const PRE_ROUTING: u32 = 0;
+            for set in BY_DOMAIN_SETS {
+                batch.add_set(set);
+            }
+            batch.add_open_interface_map(filter::DIVERTED);
+            batch.add_base_chain("prerouting", "nat", PRE_ROUTING, -100);
+            chains.push(("prerouting", filter::prerouting_rules()));
+            chains[0].1.splice(BY_DOMAIN_POSITION..BY_DOMAIN_POSITION, filter::by_domain_input_rules(self.gateway()));
+        }
         for (chain, rules) in &chains {
             batch.flush_chain(chain);
             for rule in rules {
@@ -154,7 +175,7 @@ impl NodeNetwork {
 
     /// Whether these rules change nothing: a veth that never had any rules is closed already.
     pub(crate) fn is_closed_already(&self, veth: &VethPlan, rules: &PodRules) -> bool {
-        rules.egress.is_empty() && rules.ingress.is_empty() && !self.may_have_rules(veth)
+        rules.egress.is_empty() && rules.ingress.is_empty() && !rules.by_domain && !self.may_have_rules(veth)
     }
 
     /// Opens what these rules allow, and closes the rest. Waits for the kernel.
@@ -162,7 +183,9 @@ impl NodeNetwork {
         if self.is_closed_already(veth, rules) {
             return Ok(());
         }
-        if !rules.egress.is_empty() || !rules.ingress.is_empty() {
+        if rules.by_domain {
+            self.enable_by_domain()?;
+        } else if !rules.egress.is_empty() || !rules.ingress.is_empty() {
             self.enable_forwarding_and_tracking()?;
         }
         self.veths.lock().insert(veth.host_name.clone(), true);
@@ -179,19 +202,65 @@ impl NodeNetwork {
             }
             batch.add_interface(map, &veth.host_name, chain);
         }
+        if rules.by_domain {
+            self.by_domain_veths.lock().insert(veth.host_name.clone());
+            let chain = chain_name("divert", veth);
+            batch.add_chain(&chain);
+            batch.flush_chain(&chain);
+            for rule in filter::divert_rules(address, self.gateway(), rules) {
+                batch.add_rule(&chain, &rule);
+            }
+            add_by_domain(&mut batch, veth, address, &chain);
+        } else if self.may_be_by_domain(veth) {
+            remove_by_domain(&mut batch, veth, address);
+        }
         batch.commit(&self.nft)
     }
 
+    /// The address to which connections of Pods with rules by domain are diverted.
+    pub(crate) fn proxy(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(self.gateway(), filter::PROXY_PORT)
+    }
+
+    /// Opens pairs of address and TCP port for a Pod with rules by domain. Waits for the kernel.
+    pub(crate) fn open_ports(&self, veth: &VethPlan, pairs: &[(Ipv4Addr, u16)], time: Duration) -> io::Result<()> {
+        let mut batch = Batch::new(&self.table);
+        batch.add_elements(filter::OPEN, &open_keys(veth, pairs), Some(time));
+        batch.commit(&self.nft)
+    }
+
+    /// Closes pairs again, whether they are still open or not. Waits for the kernel.
+    pub(crate) fn close_ports(&self, veth: &VethPlan, pairs: &[(Ipv4Addr, u16)]) -> io::Result<()> {
+        let keys = open_keys(veth, pairs);
+        let mut batch = Batch::new(&self.table);
+        // Removing what has expired would be an error.
+        batch.add_elements(filter::OPEN, &keys, Some(Duration::from_secs(1)));
+        batch.remove_elements(filter::OPEN, &keys);
+        batch.commit(&self.nft)
+    }
+
+    /// Whether the table may have elements for this veth's Pod as one with rules by domain.
+    fn may_be_by_domain(&self, veth: &VethPlan) -> bool {
+        let known = self.veths.lock().contains_key(&veth.host_name);
+        let ruled = self.by_domain_veths.lock().contains(&veth.host_name);
+        self.by_domain.load(Ordering::Relaxed) && (ruled || !known)
+    }
+
     /// Removes a Pod's rules. Waits for the kernel only if the veth may have any.
-    pub(crate) fn release(&self, veth: &VethPlan) -> io::Result<()> {
+    pub(crate) fn release(&self, veth: &VethPlan, address: Ipv4Addr) -> io::Result<()> {
         // Deleting what does not exist makes the kernel wait for every processor, and blocks all other changes
         // meanwhile.
         let has_rules = self.may_have_rules(veth);
+        let by_domain = self.may_be_by_domain(veth);
+        self.by_domain_veths.lock().remove(&veth.host_name);
         self.veths.lock().remove(&veth.host_name);
         if !has_rules {
             return Ok(());
         }
         let mut batch = Batch::new(&self.table);
+        if by_domain {
+            remove_by_domain(&mut batch, veth, address);
+        }
         for (map, direction) in [("from", "out"), ("to", "in")] {
             let chain = chain_name(direction, veth);
             batch.remove_interface(map, &veth.host_name);
@@ -223,6 +292,25 @@ impl NodeNetwork {
             *tracked = true;
         }
         Ok(())
+    }
+
+    /// Prepares the table for Pods with rules by domain, when there is the first one.
+    fn enable_by_domain(&self) -> io::Result<()> {
+        self.enable_forwarding_and_tracking()?;
+        let _one_at_a_time = self.tracked.lock();
+        if self.by_domain.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.add_by_domain_sets()
+    }
+
+    fn add_by_domain_sets(&self) -> io::Result<()> {
+        self.by_domain.store(true, Ordering::Relaxed);
+        let mut batch = Batch::new(&self.table);
+        self.fill_chains(&mut batch, true);
+        // What an earlier process opened was decided by rules that may have changed since.
+        batch.flush_set(filter::OPEN);
+        batch.commit(&self.nft).inspect_err(|_| self.by_domain.store(false, Ordering::Relaxed))
     }
 
     fn delete_table(&self) -> io::Result<()> {
@@ -261,6 +349,39 @@ fn delete_table_over(nft: &NftSocket, name: &str) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other,
     }
+}
+
+/// The sets of Pods with rules by domain.
+const BY_DOMAIN_SETS: &[KeySet] = &[
+    KeySet { name: filter::BY_DOMAIN, parts: &[KeyPart::Address], timed: false },
+    KeySet { name: filter::BY_DOMAIN_PAIRS, parts: &[KeyPart::Interface, KeyPart::Address], timed: false },
+    KeySet { name: filter::OPEN, parts: &[KeyPart::Interface, KeyPart::Address, KeyPart::Port], timed: true },
+];
+
+/// Position in the input chain of the rules for them: after those about other interfaces and protocols.
+const BY_DOMAIN_POSITION: usize = 2;
+
+fn open_keys(veth: &VethPlan, pairs: &[(Ipv4Addr, u16)]) -> Vec<Vec<u8>> {
+    pairs.iter().map(|(address, port)| set_key(Some(&veth.host_name), *address, Some(*port))).collect()
+}
+
+/// Adds a Pod to the sets and the map of Pods with rules by domain.
+fn add_by_domain(batch: &mut Batch, veth: &VethPlan, address: Ipv4Addr, chain: &str) {
+    batch.add_elements(filter::BY_DOMAIN, &[set_key(None, address, None)], None);
+    batch.add_elements(filter::BY_DOMAIN_PAIRS, &[set_key(Some(&veth.host_name), address, None)], None);
+    batch.add_interface(filter::DIVERTED, &veth.host_name, chain);
+}
+
+/// Removes a Pod from them, whether it is there or not: adding what exists is no error, removing what does not is.
+fn remove_by_domain(batch: &mut Batch, veth: &VethPlan, address: Ipv4Addr) {
+    let chain = chain_name("divert", veth);
+    batch.add_chain(&chain);
+    add_by_domain(batch, veth, address, &chain);
+    batch.remove_elements(filter::BY_DOMAIN, &[set_key(None, address, None)]);
+    batch.remove_elements(filter::BY_DOMAIN_PAIRS, &[set_key(Some(&veth.host_name), address, None)]);
+    batch.remove_interface(filter::DIVERTED, &veth.host_name);
+    batch.flush_chain(&chain);
+    batch.delete_chain(&chain);
 }
 
 fn chain_name(direction: &str, veth: &VethPlan) -> String {

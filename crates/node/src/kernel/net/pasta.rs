@@ -117,7 +117,7 @@ fn resolvers() -> Vec<Ipv4Addr> {
         IpAddr::V4(address) => Some(address),
         IpAddr::V6(_) => None,
     };
-    crate::kubelet::dns::server::upstreams(&text).into_iter().filter_map(ipv4).collect()
+    agent_sandbox_egress::upstreams(&text).into_iter().filter_map(ipv4).collect()
 }
 
 /// All addresses of the host.
@@ -286,7 +286,7 @@ mod tests {
             peers: vec![IpBlock { address: [0, 0, 0, 0].into(), prefix: 0, except: Vec::new() }],
             ports: Vec::new(),
         };
-        let rules = PodRules { egress: vec![everything], ingress: Vec::new() };
+        let rules = PodRules { egress: vec![everything], ingress: Vec::new(), by_domain: false };
         let host = [Ipv4Addr::new(192, 0, 2, 1)];
         let resolver = vec![Ipv4Addr::new(9, 9, 9, 9)];
         let list = outgoing(Ipv4Addr::new(10, 88, 0, 2), network, &rules, &host, resolver.clone());
@@ -301,7 +301,7 @@ mod tests {
             list.iter().filter(|rule| rule.verdict == Verdict::Accept && rule.matches.len() == 3).count()
         };
         assert_eq!(asks(&list), 2, "DNS queries are allowed");
-        let nothing = PodRules { egress: Vec::new(), ingress: Vec::new() };
+        let nothing = PodRules { egress: Vec::new(), ingress: Vec::new(), by_domain: false };
         assert_eq!(asks(&outgoing(Ipv4Addr::new(10, 88, 0, 2), network, &nothing, &host, resolver)), 0);
     }
 }

@@ -12,10 +12,13 @@ pub(super) struct Question {
     pub(super) kind: u16,
     /// The question section as it was received, to be repeated in the response.
     raw: Vec<u8>,
+    /// The query has an OPT record (EDNS), so that the response may have one.
+    extended: bool,
 }
 
 pub(super) const A: u16 = 1;
 pub(super) const AAAA: u16 = 28;
+const OPT: u16 = 41;
 
 /// Response codes (RCODE).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -65,11 +68,39 @@ pub(super) fn parse(packet: &[u8]) -> Option<Question> {
         name,
         kind: u16::from_be_bytes([tail[0], tail[1]]),
         raw: packet[12..at + 4].to_vec(),
+        // The root's name and the type OPT, directly after the question.
+        extended: header[6..10] == [0; 4] && packet.get(at + 4..at + 7) == Some(&[0, 0, OPT as u8]),
     })
 }
 
 /// Builds a response with the addresses that match the question's type.
 pub(super) fn response(question: &Question, code: Code, addresses: &[IpAddr]) -> Vec<u8> {
+    response_for(question, code, addresses, TTL_SECONDS)
+}
+
+/// Builds the response for a name that rules do not allow: it does not exist for this Pod. Clients that understand
+/// extended errors (RFC 8914) get the reason.
+pub(super) fn blocked(question: &Question, reason: &str) -> Vec<u8> {
+    const ADDITIONAL_COUNT: usize = 11;
+    const EXTENDED_ERROR: u16 = 15;
+    const BLOCKED: u16 = 15;
+    const PAYLOAD: u16 = 1232;
+    const MAX_REASON: usize = 200;
+    let mut out = response(question, Code::NxDomain, &[]);
+    if question.extended {
+        let reason: String = reason.chars().filter(char::is_ascii).take(MAX_REASON).collect();
+        out[ADDITIONAL_COUNT] = 1;
+        out.push(0);
+        for word in [OPT, PAYLOAD, 0, 0, reason.len() as u16 + 6, EXTENDED_ERROR, reason.len() as u16 + 2, BLOCKED] {
+            out.extend(word.to_be_bytes());
+        }
+        out.extend(reason.as_bytes());
+    }
+    out
+}
+
+/// As [`response`], with this time to live.
+pub(super) fn response_for(question: &Question, code: Code, addresses: &[IpAddr], ttl: u32) -> Vec<u8> {
     let matching: Vec<&IpAddr> = addresses
         .iter()
         .filter(|ip| matches!((question.kind, ip), (A, IpAddr::V4(_)) | (AAAA, IpAddr::V6(_))))
@@ -90,7 +121,7 @@ pub(super) fn response(question: &Question, code: Code, addresses: &[IpAddr]) ->
         out.extend([0xc0, 0x0c]);
         out.extend(question.kind.to_be_bytes());
         out.extend(1_u16.to_be_bytes());
-        out.extend(TTL_SECONDS.to_be_bytes());
+        out.extend(ttl.to_be_bytes());
         let (length, bytes) = match ip {
             IpAddr::V4(ip) => (4_u16, ip.octets().to_vec()),
             IpAddr::V6(ip) => (16, ip.octets().to_vec()),
@@ -145,6 +176,19 @@ pub(super) mod tests {
         assert_eq!(built[built.len() - 4..], [10, 0, 0, 1]);
         let none = response(&question, Code::NxDomain, &[]);
         assert_eq!((none[3] & 0x0f, &none[6..8]), (3, &[0, 0][..]));
+    }
+
+    #[test]
+    fn a_blocked_name_does_not_exist_and_the_reason_is_an_extended_error() {
+        let plain = parse(&query("a.b", A)).unwrap();
+        let none = blocked(&plain, "why");
+        assert_eq!((none[3] & 0x0f, none[11]), (3, 0));
+        let mut extended = query("a.b", A);
+        extended[11] = 1;
+        extended.extend([0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
+        let told = blocked(&parse(&extended).unwrap(), "why");
+        assert_eq!((told[3] & 0x0f, told[11]), (3, 1));
+        assert_eq!(told[told.len() - 9..], [0, 15, 0, 5, 0, 15, b'w', b'h', b'y']);
     }
 
     #[test]

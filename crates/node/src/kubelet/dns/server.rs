@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_sandbox_egress::{self as egress, Gateway, Name, Sandbox};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tracing::{debug, info};
 
 use super::client_slots::ClientSlots;
-use super::message::{self, Code};
+use super::message::{self, Code, Question};
 use super::{Lookup, SharedNames};
 
 /// Maximum number of UDP queries, and of TCP connections, served at the same time, in all and for one Pod. More are
@@ -23,6 +24,9 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(30);
 /// Timeout for a query to an upstream resolver.
 const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long a query waits for the rules of a new Pod, and how often it looks.
+const RULES_TIMEOUT: Duration = Duration::from_secs(1);
+const RULES_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_MESSAGE: usize = 4096;
 
 /// The state of the DNS server.
@@ -31,12 +35,8 @@ pub struct Responder {
     pub names: SharedNames,
     /// The machine's own resolvers, in order of preference.
     pub upstreams: Vec<SocketAddr>,
-}
-
-/// The name servers listed in a `resolv.conf`.
-pub fn upstreams(resolv_conf: &str) -> Vec<SocketAddr> {
-    let servers = resolv_conf.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
-    servers.filter_map(|ip| ip.trim().parse::<IpAddr>().ok()).map(|ip| SocketAddr::new(ip, 53)).collect()
+    /// Resolves names for Pods with egress rules.
+    pub egress: Arc<Gateway>,
 }
 
 /// Serves on this address until the future is dropped. The gateway's address may be configured after the node has
@@ -128,11 +128,20 @@ enum Transport {
 impl Responder {
     async fn respond(&self, packet: &[u8], client: IpAddr, transport: Transport) -> Option<Vec<u8>> {
         let question = message::parse(packet)?;
+        if self.names.read().find(&question.name) == Lookup::External {
+            self.wait_for_rules(client).await;
+        }
         let (found, upstreams) = {
             let names = self.names.read();
             let allowed = self.upstreams.iter().copied().filter(|u| names.may_resolve_external(client, u.ip()));
             (names.find(&question.name), allowed.collect::<Vec<_>>())
         };
+        if found == Lookup::External
+            && let IpAddr::V4(client) = client
+            && let Some(sandbox) = self.egress.sandbox(client)
+        {
+            return Some(self.resolve_by_rules(&question, &sandbox).await);
+        }
         match found {
             Lookup::Addresses(addresses) => Some(message::response(&question, Code::NoError, &addresses)),
             Lookup::NotFound => Some(message::response(&question, Code::NxDomain, &[])),
@@ -141,6 +150,45 @@ impl Responder {
                 Some(response) => Some(response),
                 None => Some(message::response(&question, Code::ServFail, &[])),
             },
+        }
+    }
+}
+
+impl Responder {
+    /// Waits a moment for the rules of a Pod that was just started: its programs run before the API has its address.
+    async fn wait_for_rules(&self, client: IpAddr) {
+        let known = async {
+            while !self.names.read().knows(client) {
+                tokio::time::sleep(RULES_INTERVAL).await;
+            }
+        };
+        let _ = tokio::time::timeout(RULES_TIMEOUT, known).await;
+    }
+
+    /// The response to a Pod with egress rules. Only addresses are resolved: records of other types have no use for
+    /// programs that connect, or would take a connection past the rules (`HTTPS`).
+    async fn resolve_by_rules(&self, question: &Question, sandbox: &Sandbox) -> Vec<u8> {
+        let name = match Name::parse(&question.name) {
+            Ok(name) => name,
+            Err(error) => return message::blocked(question, &error.to_string()),
+        };
+        if question.kind != message::A {
+            return match sandbox.policy().ports(&name).is_empty() {
+                true => message::blocked(question, &format!("{name}: no egress rule allows it")),
+                false => message::response(question, Code::NoError, &[]),
+            };
+        }
+        match self.egress.resolve(sandbox, &name).await {
+            egress::Lookup::Found { addresses, ttl } => {
+                let addresses: Vec<IpAddr> = addresses.into_iter().map(IpAddr::V4).collect();
+                message::response_for(question, Code::NoError, &addresses, ttl)
+            }
+            egress::Lookup::Missing(code) if code == Code::NxDomain as u8 => {
+                message::response(question, Code::NxDomain, &[])
+            }
+            egress::Lookup::Missing(0) => message::response(question, Code::NoError, &[]),
+            egress::Lookup::Missing(_) | egress::Lookup::Failed => message::response(question, Code::ServFail, &[]),
+            egress::Lookup::Denied(reason) => message::blocked(question, &reason),
         }
     }
 }
@@ -206,6 +254,20 @@ mod tests {
         address
     }
 
+    /// Opens no ports: the tests' rules have none that need it.
+    struct NoPorts;
+
+    #[async_trait::async_trait]
+    impl egress::OpenPorts for NoPorts {
+        async fn open(&self, id: &str, _: Vec<(Ipv4Addr, u16)>, _: Duration) -> io::Result<()> {
+            Err(io::Error::other(id.to_owned()))
+        }
+    }
+
+    fn gateway(upstreams: Vec<SocketAddr>) -> Arc<Gateway> {
+        Arc::new(Gateway::new(upstreams, Arc::new(NoPorts), None))
+    }
+
     async fn ask(server: SocketAddr, name: &str) -> Vec<u8> {
         let response = tokio::time::timeout(Duration::from_secs(10), query_udp(&query(name, message::A), server)).await;
         response.expect("a response in time").unwrap()
@@ -218,7 +280,8 @@ mod tests {
         let upstream = outside().await;
         let (udp, tcp) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let server = udp.local_addr().unwrap();
-        let responder = Responder { names: Arc::clone(&names), upstreams: vec![upstream] };
+        let responder =
+            Responder { names: Arc::clone(&names), upstreams: vec![upstream], egress: gateway(vec![upstream]) };
         tokio::spawn(serve_udp(udp, responder.clone()));
         tokio::spawn(serve_tcp(tcp, responder));
         assert_eq!(ask(server, "none.ns.svc.cluster.local").await[3] & 0xf, 3);
@@ -227,7 +290,11 @@ mod tests {
             "spec": {"containers": []}, "status": {"podIPs": [{"ip": "127.0.0.1"}]}}))
         .unwrap();
         let everywhere = IpBlock { address: "0.0.0.0".parse().unwrap(), prefix: 0, except: vec![] };
-        let open = PodRules { ingress: vec![], egress: vec![Allow { peers: vec![everywhere], ports: vec![] }] };
+        let open = PodRules {
+            ingress: vec![],
+            egress: vec![Allow { peers: vec![everywhere], ports: vec![] }],
+            ..PodRules::default()
+        };
         with(&names, |n| {
             n.put_pod("1", &me);
             n.put_rules("1", &open);
@@ -238,13 +305,53 @@ mod tests {
         assert_eq!(read_framed(&mut stream).await.unwrap()[3] & 0xf, 3, "over TCP too");
     }
 
+    /// A resolver that answers every query for an IPv4 address with these.
+    async fn answers(addresses: &'static [[u8; 4]]) -> SocketAddr {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let server = socket.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut buffer = [0; 512];
+            loop {
+                let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
+                let question = message::parse(&buffer[..length]).unwrap();
+                let list: Vec<IpAddr> = addresses.iter().map(|address| IpAddr::from(*address)).collect();
+                socket.send_to(&message::response(&question, Code::NoError, &list), client).await.unwrap();
+            }
+        });
+        server
+    }
+
+    #[tokio::test]
+    async fn pods_with_egress_rules_resolve_what_the_rules_allow_and_no_private_address() {
+        let names = SharedNames::default();
+        names.write().domain = "cluster.local".into();
+        for (addresses, code, count) in
+            [(&[[192, 0, 2, 7], [10, 0, 0, 1]][..], 0, 1), (&[[10, 0, 0, 1], [169, 254, 169, 254]], 3, 0), (&[], 0, 0)]
+        {
+            let upstream = answers(addresses).await;
+            let egress = gateway(vec![upstream]);
+            let policy = egress::Policy::default().and("test", "a.example").unwrap();
+            let sandbox = Sandbox::new("1".into(), "ns".into(), "box".into(), policy);
+            egress.insert(Ipv4Addr::LOCALHOST, Arc::new(sandbox));
+            let (udp, _) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+            let server = udp.local_addr().unwrap();
+            tokio::spawn(serve_udp(udp, Responder { names: Arc::clone(&names), upstreams: vec![upstream], egress }));
+            let answer = ask(server, "A.example").await;
+            assert_eq!((answer[3] & 0xf, answer[7]), (code, count), "{addresses:?}");
+            assert!(count == 0 || answer.ends_with(&[192, 0, 2, 7]), "the private one is left out");
+            assert_eq!(ask(server, "b.example").await[3] & 0xf, 3, "no rule");
+            let https = query_udp(&query("a.example", 65), server).await.unwrap();
+            assert_eq!((https[3] & 0xf, https[7]), (0, 0), "no other records");
+        }
+    }
+
     #[tokio::test]
     async fn a_client_that_holds_connections_starves_no_other() {
         let names = SharedNames::default();
         names.write().domain = "cluster.local".into();
         let (udp, tcp) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let server = udp.local_addr().unwrap();
-        tokio::spawn(serve_tcp(tcp, Responder { names, upstreams: vec![] }));
+        tokio::spawn(serve_tcp(tcp, Responder { names, upstreams: vec![], egress: gateway(vec![]) }));
         let connect = async |from: &str| {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
             socket.bind(from.parse().unwrap()).unwrap();
@@ -271,11 +378,5 @@ mod tests {
 
     fn with(names: &SharedNames, change: impl FnOnce(&mut Names)) {
         change(&mut names.write());
-    }
-
-    #[test]
-    fn resolvers_are_read_from_the_machines_file() {
-        let list = upstreams("# c\nnameserver 192.0.2.1\nsearch x\nnameserver fd00::1\nnameserver bogus\n");
-        assert_eq!(list, ["192.0.2.1:53".parse().unwrap(), "[fd00::1]:53".parse().unwrap()]);
     }
 }

@@ -1,13 +1,18 @@
 //! Watches policies, namespaces, Services and other Pods, and turns them into network rules and DNS names.
 
-use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use agent_sandbox_egress::Policy;
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::runtime::watcher;
 use tracing::{debug, warn};
 
-use super::{Manager, uid};
+use super::{Manager, TaskResult, uid};
 use crate::kubelet::actor::Message;
+use crate::kubelet::events::Severity;
 use crate::kubelet::policy::PolicyPod;
+
+/// Reason of the event about egress rules that cannot be read.
+const INVALID_RULES: &str = "InvalidEgressRules";
 
 impl Manager {
     /// Stores a Pod of any node as a possible peer of this node's Pods. Returns true when something policies see has
@@ -26,6 +31,7 @@ impl Manager {
     /// Removes a Pod as a peer.
     pub(super) async fn remove_peer(&mut self, key: &str) {
         self.policy_inputs.pods.remove(key);
+        self.egress.remove(key);
         self.names.write().remove_pod(key);
         if self.policy_inputs.has_selectors() {
             self.refresh_rules().await;
@@ -118,14 +124,17 @@ impl Manager {
             Ok(watcher::Event::InitApply(namespace) | watcher::Event::Apply(namespace)) => {
                 let labels = namespace.metadata.labels.clone().unwrap_or_default();
                 let old = self.policy_inputs.namespaces.insert(name(&namespace), labels.clone());
-                if old != Some(labels) && self.policy_inputs.has_selectors() {
+                let ceiling_changed = self.policy_inputs.ceilings.put(&name(&namespace), &namespace);
+                if ceiling_changed || (old != Some(labels) && self.policy_inputs.has_selectors()) {
                     self.refresh_rules().await;
                 }
             }
             Ok(watcher::Event::Delete(namespace)) => {
                 self.policy_inputs.namespaces.remove(&name(&namespace));
+                self.policy_inputs.ceilings.remove(&name(&namespace));
             }
-            Ok(watcher::Event::Init | watcher::Event::InitDone) => {}
+            Ok(watcher::Event::Init) => {}
+            Ok(watcher::Event::InitDone) => self.policy_inputs.ceilings.set_listed(),
             Err(error) => self.watch_interrupted("namespaces", &error),
         }
     }
@@ -153,6 +162,34 @@ impl Manager {
         }
     }
 
+    /// Gives the egress gateway the policy of a Pod with rules by domain. With a bad rule nothing is allowed.
+    fn set_egress_policy(&mut self, key: &str) {
+        let Some(pod) = self.policy_inputs.pods.get(key) else { return };
+        let policy = self.policy_inputs.ceilings.policy(&pod.namespace, pod.egress.as_ref()).unwrap_or_else(|error| {
+            let about = ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                namespace: Some(pod.namespace.clone()),
+                name: Some(pod.name.clone()),
+                uid: Some(key.to_owned()),
+                ..ObjectReference::default()
+            };
+            self.node.recorder.about(about, Severity::Warning, INVALID_RULES, format!("{error}; nothing is allowed"));
+            Policy::default()
+        });
+        let closed = self.egress.put(key, pod, policy);
+        if closed.is_empty() {
+            return;
+        }
+        let (runtime, key) = (self.node.runtime.clone(), key.to_owned());
+        self.tasks.spawn(async move {
+            if let Err(error) = runtime.close_ports(&key, closed).await {
+                warn!(%error, uid = key, "Ports that egress rules no longer allow stay open until they expire");
+            }
+            TaskResult::Nothing
+        });
+    }
+
     pub(super) async fn refresh_rules(&mut self) {
         let keys: Vec<String> = self.registry.read().keys().cloned().collect();
         for key in keys {
@@ -165,6 +202,10 @@ impl Manager {
         let handle = self.registry.read().get(key).cloned();
         let Some(handle) = handle else { return };
         let rules = self.policy_inputs.rules(policy_pod);
+        match rules.by_domain {
+            true => self.set_egress_policy(key),
+            false => self.egress.remove(key),
+        }
         if self.rules.get(key) != Some(&rules) {
             self.names.write().put_rules(key, &rules);
             self.rules.insert(key.to_owned(), rules.clone());

@@ -19,6 +19,7 @@ fn inputs(policies: &[Value]) -> PolicyInputs {
             labels: Labels::from([("app".into(), label.into())]),
             ips: vec![ip.parse().unwrap()],
             ports: vec![("sql".into(), Protocol::Tcp, if uid == "2" { 5432 } else { 5433 })],
+            ..PolicyPod::default()
         };
         inputs.pods.insert(uid.into(), pod);
     }
@@ -165,4 +166,26 @@ fn a_pod_that_ended_is_no_peer() {
     let mut ended = pod;
     ended.status.as_mut().unwrap().phase = Some("Succeeded".into());
     assert!(PolicyPod::of(&ended).ips.is_empty());
+}
+
+#[test]
+fn rules_by_domain_replace_a_permission_for_the_world_and_leave_what_names_a_part_of_it() {
+    let policy = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
+        {"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}]},
+        {"to": [{"ipBlock": {"cidr": "128.0.0.0/1"}}]},
+        {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"port": 443}]},
+        {"to": [{"podSelector": {"matchLabels": {"app": "db"}}}]}, {},
+    ]});
+    let mut inputs = inputs(&[policy]);
+    assert!(!inputs.rules(&inputs.pods["1"]).by_domain);
+    let annotations = json!({"metadata": {"annotations": {agent_sandbox_api::keys::annotations::EGRESS: "a.com"}}});
+    let mut pod = inputs.pods["1"].clone();
+    pod.egress = EgressRules::of(&serde_json::from_value(annotations).unwrap());
+    let by_domain = inputs.rules(&pod);
+    assert!(by_domain.by_domain && !may_resolve(&by_domain, "192.0.2.53".parse().unwrap()));
+    assert_eq!(shown(&by_domain.egress), ["192.0.2.0/24-10.80.0.0/16 [Tcp:443-443]", "10.80.0.2/32 []"]);
+    // Without rules of its own, in a namespace with a ceiling.
+    let ceiling = json!({"metadata": {"annotations": {agent_sandbox_api::keys::annotations::EGRESS_CEILING: "*"}}});
+    inputs.ceilings.put("ns", &serde_json::from_value(ceiling).unwrap());
+    assert_eq!(inputs.rules(&inputs.pods["1"]), by_domain);
 }

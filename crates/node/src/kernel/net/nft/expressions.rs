@@ -60,6 +60,40 @@ fn mask(list: &mut NetlinkMessage, bits: &[u8]) {
     });
 }
 
+/// First of the registers of four bytes, in which keys of several parts are put together: an interface's name takes four.
+const KEY: u32 = 8;
+const KEY_AFTER_NAME: u32 = KEY + 4;
+
+/// Begins a key with the incoming interface's name.
+fn key_interface(list: &mut NetlinkMessage) {
+    const META_IN: u32 = 6;
+    expression(list, "meta", |data| {
+        be(data, 1, KEY);
+        be(data, 2, META_IN);
+    });
+}
+
+/// Adds bytes of a packet to a key.
+fn key_payload(list: &mut NetlinkMessage, register: u32, base: u32, offset: u32, length: u32) {
+    expression(list, "payload", |data| {
+        be(data, 1, register);
+        be(data, 2, base);
+        be(data, 3, offset);
+        be(data, 4, length);
+    });
+}
+
+fn look_up(list: &mut NetlinkMessage, register: u32, set: &str, inverted: bool) {
+    const INVERTED: u32 = 1;
+    expression(list, "lookup", |data| {
+        data.attribute_string(1, set);
+        be(data, 2, register);
+        if inverted {
+            be(data, 5, INVERTED);
+        }
+    });
+}
+
 /// Whether an interface's name is in a set.
 fn in_set(list: &mut NetlinkMessage, key: u32, set: &str) {
     load_meta(list, key);
@@ -77,6 +111,8 @@ pub(super) fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
     const META_SOCKET_UID: u32 = 10;
     const NETWORK_HEADER: u32 = 1;
     const TRANSPORT_HEADER: u32 = 2;
+    const SOURCE: u32 = 12;
+    const DESTINATION: u32 = 16;
     let network = |list: &mut NetlinkMessage, offset: u32, address: Ipv4Addr, prefix: u8, operation: u32| {
         load_payload(list, NETWORK_HEADER, offset, 4);
         let bits = netmask(prefix);
@@ -124,6 +160,21 @@ pub(super) fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
             load_meta(list, META_SOCKET_UID);
             compare(list, AT_LEAST, &0u32.to_ne_bytes());
         }
+        Match::FromAddressSet(set) => {
+            load_payload(list, NETWORK_HEADER, SOURCE, 4);
+            look_up(list, REGISTER, set, false);
+        }
+        Match::FromPairSet { set, inverted } => {
+            key_interface(list);
+            key_payload(list, KEY_AFTER_NAME, NETWORK_HEADER, SOURCE, 4);
+            look_up(list, KEY, set, *inverted);
+        }
+        Match::ToOpenSet(set) => {
+            key_interface(list);
+            key_payload(list, KEY_AFTER_NAME, NETWORK_HEADER, DESTINATION, 4);
+            key_payload(list, KEY_AFTER_NAME + 1, TRANSPORT_HEADER, 2, 2);
+            look_up(list, KEY, set, false);
+        }
         Match::FromSet(set) => in_set(list, META_IN, set),
         Match::ToSet(set) => in_set(list, META_OUT, set),
         Match::TcpAccept => {
@@ -146,10 +197,10 @@ pub(super) fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
             compare(list, NOT_EQUAL, &0u32.to_ne_bytes());
         }
         Match::Source { address, prefix, inverted } => {
-            network(list, 12, *address, *prefix, if *inverted { NOT_EQUAL } else { EQUAL });
+            network(list, SOURCE, *address, *prefix, if *inverted { NOT_EQUAL } else { EQUAL });
         }
         Match::Destination { address, prefix, inverted } => {
-            network(list, 16, *address, *prefix, if *inverted { NOT_EQUAL } else { EQUAL });
+            network(list, DESTINATION, *address, *prefix, if *inverted { NOT_EQUAL } else { EQUAL });
         }
         Match::Protocol(number) => {
             load_meta(list, META_PROTOCOL);
@@ -182,6 +233,23 @@ pub(super) fn emit_verdict(list: &mut NetlinkMessage, what: &Verdict) {
         Verdict::LookUpSource(map) => lookup(list, META_IN, map),
         Verdict::LookUpTarget(map) => lookup(list, META_OUT, map),
         Verdict::Masquerade => expression(list, "masq", |_| {}),
+        Verdict::Divert { address, port } => {
+            const REGISTER_PORT: u32 = 2;
+            const DESTINATION_NAT: u32 = 1;
+            let values: [(u32, &[u8]); 2] = [(REGISTER, &address.octets()), (REGISTER_PORT, &port.to_be_bytes())];
+            for (register, value) in values {
+                expression(list, "immediate", |data| {
+                    be(data, 1, register);
+                    data.nested(2, |operand| operand.attribute(1, value));
+                });
+            }
+            expression(list, "nat", |data| {
+                be(data, 1, DESTINATION_NAT);
+                be(data, 2, libc::NFPROTO_IPV4 as u32);
+                be(data, 3, REGISTER);
+                be(data, 5, REGISTER_PORT);
+            });
+        }
         Verdict::Reject => expression(list, "reject", |data| {
             const ICMPX_UNREACHABLE: u32 = 2;
             const ADMIN_PROHIBITED: u8 = 3;
@@ -200,9 +268,12 @@ pub(super) fn verdict(message: &mut NetlinkMessage, kind: u16, what: &Verdict) {
         Verdict::Accept => 1,
         Verdict::Return => -5,
         Verdict::Jump(_) => -3,
-        Verdict::Drop | Verdict::Reject | Verdict::LookUpSource(_) | Verdict::LookUpTarget(_) | Verdict::Masquerade => {
-            0
-        }
+        Verdict::Drop
+        | Verdict::Reject
+        | Verdict::LookUpSource(_)
+        | Verdict::LookUpTarget(_)
+        | Verdict::Masquerade
+        | Verdict::Divert { .. } => 0,
     };
     message.nested(kind, |data| {
         data.attribute(1, &code.to_be_bytes());

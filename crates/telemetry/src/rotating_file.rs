@@ -1,36 +1,29 @@
-//! The audit log's file: private to its owner, renamed when it is full, with a bounded number of old files.
+//! A log's file: private to its owner, renamed when it is full, with a bounded number of old files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Size at which a file is rotated.
-const MAX_BYTES: u64 = 64 * 1024 * 1024;
-/// Number of rotated files that are kept: `audit.jsonl.1` is the newest.
-pub(super) const KEPT: u32 = 7;
-
 /// Appends whole lines to a file and rotates it by size.
-pub(super) struct RotatingFile {
+pub struct RotatingFile {
     path: PathBuf,
     file: File,
     size: u64,
     max_bytes: u64,
+    kept: u32,
 }
 
 impl RotatingFile {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        Self::with_limit(path, MAX_BYTES)
-    }
-
-    fn with_limit(path: &Path, max_bytes: u64) -> io::Result<Self> {
+    /// Opens a file that is rotated when it has this size; `kept` rotated files stay, of which `<path>.1` is the newest.
+    pub fn open(path: &Path, max_bytes: u64, kept: u32) -> io::Result<Self> {
         let file = append(path)?;
         let size = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, size, max_bytes })
+        Ok(Self { path: path.to_owned(), file, size, max_bytes, kept })
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        for number in (1..KEPT).rev() {
+        for number in (1..self.kept).rev() {
             rename_if_present(&rotated(&self.path, number), &rotated(&self.path, number + 1))?;
         }
         rename_if_present(&self.path, &rotated(&self.path, 1))?;
@@ -53,7 +46,7 @@ fn rename_if_present(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// The path of a rotated file.
-pub(super) fn rotated(path: &Path, number: u32) -> PathBuf {
+pub fn rotated(path: &Path, number: u32) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{number}"));
     PathBuf::from(name)
@@ -82,13 +75,13 @@ mod tests {
     fn files_are_rotated_by_size_and_old_ones_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
-        let mut file = RotatingFile::with_limit(&path, 8).unwrap();
+        let mut file = RotatingFile::open(&path, 8, 7).unwrap();
         for number in 0..12 {
             file.write_all(format!("line{number}\n").as_bytes()).unwrap();
         }
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "line11\n");
         assert_eq!(std::fs::read_to_string(rotated(&path, 1)).unwrap(), "line10\n");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count() as u32, KEPT + 1);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count() as u32, 8);
     }
 
     #[test]
@@ -96,6 +89,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
         std::os::unix::fs::symlink(folder.path().join("elsewhere"), &path).unwrap();
-        assert!(RotatingFile::open(&path).is_err());
+        assert!(RotatingFile::open(&path, 8, 7).is_err());
     }
 }

@@ -1,0 +1,51 @@
+//! Keeps the egress gateway's sandboxes equal to the Pods of this node.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use agent_sandbox_egress::{Gateway, Policy, Sandbox};
+
+use crate::kubelet::policy::PolicyPod;
+
+/// The sandboxes by Pod uid.
+pub(in crate::kubelet) struct EgressPods {
+    gateway: Arc<Gateway>,
+    sandboxes: HashMap<String, (Ipv4Addr, Arc<Sandbox>)>,
+}
+
+impl EgressPods {
+    pub(in crate::kubelet) fn new(gateway: Arc<Gateway>) -> Self {
+        Self { gateway, sandboxes: HashMap::new() }
+    }
+
+    /// Sets the policy of a Pod. Returns what must be closed in the packet filter. A Pod without an address, or that has
+    /// ended, is forgotten.
+    pub(in crate::kubelet) fn put(&mut self, uid: &str, pod: &PolicyPod, policy: Policy) -> Vec<(Ipv4Addr, u16)> {
+        let address = pod.ips.iter().find_map(|ip| match ip {
+            IpAddr::V4(address) => Some(*address),
+            IpAddr::V6(_) => None,
+        });
+        let Some(address) = address else {
+            self.remove(uid);
+            return Vec::new();
+        };
+        if let Some((known, sandbox)) = self.sandboxes.get(uid)
+            && *known == address
+        {
+            return sandbox.set_policy(policy);
+        }
+        self.remove(uid);
+        let sandbox = Arc::new(Sandbox::new(uid.to_owned(), pod.namespace.clone(), pod.name.clone(), policy));
+        self.gateway.insert(address, Arc::clone(&sandbox));
+        self.sandboxes.insert(uid.to_owned(), (address, sandbox));
+        Vec::new()
+    }
+
+    /// Forgets a Pod. Its connections end.
+    pub(in crate::kubelet) fn remove(&mut self, uid: &str) {
+        if self.sandboxes.remove(uid).is_some() {
+            self.gateway.remove(uid);
+        }
+    }
+}
