@@ -122,8 +122,8 @@ fn envd_operation(method: &Method, path: &str, query: &str) -> Operation {
         ) => Operation::WriteFile(FilePath::InJson),
         (&Method::POST, "files") => {
             // As the daemon reads it: the last one counts, an empty one is none, and a plus sign is a space.
-            let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-            let path = pairs.filter(|(key, _)| *key == "path").next_back().filter(|(_, path)| !path.is_empty());
+            let mut pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+            let path = pairs.rfind(|(key, _)| *key == "path").filter(|(_, path)| !path.is_empty());
             let known = path.map(|(_, path)| FilePath::Known(decode(&path.replace('+', " "))));
             Operation::WriteFile(known.unwrap_or(FilePath::InForm))
         }
