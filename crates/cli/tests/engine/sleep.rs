@@ -92,7 +92,8 @@ fn status_behind(port: &str) -> String {
 
 /// The local port in `forwarding 127.0.0.1:40000 -> 8888`.
 fn local_port(line: &str) -> String {
-    let address = line.strip_prefix("forwarding ").unwrap_or_else(|| panic!("{line}")).split(' ').next().unwrap();
+    assert!(line.starts_with("forwarding "), "{line}");
+    let address = line.split(' ').nth(1).unwrap();
     address.rsplit_once(':').unwrap().1.to_owned()
 }
 
