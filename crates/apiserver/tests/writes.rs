@@ -4,6 +4,7 @@ mod raw;
 
 use raw::{APPLY, Api, CONFIGS, CRDS, MERGE, PODS, STRATEGIC, config, crd, pod};
 use serde_json::json;
+use std::sync::Arc;
 
 const THINGS: &str = "/apis/example.com/v1/namespaces/default/things";
 
@@ -320,6 +321,35 @@ async fn an_address_belongs_to_one_service() {
     let changed = api.patch(&format!("{services}/b"), MERGE, &elsewhere).await.ok();
     assert!(changed["spec"]["clusterIP"].as_str().unwrap_or_default().is_empty(), "{changed}");
     assert_eq!(api.post(services, &service("e", Some(&given))).await.ok()["spec"]["clusterIP"], given);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_patch_without_a_version_is_applied_again_after_a_concurrent_write() {
+    let api = Arc::new(with_things().await);
+    api.post(THINGS, &json!({"metadata": {"name": "t"}, "spec": {"size": 1}})).await.ok();
+    let object = format!("{THINGS}/t");
+    let writers = (0..4).map(|writer| {
+        let (api, object) = (Arc::clone(&api), object.clone());
+        tokio::spawn(async move {
+            for number in 0..50 {
+                let key = format!("w-{writer}");
+                let merge = json!({"metadata": {"annotations": {key: number.to_string()}}});
+                api.patch(&object, MERGE, &merge).await.ok();
+                let size = json!([{"op": "replace", "path": "/spec/size", "value": number + 1}]);
+                api.patch(&object, "application/json-patch+json", &size).await.ok();
+            }
+        })
+    });
+    for writer in writers.collect::<Vec<_>>() {
+        writer.await.unwrap();
+    }
+    let left = api.get(&object).await.ok();
+    let expected = json!({"w-0": "49", "w-1": "49", "w-2": "49", "w-3": "49"});
+    assert_eq!(left["metadata"]["annotations"], expected);
+    // One that names the version it is for is not.
+    let old = json!({"metadata": {"resourceVersion": left["metadata"]["resourceVersion"], "annotations": {"a": "1"}}});
+    api.patch(&object, MERGE, &old).await.ok();
+    api.patch(&object, MERGE, &old).await.failed(409, "Conflict");
 }
 
 #[tokio::test]

@@ -51,8 +51,8 @@ pub(super) async fn update(context: &mut Context<'_>, raw: &[u8]) -> Result<Repl
 }
 
 /// Reads the object, computes a new one from it with `change` (both in the request's version), and stores the result.
-/// Retries after a concurrent write, unless the new object has a resourceVersion. `ignores_managed_fields`: `change`
-/// neither reads nor writes `metadata.managedFields`.
+/// Retries after a concurrent write. `ignores_managed_fields`: `change` neither reads nor writes
+/// `metadata.managedFields`.
 pub(super) async fn modify<F, R>(
     context: &mut Context<'_>,
     options: &WriteOptions,
@@ -75,18 +75,13 @@ where
             Ok(new) => new,
             Err(error) => return Err(core.error_once_durable(error).await),
         };
-        let has_version = match check_identity(context, &current, &new) {
-            Ok(has_version) => has_version,
-            Err(error) => return Err(core.error_once_durable(error).await),
-        };
+        if let Err(error) = check_identity(context, &current, &new) {
+            return Err(core.error_once_durable(error).await);
+        }
         match attempt(context, options, &current, old, new, texts).await {
             Ok(reply) => return Ok(reply),
             Err(AttemptError::Failed(error)) => return Err(core.error_once_durable(error).await),
-            Err(AttemptError::ConcurrentWrite) if has_version => {
-                return Err(core
-                    .error_once_durable(ApiError::stale(&resource.group, &resource.plural, &context.request.name))
-                    .await);
-            }
+            // A request that names a resourceVersion fails its check the next time.
             Err(AttemptError::ConcurrentWrite) => {}
         }
     }
@@ -138,8 +133,8 @@ impl From<ApiError> for AttemptError {
     }
 }
 
-/// Checks name, uid and resourceVersion of the new object; true if it has a resourceVersion.
-fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Result<bool, ApiError> {
+/// Checks name, uid and resourceVersion of the new object.
+fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Result<(), ApiError> {
     let resource = &context.endpoint.resource;
     let replaces = context.request.verb == Verb::Update;
     let invalid =
@@ -167,7 +162,7 @@ fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Resul
             let why = "must be specified for an update";
             return Err(invalid(&[FieldError::invalid("metadata.resourceVersion", &Value::from(0), why)]));
         }
-        return Ok(false);
+        return Ok(());
     }
     let number: u64 = version.parse().map_err(|_| {
         let error = FieldError::invalid_str("metadata.resourceVersion", version, "must be a number");
@@ -176,7 +171,7 @@ fn check_identity(context: &Context<'_>, current: &Stored, new: &Value) -> Resul
     if number != current.version {
         return Err(ApiError::stale(&resource.group, &resource.plural, &context.request.name));
     }
-    Ok(true)
+    Ok(())
 }
 
 /// 409: the object of that name has another uid. The message is that of Kubernetes' storage layer.
