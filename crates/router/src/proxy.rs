@@ -61,7 +61,8 @@ pub(crate) async fn handle(
     // The client then sends its next request to another router instead of losing it here.
     let mut closing = worker.shared.draining.load(Ordering::Relaxed);
     let mut exchange = Exchange::begin(&worker, &client, &request);
-    let mut response = match serve(&mut exchange, &client, request).await {
+    let mut request = Some(request);
+    let mut response = match serve(&mut exchange, &client, &mut request).await {
         Ok(Served::Response(response)) => respond(exchange, response),
         Ok(Served::Upgrading(pending)) => pending.start(exchange, &client),
         Ok(Served::Own(response)) => {
@@ -75,9 +76,9 @@ pub(crate) async fn handle(
             response.map(ResponseBody::from_bytes)
         }
         Err(error) => {
-            // The body may not have been read to its end: the connection is closed, which the client has to know before
-            // it sends its next request.
-            closing |= has_body;
+            // Unless the body has been read to its end the connection is closed, which the client has to know before it
+            // sends its next request.
+            closing |= has_body && !body::discard(request.map(Request::into_body)).await;
             exchange.record_error(&error);
             let response = match exchange.e2b_id.take() {
                 Some(id) => e2b::into_response(error, &id).unwrap_or_else(RouterError::into_response),
@@ -104,11 +105,14 @@ pub(crate) enum Served {
     Own(Response<Bytes>),
 }
 
+/// Takes the request out of `incoming` where it passes it on; one that is refused before stays there.
 async fn serve(
     exchange: &mut Exchange,
     client: &Arc<ClientConnection>,
-    mut request: Request<Incoming>,
+    incoming: &mut Option<Request<Incoming>>,
 ) -> Result<Served, RouterError> {
+    const NOT_PASSED_ON: &str = "the request is there until it is passed on";
+    let request = incoming.as_mut().expect(NOT_PASSED_ON);
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
     let limits = &shared.config.limits;
@@ -117,33 +121,33 @@ async fn serve(
         return Err(RouterError::Overloaded);
     }
     match client.auth {
-        ConnectionAuth::Unauthenticated => shared.config.allowed_hosts.check(&request)?,
+        ConnectionAuth::Unauthenticated => shared.config.allowed_hosts.check(request)?,
         // A forwarded port on a user's machine: any page in its browser reaches it.
-        ConnectionAuth::User(_) => AllowedHosts::private([]).check(&request)?,
+        ConnectionAuth::User(_) => AllowedHosts::private([]).check(request)?,
     }
-    if let Some(mounted) = shared.mounted.as_deref().filter(|one| is_for(*one, &shared.config.routing, &request)) {
-        let response = mounted.serve(request).await;
+    if let Some(mounted) = shared.mounted.as_deref().filter(|one| is_for(*one, &shared.config.routing, request)) {
+        let response = mounted.serve(incoming.take().expect(NOT_PASSED_ON)).await;
         if response.status() != StatusCode::UNAUTHORIZED {
             client.admitted();
         }
         return Ok(Served::Own(response));
     }
-    if let Some(served) = shared.links.as_deref().filter(|_| links::endpoint::is_for(&shared.config.routing, &request))
-    {
+    if let Some(served) = shared.links.as_deref().filter(|_| links::endpoint::is_for(&shared.config.routing, request)) {
+        let request = incoming.take().expect(NOT_PASSED_ON);
         return links::endpoint::serve(exchange, &client.auth, served, request).await.map(Served::Own);
     }
-    let mut named = shared.config.routing.find(&request);
+    let mut named = shared.config.routing.find(request);
     if let (Some(e2b), Ok(Named::InHeaders)) = (&shared.e2b, &named)
-        && let Some(found) = e2b.find(&request, &shared.index)
+        && let Some(found) = e2b.find(request, &shared.index)
     {
         named = found;
     }
     let in_url = !matches!(named, Ok(Named::InHeaders | Named::ByE2b(_)));
     let cookie = shared.config.cookie.as_ref();
-    let credential = browser::credential(cookie, in_url, &request);
+    let credential = browser::credential(cookie, in_url, request);
     let source = credential.as_ref().map(|(_, source)| *source);
     let grant = match (&shared.e2b, &named) {
-        (Some(e2b), Ok(named)) => e2b.decide(named, &request, &shared.index, credential.is_some()),
+        (Some(e2b), Ok(named)) => e2b.decide(named, request, &shared.index, credential.is_some()),
         _ => Grant::Ordinary,
     };
     exchange.e2b_id = named.as_ref().ok().and_then(|named| e2b::client_id(named, &grant));
@@ -158,13 +162,13 @@ async fn serve(
     // A port that is open to everyone is open to pages.
     if in_url && grant == Grant::Ordinary {
         // Headers that name a sandbox are more than a page of another origin can send.
-        browser::check_page(cookie, &shared.config.allowed_origins, source, client.inbound.is_tls(), &request)?;
+        browser::check_page(cookie, &shared.config.allowed_origins, source, client.inbound.is_tls(), request)?;
     }
     let token = credential.as_ref().map(|(token, _)| token.as_ref());
     let granted = named.as_ref().ok().and_then(|named| grant.identity(named));
     let (wanted, named) = admit(exchange, request.headers(), &client.auth, token, granted, named).await?;
     client.admitted();
-    let connect = ConnectRequest::of(&request);
+    let connect = ConnectRequest::of(request);
     if matches!(connect, ConnectRequest::Unsupported) {
         return Err(RouterError::Method);
     }
@@ -184,11 +188,12 @@ async fn serve(
     }
     if let (None, Some(config), Named::InUrl(route), Some((token, Source::Query))) =
         (&upgrade, cookie, &named, &credential)
-        && let Some(response) = browser::set_cookie(config, route, token, exchange.link().map(|link| &**link), &request)
+        && let Some(response) = browser::set_cookie(config, route, token, exchange.link().map(|link| &**link), request)
     {
         return Ok(Served::Own(response));
     }
     drop(credential);
+    let mut request = incoming.take().expect(NOT_PASSED_ON);
     rewrite(&mut request, &named, cookie);
     exchange.asks_e2b_state = shared.e2b.is_some() && e2b::asks_state(wanted.port, &request);
     let authorization = request.headers().get(AUTHORIZATION).cloned();

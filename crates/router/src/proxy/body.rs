@@ -10,12 +10,30 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
 use crate::observability::audit::PendingRecord;
 use crate::proxy::exchange::{Exchange, LinkEnd};
 use crate::proxy::pool::Lease;
+
+/// Size of a refused request's body up to which it is read, so that the connection stays usable.
+const DISCARDED_BYTES: u64 = 64 * 1024;
+/// Timeout for reading it.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reads what is left of the body of a refused request, if it is small and its size is known; whether all of it was
+/// read. `None` is a body that was passed on.
+pub(super) async fn discard(body: Option<Incoming>) -> bool {
+    match body {
+        Some(body) if body.size_hint().upper().is_some_and(|bytes| bytes <= DISCARDED_BYTES) => {
+            let read = tokio::time::timeout(DISCARD_TIMEOUT, body.collect()).await;
+            read.is_ok_and(|read| read.is_ok())
+        }
+        _ => false,
+    }
+}
 
 /// Progress of an upload, shared with the wait for its response.
 #[derive(Debug)]
