@@ -113,8 +113,8 @@ impl Call<'_> {
 
     pub(crate) async fn pause(&self, id: &str) -> Result<(), Error> {
         let wanted: Pause = self.json()?;
-        self.check_memory(wanted.memory)?;
         let record = self.find(id).await?;
+        self.check_memory(wanted.memory)?;
         if record.state(Timestamp::now()) == State::Paused {
             return Err(Error::Conflict(format!("sandbox {id:?} is already paused")));
         }

@@ -25,12 +25,13 @@ pub(crate) async fn egress(global: &GlobalArgs, args: EgressCommandArgs) -> Resu
     match args.command {
         EgressCommand::Test(args) => on_cluster(global, async |cluster| test(cluster, args).await).await,
         EgressCommand::Log(args) => {
+            // First, so that a caller without rights learns nothing about the log.
+            let of = on_cluster(global, async |cluster| pod_of(cluster, &args.name).await).await?;
             let data = DataDir::locate(global.data_dir.as_deref())?;
             let path = data.node().join(FILE_NAME);
             if !path.exists() {
                 bail!("there is no egress log in {}: the engine of this machine writes it", data.node().display());
             }
-            let of = on_cluster(global, async |cluster| pod_of(cluster, &args.name).await).await?;
             print_log(&path, &of, args.follow).await
         }
     }
