@@ -27,6 +27,8 @@ pub mod labels {
     pub const CLAIM_UID: &str = "agents.x-k8s.io/claim-uid";
     /// Sandbox, claim: `true` for those of E2B's API.
     pub const E2B_SANDBOX: &str = "e2b.agent-sandbox.github.io/sandbox";
+    /// Snapshot: the name that an E2B client gave it; empty if it gave none.
+    pub const E2B_SNAPSHOT: &str = "e2b.agent-sandbox.github.io/snapshot";
     /// Prefix of the labels that hold metadata of E2B's clients: `<prefix><key>`.
     pub const E2B_METADATA_PREFIX: &str = "metadata.e2b.agent-sandbox.github.io/";
     /// Claim, written by old controllers: the assigned Sandbox. Read, and migrated to the annotation of the same key.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use agent_sandbox_api::keys::{self, annotations, labels};
 use agent_sandbox_api::sleep;
-use agent_sandbox_api::template::PodMetadata;
+use agent_sandbox_api::snapshot::SandboxSnapshot;
+use agent_sandbox_api::template::ShutdownPolicy;
 use agent_sandbox_api::v1beta1::Sandbox;
 use agent_sandbox_client as sdk;
 use agent_sandbox_protocol::e2b::{derive, sandbox_id};
@@ -65,7 +66,7 @@ struct AutoResume {
 }
 
 /// A request that was checked.
-struct Plan {
+pub(crate) struct Plan {
     name: String,
     template: String,
     end: Timestamp,
@@ -84,6 +85,11 @@ impl Call<'_> {
         let source = self.source(&plan.template).await?;
         let created = match &source {
             Source::Image(image) => self.create_sandbox(&plan, image).await,
+            Source::Snapshot(name) => {
+                let (client, namespace) = (&self.account.client, &self.account.namespace);
+                let snapshot = sdk::find_snapshot(client, namespace, name).await?;
+                self.create_from(&plan, &snapshot).await
+            }
             Source::Template(_) | Source::Pool(_) => self.create_claim(&plan, &source).await,
         };
         match created {
@@ -168,7 +174,7 @@ impl Call<'_> {
     /// A random name, or, with an idempotency key, always the same: a repetition then finds what the first created.
     fn new_name(&self) -> Result<String, Error> {
         let Some(key) = self.headers.get("idempotency-key") else {
-            return Ok(name_of(&hex(&rand::random::<[u8; 16]>())));
+            return Ok(random_name());
         };
         let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
         let key = key.to_str().ok().filter(|key| (1..=255).contains(&key.len()) && key.as_bytes().iter().all(plain));
@@ -212,15 +218,37 @@ impl Call<'_> {
     async fn create_sandbox(&self, plan: &Plan, image: &str) -> Result<(), Error> {
         let env = self.environment(plan);
         let container = sdk::ContainerOptions { image: image.to_owned(), env, ..sdk::ContainerOptions::default() };
-        let end = (!plan.lifecycle.pauses).then_some(Time(plan.end));
-        let mut wanted: Sandbox = sdk::sandbox(&plan.name, &container, end);
+        self.create_object(plan, sdk::sandbox(&plan.name, &container, None)).await
+    }
+
+    /// Creates a sandbox with the files and the Pod template of a snapshot.
+    pub(crate) async fn create_from(&self, plan: &Plan, snapshot: &SandboxSnapshot) -> Result<(), Error> {
+        let mut wanted = sdk::sandbox_from(snapshot, &plan.name)?;
+        let env = &mut wanted.spec.pod_template.spec.make_mut()["containers"][0]["env"];
+        let mut kept: Vec<Value> = env.as_array().cloned().unwrap_or_default();
+        let own = self.environment(plan);
+        kept.retain(|kept| !own.iter().any(|(name, _)| kept["name"] == **name));
+        kept.extend(own.into_iter().map(|(name, value)| json!({ "name": name, "value": value })));
+        *env = kept.into();
+        self.create_object(plan, wanted).await
+    }
+
+    /// Creates a Sandbox with the settings of the plan, and waits until it is ready.
+    async fn create_object(&self, plan: &Plan, mut wanted: Sandbox) -> Result<(), Error> {
+        if !plan.lifecycle.pauses {
+            wanted.spec.shutdown_time = Some(Time(plan.end));
+            wanted.spec.shutdown_policy = Some(ShutdownPolicy::Delete);
+        }
+        let given = wanted.metadata.annotations.take().unwrap_or_default();
         wanted.metadata = self.meta(plan)?;
-        wanted.metadata.annotations.get_or_insert_default().extend(plan.sleep_annotations());
-        let pod = BTreeMap::from([
+        let own = wanted.metadata.annotations.get_or_insert_default();
+        own.extend(given.into_iter().chain(plan.sleep_annotations()));
+        let mut pod = wanted.spec.pod_template.metadata();
+        pod.annotations.get_or_insert_default().extend([
             (annotations::INJECT_SANDBOXD.to_owned(), "true".to_owned()),
             (annotations::E2B_TRAFFIC.to_owned(), plan.network.traffic().to_owned()),
         ]);
-        wanted.spec.pod_template.metadata = Some(Arc::new(PodMetadata { annotations: Some(pod), labels: None }));
+        wanted.spec.pod_template.metadata = Some(Arc::new(pod));
         plan.network.set_resolvers(wanted.spec.pod_template.spec.make_mut());
         let client = sdk::SandboxClient::new(sdk::Cluster::of(self.account.client.clone()), sdk::Connection::default());
         let complete = async |sandbox: Sandbox| self.write_policy(&sandbox, &plan.network).await;
@@ -235,7 +263,9 @@ impl Call<'_> {
         let meta = self.meta(plan)?;
         let source = match source {
             Source::Pool(name) => sdk::Source::Pool(name.clone()),
-            Source::Template(name) | Source::Image(name) => sdk::Source::Template(name.clone()),
+            Source::Template(name) | Source::Image(name) | Source::Snapshot(name) => {
+                sdk::Source::Template(name.clone())
+            }
         };
         // The template or its image brings the daemon: a claim may not ask for it.
         let pod_annotations =
@@ -284,6 +314,28 @@ impl Call<'_> {
 }
 
 impl Plan {
+    /// For a copy of a sandbox: everything as it is, except for the name and the end.
+    pub(crate) fn like(record: &Record, end: Timestamp) -> Result<Self, Error> {
+        let network = record.network().map(serde_json::from_value).transpose();
+        let network = network.map_err(|error| Error::Internal(format!("the stored network is not readable: {error}")));
+        let awake_for = end.duration_since(Timestamp::now()).as_secs().max(RESUMED_FOR);
+        Ok(Self {
+            name: random_name(),
+            template: record.template().to_owned(),
+            end,
+            lifecycle: record.lifecycle(),
+            awake_for: Duration::from_secs(awake_for.unsigned_abs()),
+            network: network?.unwrap_or_default(),
+            metadata: record.metadata(),
+            env: BTreeMap::new(),
+            digest: String::new(),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Annotations of the Sandbox that say when it is paused and what resumes it.
     fn sleep_annotations(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
@@ -313,6 +365,10 @@ impl Record {
             .annotations
             .is_some_and(|all| all.get(annotations::E2B_TRAFFIC).map(String::as_str) == Some(keys::E2B_PUBLIC))
     }
+}
+
+fn random_name() -> String {
+    name_of(&hex(&rand::random::<[u8; 16]>()))
 }
 
 /// A name from hexadecimal digits; it begins with a letter, as names of Services must.

@@ -4,7 +4,7 @@ use agent_sandbox_client::ClientError;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Python's client repeats a request only if this header does not forbid it.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
@@ -55,10 +55,14 @@ impl Error {
         }
     }
 
+    /// What clients read.
+    pub(crate) fn body(&self) -> Value {
+        json!({ "code": self.status().as_u16(), "message": self.to_string() })
+    }
+
     pub(crate) fn into_response(self) -> Response<Bytes> {
         let status = self.status();
-        let body = json!({ "code": status.as_u16(), "message": self.to_string() });
-        let mut response = Response::new(Bytes::from(body.to_string()));
+        let mut response = Response::new(Bytes::from(self.body().to_string()));
         *response.status_mut() = status;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if matches!(self, Self::Quota(_)) {

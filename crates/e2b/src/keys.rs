@@ -158,6 +158,8 @@ async fn create_account(client: &Client, namespace: &str) -> Result<(), kube::Er
         { "apiGroups": ["agents.x-k8s.io"], "resources": ["sandboxes"], "verbs": read_write },
         { "apiGroups": ["extensions.agents.x-k8s.io"], "resources": ["sandboxclaims"], "verbs": read_write },
         { "apiGroups": ["extensions.agents.x-k8s.io"], "resources": ["sandboxtemplates", "sandboxwarmpools"], "verbs": read },
+        { "apiGroups": ["agent-sandbox.github.io"], "resources": ["sandboxsnapshots"],
+          "verbs": ["get", "list", "watch", "create", "delete"] },
         { "apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["get", "create", "patch"] },
         { "apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get"] },
         { "apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["create"] },

@@ -4,7 +4,7 @@
 //! key is a Secret that names a ServiceAccount, and every request acts with that account's rights.
 //!
 //! A request passes `server` (key, body, response), `routes` (which call), and the module of the call: `create`, `list`,
-//! `lifecycle`, `network`, `templates`, `observe`. `record` reads a sandbox from the cluster and shows it as clients
+//! `lifecycle`, `network`, `snapshots`, `templates`, `observe`. `record` reads a sandbox from the cluster and shows it as clients
 //! expect it.
 
 mod create;
@@ -21,6 +21,7 @@ mod observe;
 mod record;
 mod routes;
 mod server;
+mod snapshots;
 mod source;
 mod templates;
 

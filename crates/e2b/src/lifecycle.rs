@@ -134,10 +134,15 @@ impl Call<'_> {
     /// Refuses a pause that is to keep processes, which is also what a pause without a mode means. Whoever made the key
     /// may have accepted that they end: some clients ask for them without being told to.
     pub(crate) fn check_memory(&self, memory: Option<bool>) -> Result<(), Error> {
-        match memory == Some(false) || self.account.pauses_without_memory {
+        match self.accepts_files_only(memory) {
             true => Ok(()),
             false => Err(Error::Unsupported(MEMORY.to_owned())),
         }
+    }
+
+    /// Whether the client, or whoever made its key, accepts that files are kept and processes are not.
+    pub(crate) fn accepts_files_only(&self, memory: Option<bool>) -> bool {
+        memory == Some(false) || self.account.pauses_without_memory
     }
 
     pub(crate) async fn set_timeout(&self, id: &str) -> Result<(), Error> {

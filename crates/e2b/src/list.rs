@@ -19,9 +19,28 @@ use crate::server::Call;
 const PAGE: usize = 100;
 
 /// A page of a list.
-pub(crate) struct Page {
-    pub(crate) items: Vec<Map<String, Value>>,
+pub(crate) struct Page<T = Map<String, Value>> {
+    pub(crate) items: Vec<T>,
     pub(crate) next: Option<String>,
+}
+
+impl<T> Page<T> {
+    /// The first `limit` of what is sorted and begins after the last page.
+    pub(crate) fn of(
+        found: Vec<T>,
+        key: impl Fn(&T) -> Position,
+        begins: impl Fn(&Position) -> bool,
+        limit: Option<usize>,
+    ) -> Self {
+        let mut rest = found.into_iter().filter(|item| begins(&key(item))).peekable();
+        let items: Vec<T> = rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect();
+        let next = rest.peek().and(items.last()).map(|last| token(&key(last)));
+        Self { items, next }
+    }
+
+    pub(crate) fn map<U>(self, show: impl Fn(&T) -> U) -> Page<U> {
+        Page { items: self.items.iter().map(show).collect(), next: self.next }
+    }
 }
 
 /// What a list is reduced to.
@@ -43,8 +62,8 @@ impl Filter {
     }
 }
 
-/// Where a page begins: after the sandbox that started at this time and has this name.
-type Position = (Timestamp, String);
+/// Where a page begins: after the object that began at this time and has this name.
+pub(crate) type Position = (Timestamp, String);
 
 impl Call<'_> {
     pub(crate) async fn list(&self, generation: Generation) -> Result<Page, Error> {
@@ -55,6 +74,24 @@ impl Call<'_> {
             Some("asc") => true,
             Some(other) => return Err(Error::Invalid(format!("order {other:?} is neither asc nor desc"))),
         };
+        let (limit, after) = self.paging()?;
+        let mut found = self.records().await?;
+        found.retain(|record| record.is_listed(now) && filter.accepts(record, now));
+        found.sort_by_cached_key(key);
+        if !ascending {
+            found.reverse();
+        }
+        let begins = |key: &Position| match &after {
+            Some(after) if ascending => key > after,
+            Some(after) => key < after,
+            None => true,
+        };
+        let page = Page::of(found, key, begins, (generation == Generation::V2).then_some(limit));
+        Ok(page.map(|record| record.item(self.settings, now)))
+    }
+
+    /// Size of a page, and where it begins.
+    pub(crate) fn paging(&self) -> Result<(usize, Option<Position>), Error> {
         let limit = match self.parameter("limit").filter(|text| !text.is_empty()) {
             None => PAGE,
             Some(text) => match text.parse() {
@@ -62,26 +99,8 @@ impl Call<'_> {
                 _ => return Err(Error::Invalid(format!("limit {text:?} is not a number from 1 to {PAGE}"))),
             },
         };
-        let after =
-            self.parameter("nextToken").filter(|text| !text.is_empty()).map(|text| position(&text)).transpose()?;
-        let mut found = self.records().await?;
-        found.retain(|record| record.is_listed(now) && filter.accepts(record, now));
-        found.sort_by_cached_key(key);
-        if !ascending {
-            found.reverse();
-        }
-        let begins = |record: &Record| match &after {
-            Some(after) if ascending => key(record) > *after,
-            Some(after) => key(record) < *after,
-            None => true,
-        };
-        let mut rest = found.iter().filter(|record| begins(record)).peekable();
-        if generation == Generation::V1 {
-            return Ok(Page { items: rest.map(|record| record.item(self.settings, now)).collect(), next: None });
-        }
-        let page: Vec<&Record> = rest.by_ref().take(limit).collect();
-        let next = rest.peek().and(page.last()).map(|last| token(last));
-        Ok(Page { items: page.into_iter().map(|record| record.item(self.settings, now)).collect(), next })
+        let after = self.parameter("nextToken").filter(|text| !text.is_empty());
+        Ok((limit, after.map(|text| position(&text)).transpose()?))
     }
 
     fn filter(&self, generation: Generation) -> Result<Filter, Error> {
@@ -128,8 +147,8 @@ fn key(record: &Record) -> Position {
     (record.started(), record.name().to_owned())
 }
 
-fn token(record: &Record) -> String {
-    URL_SAFE_NO_PAD.encode(format!("{} {}", record.started(), record.name()))
+fn token((time, name): &Position) -> String {
+    URL_SAFE_NO_PAD.encode(format!("{time} {name}"))
 }
 
 fn position(token: &str) -> Result<Position, Error> {

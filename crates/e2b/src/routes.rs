@@ -25,6 +25,10 @@ pub(crate) enum Route {
     Metrics(String),
     Logs(Generation, String),
     Network(String),
+    Snapshot(String),
+    Snapshots,
+    Fork(String),
+    DeleteTemplate(String),
     Templates,
     Alias(String),
     Health,
@@ -34,9 +38,7 @@ pub(crate) enum Route {
     Unknown,
 }
 
-const SNAPSHOTS: &str = "snapshots of sandboxes are not supported yet; pause keeps a sandbox's files";
-const FORK: &str = "fork is not supported yet; create a second sandbox from the same template";
-const BUILDS: &str = "template builds are not supported yet; create a SandboxTemplate with kubectl or \
+pub(crate) const BUILDS: &str = "template builds are not supported yet; create a SandboxTemplate with kubectl or \
                       `agent-sandbox template create NAME --image IMAGE` and use its name";
 const VOLUMES: &str = "volumes are not supported yet; give a SandboxTemplate a PersistentVolumeClaim";
 const SECRETS: &str = "secrets are not supported yet; use Secrets of the cluster in a SandboxTemplate";
@@ -75,8 +77,10 @@ impl Route {
             ("PUT", ["sandboxes", name, "network"]) => Self::Network(id(name)),
             ("GET", ["templates"] | ["v2", "templates"]) => Self::Templates,
             ("GET", ["templates", "aliases", name]) => Self::Alias(id(name)),
-            ("POST", ["sandboxes", _, "snapshots"]) | ("GET", ["snapshots"]) => Self::Unsupported(SNAPSHOTS),
-            ("POST", ["sandboxes", _, "fork"]) => Self::Unsupported(FORK),
+            ("POST", ["sandboxes", name, "snapshots"]) => Self::Snapshot(id(name)),
+            ("GET", ["snapshots"]) => Self::Snapshots,
+            ("POST", ["sandboxes", name, "fork"]) => Self::Fork(id(name)),
+            ("DELETE", ["templates", name]) if *name != "tags" => Self::DeleteTemplate(id(name)),
             (_, ["templates", ..] | ["v2" | "v3", "templates", ..]) => Self::Unsupported(BUILDS),
             (_, ["volumes", ..]) => Self::Unsupported(VOLUMES),
             (_, ["secrets", ..]) => Self::Unsupported(SECRETS),
@@ -106,9 +110,11 @@ mod tests {
         }
         assert_eq!(of("GET", "/templates/aliases/team%2Fname%3Atag"), Route::Alias("team/name:tag".into()));
         assert_eq!(of("GET", "/sandboxes/a%2Fb"), Route::Get("a/b".into()), "a slash in a name is not a path");
-        assert!(matches!(of("POST", "/sandboxes/a/fork"), Route::Unsupported(_)));
+        assert_eq!(of("POST", "/sandboxes/a/fork"), Route::Fork("a".into()));
+        assert_eq!(of("POST", "/sandboxes/a/snapshots"), Route::Snapshot("a".into()));
         assert!(matches!(of("POST", "/v3/templates"), Route::Unsupported(_)));
-        assert!(matches!(of("DELETE", "/templates/x"), Route::Unsupported(_)));
+        assert!(matches!(of("DELETE", "/templates/tags"), Route::Unsupported(_)));
+        assert_eq!(of("DELETE", "/templates/x%3Adefault"), Route::DeleteTemplate("x:default".into()));
         assert_eq!(of("PATCH", "/sandboxes/a"), Route::Method);
         assert_eq!(of("GET", "/elsewhere"), Route::Unknown);
     }

@@ -17,7 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::Error;
-use crate::routes::Route;
+use crate::list::Page;
+use crate::routes::{BUILDS, Route};
+use crate::source::without_default_tag;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
@@ -146,14 +148,7 @@ async fn dispatch(call: &Call<'_>, route: Route) -> Result<Response<Bytes>, Erro
     match route {
         Route::Health => Ok(empty(StatusCode::OK)),
         Route::Create(generation) => Ok(json(StatusCode::CREATED, &call.create(generation).await?)),
-        Route::List(generation) => {
-            let page = call.list(generation).await?;
-            let mut response = json(StatusCode::OK, &page.items);
-            if let Some(next) = page.next.and_then(|next| HeaderValue::from_str(&next).ok()) {
-                response.headers_mut().insert(NEXT_TOKEN, next);
-            }
-            Ok(response)
-        }
+        Route::List(generation) => Ok(listed(call.list(generation).await?)),
         Route::Get(id) => Ok(json(StatusCode::OK, &call.get(&id).await?)),
         Route::Kill(id) => call.kill(&id).await.map(|()| empty(StatusCode::NO_CONTENT)),
         Route::Connect(id) => {
@@ -166,6 +161,17 @@ async fn dispatch(call: &Call<'_>, route: Route) -> Result<Response<Bytes>, Erro
         Route::Metrics(id) => Ok(json(StatusCode::OK, &call.metrics(&id).await?)),
         Route::Logs(generation, id) => Ok(json(StatusCode::OK, &call.logs(generation, &id).await?)),
         Route::Network(id) => call.set_network(&id).await.map(|()| empty(StatusCode::NO_CONTENT)),
+        Route::Snapshot(id) => Ok(json(StatusCode::CREATED, &call.take_snapshot(&id).await?)),
+        Route::Snapshots => Ok(listed(call.snapshots().await?)),
+        Route::Fork(id) => Ok(json(StatusCode::CREATED, &call.fork(&id).await?)),
+        Route::DeleteTemplate(name) => match call.delete_snapshot(&name).await? {
+            true => Ok(empty(StatusCode::NO_CONTENT)),
+            false => {
+                // There is a template: clients would take 404 for its absence.
+                call.source(without_default_tag(&name)).await?;
+                Err(Error::Unsupported(BUILDS.to_owned()))
+            }
+        },
         Route::Templates => Ok(json(StatusCode::OK, &call.templates().await?)),
         Route::Alias(name) => Ok(json(StatusCode::OK, &call.alias(&name).await?)),
         Route::Unsupported(why) => Err(Error::Unsupported(why.to_owned())),
@@ -177,6 +183,15 @@ async fn dispatch(call: &Call<'_>, route: Route) -> Result<Response<Bytes>, Erro
 fn empty(status: StatusCode) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = status;
+    response
+}
+
+/// A page of a list, and in a header where the next one begins.
+fn listed(page: Page) -> Response<Bytes> {
+    let mut response = json(StatusCode::OK, &page.items);
+    if let Some(next) = page.next.and_then(|next| HeaderValue::from_str(&next).ok()) {
+        response.headers_mut().insert(NEXT_TOKEN, next);
+    }
     response
 }
 

@@ -1,5 +1,5 @@
 //! What a template's name stands for: a pool or a template of the account's namespace, one of the templates that every
-//! engine has, or an image.
+//! engine has, a snapshot, or an image.
 
 use agent_sandbox_api::v1beta1::{SandboxTemplate, SandboxWarmPool};
 use agent_sandbox_protocol::router_headers::is_dns_label;
@@ -19,12 +19,19 @@ pub(crate) enum Source {
     Pool(String),
     Template(String),
     Image(String),
+    /// A snapshot, by the name of its object.
+    Snapshot(String),
+}
+
+/// A template's name without the tag that stands for its newest version.
+pub(crate) fn without_default_tag(name: &str) -> &str {
+    DEFAULT_TAGS.iter().find_map(|tag| name.strip_suffix(tag)).unwrap_or(name)
 }
 
 impl Call<'_> {
     /// Resolves a template's name, before anything is created.
     pub(crate) async fn source(&self, template: &str) -> Result<Source, Error> {
-        let name = DEFAULT_TAGS.iter().find_map(|tag| template.strip_suffix(tag)).unwrap_or(template);
+        let name = without_default_tag(template);
         if is_dns_label(name.as_bytes()) {
             let (client, namespace) = (&self.account.client, &self.account.namespace);
             let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), namespace);
@@ -37,12 +44,19 @@ impl Call<'_> {
                 return Ok(Source::Pool(name.to_owned()));
             }
         }
-        match (&self.settings.base_image, is_image(template)) {
-            (Some(image), _) if BUILT_IN.contains(&name) => Ok(Source::Image(image.clone())),
-            (_, true) => Ok(Source::Image(template.to_owned())),
+        if let Some(image) = self.settings.base_image.as_ref().filter(|_| BUILT_IN.contains(&name)) {
+            return Ok(Source::Image(image.clone()));
+        }
+        let snapshot = match name.contains(['/', ':', '@']) || name.is_empty() {
+            true => None,
+            false => self.snapshot_by_name(name).await?,
+        };
+        match (snapshot.and_then(|snapshot| snapshot.metadata.name), is_image(template)) {
+            (Some(object), _) => Ok(Source::Snapshot(object)),
+            (None, true) => Ok(Source::Image(template.to_owned())),
             _ => Err(Error::NotFound(format!(
-                "template {template:?} not found: there is no SandboxTemplate and no SandboxWarmPool of this name in \
-                 namespace {:?}, and it is not an image (which has a '/' or a ':')",
+                "template {template:?} not found: there is no SandboxTemplate, SandboxWarmPool or snapshot of this \
+                 name in namespace {:?}, and it is not an image (which has a '/' or a ':')",
                 self.account.namespace
             ))),
         }

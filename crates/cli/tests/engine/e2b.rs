@@ -68,6 +68,7 @@ fn run(engine: &Engine, mut command: Command) -> Map<String, Value> {
     let router = engine.state()["router"].as_str().unwrap().to_owned();
     let key = engine.ok(&["token", "e2b"]);
     command.env("E2B_API_URL", format!("{router}/e2b")).env("E2B_SANDBOX_URL", router).env("E2B_API_KEY", key.trim());
+    command.env("FILES_ONLY_KEY", engine.ok(&["token", "e2b", "--pause-without-memory"]).trim());
     let output = command.output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stdout}\n{stderr}\n{}", engine.log());
@@ -127,7 +128,7 @@ fn table(clients: [&Map<String, Value>; 3]) -> String {
 
 /// E-001, E-002, E-003, E-004, E-006, E-008, E-012, E-014, E-020, E-022, E-023, E-024, E-034, E-035, E-037, E-038,
 /// E-039, E-040, E-041, E-071, E-073, E-082, E-093, E-105, E-106, E-111, E-112, E-120, E-121, E-122, E-123, E-124, E-127,
-/// E-128, E-129
+/// E-128, E-129, E-044, E-045
 #[test]
 fn published_clients_use_every_method() {
     let [sync, asynchronous, node] = std::thread::scope(|scope| {
@@ -263,11 +264,12 @@ fn the_published_command_line_client_works() {
     assert!(e2b.ok(&["sandbox", "list", "--state", "paused"]).contains(&id));
     e2b.ok(&["sandbox", "resume", &id]);
     assert_eq!(e2b.mode(&id), "Running");
+    e2b.ok(&["sandbox", "snapshot", "create", &id, "--name", "mine"]);
+    assert!(e2b.ok(&["sandbox", "snapshot", "list"]).contains("mine:default"));
+    e2b.ok(&["sandbox", "snapshot", "delete", "mine:default"]);
+    assert!(!e2b.ok(&["sandbox", "snapshot", "list"]).contains("mine:default"));
     for words in [
-        &["sandbox", "snapshot", "create", &id][..],
-        &["sandbox", "snapshot", "list"],
-        &["sandbox", "snapshot", "delete", "x"],
-        &["template", "delete", "x", "-y"],
+        &["template", "delete", "base", "-y"][..],
         &["template", "publish", "x", "-y"],
         &["template", "unpublish", "x", "-y"],
     ] {
@@ -288,7 +290,10 @@ fn the_published_command_line_client_works() {
         "501, or works with a key of `token e2b --pause-without-memory`: processes end",
     ));
     rows.push(("template list".to_owned(), "works"));
-    let missing = ["sandbox snapshot", "template create", "template delete", "template publish", "template unpublish"];
+    let files_only = "works with a key of `token e2b --pause-without-memory`: keeps files";
+    rows.push(("sandbox snapshot create".to_owned(), files_only));
+    rows.extend(["list", "delete"].map(|name| (format!("sandbox snapshot {name}"), "works")));
+    let missing = ["template create", "template delete", "template publish", "template unpublish"];
     rows.extend(missing.map(|name| (name.to_owned(), "501")));
     rows.sort();
     let rows: String = rows.iter().map(|(name, result)| format!("| `e2b {name}` | {result} |\n")).collect();

@@ -315,7 +315,11 @@ async fn attack_e2b(engine: &Engine, victim: &Value) {
         ("GET", format!("/sandboxes/{id}/logs"), json!(null)),
         ("GET", format!("/v2/sandboxes/{id}/logs"), json!(null)),
         ("PUT", format!("/sandboxes/{id}/network"), json!({})),
-        // Templates of the other tenant.
+        ("POST", format!("/sandboxes/{id}/snapshots"), json!({"memory": false})),
+        ("POST", format!("/sandboxes/{id}/fork"), json!({})),
+        // Templates and snapshots of the other tenant.
+        ("POST", "/v2/sandboxes".to_owned(), json!({"templateID": "s"})),
+        ("DELETE", "/templates/s".to_owned(), json!(null)),
         ("GET", "/templates/aliases/t".to_owned(), json!(null)),
         ("POST", "/v2/sandboxes".to_owned(), json!({"templateID": "t"})),
         ("POST", "/v2/sandboxes".to_owned(), json!({"templateID": "p"})),
@@ -323,7 +327,8 @@ async fn attack_e2b(engine: &Engine, victim: &Value) {
         let (status, answer) = api.call(method, &path, &body).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{method} {path}: {answer}");
     }
-    for path in ["/sandboxes", "/v2/sandboxes"] {
+    let snapshots = format!("/snapshots?sandboxID={id}");
+    for path in ["/sandboxes", "/v2/sandboxes", "/snapshots", &snapshots] {
         assert_eq!(api.call("GET", path, &json!(null)).await, (StatusCode::OK, json!([])), "{path}");
     }
     let (status, own) = api.call("POST", "/v2/sandboxes", &json!({"templateID": "base"})).await;

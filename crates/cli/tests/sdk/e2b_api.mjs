@@ -172,11 +172,30 @@ assert.deepEqual((await box.getInfo()).network?.allowOut ?? ['192.0.2.1'], ['192
 await assert.rejects(box.updateNetwork({ allowOut: ['example.com'] }), /501/)
 shows('differs: addresses only, no rules by name', 'Sandbox.updateNetwork')
 
+// E-044, E-045: whoever made this key accepted that processes are not kept.
+const filesOnly = { apiKey: process.env.FILES_ONLY_KEY }
+await assert.rejects(box.createSnapshot(), /501.*pause-without-memory/s)
+await assert.rejects(Sandbox.createSnapshot('enothing--default', filesOnly), NotFoundError)
+await box.files.write('kept', 'first')
+const snapshot = await box.createSnapshot({ name: 'mine', ...filesOnly })
+assert.deepEqual([snapshot.snapshotId, snapshot.names], ['mine:default', ['mine:default']])
+assert.deepEqual((await box.listSnapshots().nextItems()).map((one) => one.snapshotId), ['mine:default'])
+await box.files.write('kept', 'second')
+const fromSnapshot = await Sandbox.create('mine:default', { timeoutMs: 120_000 })
+assert.equal(await fromSnapshot.files.read('kept'), 'first')
+await fromSnapshot.kill()
+assert.equal(await Sandbox.deleteSnapshot('mine'), true)
+assert.equal(await Sandbox.deleteSnapshot('mine'), false)
+await assert.rejects(box.fork(), /501/)
+const [copy] = await box.fork({ timeoutMs: 120_000, ...filesOnly })
+assert.equal(await copy.files.read('kept'), 'second')
+assert.notEqual(copy.sandboxId, box.sandboxId)
+await copy.kill()
+const differs = 'differs: copies files, with a key of `token e2b --pause-without-memory`'
+shows(differs, 'Sandbox.createSnapshot', 'Sandbox.fork')
+shows('works', 'Sandbox.listSnapshots', 'Sandbox.deleteSnapshot')
+
 // E-126
-await unsupported(() => box.fork(), 'Sandbox.fork')
-await unsupported(() => box.createSnapshot(), 'Sandbox.createSnapshot')
-await unsupported(() => box.listSnapshots().nextItems(), 'Sandbox.listSnapshots')
-await unsupported(() => Sandbox.deleteSnapshot('x'), 'Sandbox.deleteSnapshot')
 shows('501: no MCP servers in a sandbox', 'Sandbox.getMcpUrl', 'Sandbox.getMcpToken')
 const template = Template().fromImage('host').runCmd('true')
 await unsupported(() => Template.build(template, 'mine'), 'Template.build')

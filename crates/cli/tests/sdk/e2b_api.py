@@ -232,6 +232,70 @@ def pausing(box):
         pauses_in_time(source, files_only)
 
 
+def snapshots(box):
+    """E-044, E-045, E-126, E-129"""
+    files_only = {"api_key": cli("token", "e2b", "--pause-without-memory").strip()}
+    box.files.write("kept.txt", "first")
+    fails(SandboxException, lambda: box.create_snapshot(), "501", "filesystem", "--pause-without-memory")
+    fails(SandboxNotFoundException, lambda: Sandbox.create_snapshot("enothing--default", mode="filesystem"))
+    fails(SandboxException, lambda: box.create_snapshot(name="team/mine", mode="filesystem"), "400", "letters, digits")
+    assert Sandbox.list_snapshots().next_items() == []
+    first = box.create_snapshot(name="mine-1", mode="filesystem")
+    assert (first.snapshot_id, first.names) == ("mine-1:default", ["mine-1:default"]), first
+    plain = box.create_snapshot(**files_only)
+    assert plain.names == [] and plain.snapshot_id.endswith(":default"), plain
+    assert box.commands.run("cat kept.txt").stdout == "first", "the sandbox goes on"
+    in_cluster = cli("snapshot", "list", "-o", "name").split()
+    assert len(in_cluster) == 2 and any(plain.snapshot_id.removesuffix(":default") in one for one in in_cluster)
+    pages = Sandbox.list_snapshots(limit=1)
+    found = pages.next_items()
+    assert pages.has_next is True
+    found += pages.next_items()
+    # Creation times have whole seconds, so that either may come first.
+    assert {one.snapshot_id for one in found} == {plain.snapshot_id, first.snapshot_id} and not pages.has_next
+    assert [one.snapshot_id for one in box.list_snapshots(name="mine-1").next_items()] == [first.snapshot_id]
+    assert Sandbox.list_snapshots(sandbox_id="enothing--default").next_items() == []
+
+    # A further one of the same name takes its place; sandboxes of the old one stay.
+    old = Sandbox.create(first.snapshot_id, timeout=300, envs={"GREETING": "again"})
+    assert old.files.read("kept.txt") == "first"
+    assert old.get_info().template_id == first.snapshot_id
+    said = old.commands.run("echo $GREETING $E2B_SANDBOX_ID").stdout
+    assert said == f"again {old.sandbox_id}\n", said
+    box.files.write("kept.txt", "second")
+    assert box.create_snapshot(name="mine-1", mode="filesystem").snapshot_id == first.snapshot_id
+    assert len(Sandbox.list_snapshots().next_items()) == 2
+    new = Sandbox.create("mine-1", timeout=300)
+    assert (new.files.read("kept.txt"), old.files.read("kept.txt")) == ("second", "first")
+    new.files.write("kept.txt", "third")
+    assert box.files.read("kept.txt") == "second", "copies are independent"
+    assert new.kill() is True and old.kill() is True
+
+    fails(SandboxException, lambda: box.fork(), "501", "--pause-without-memory")
+    fails(SandboxException, lambda: box.fork(count=21), "count")
+    copies = box.fork(timeout=300, count=2, **files_only)
+    copies = [wrapped(one) if ASYNC else one for one in copies]
+    assert len({box.sandbox_id, *(one.sandbox_id for one in copies)}) == 3
+    for copy in copies:
+        assert copy.files.read("kept.txt") == "second"
+        assert copy.get_info().metadata == box.get_info().metadata
+        assert stored(copy)["spec"]["operatingMode"] == "Running"
+        assert copy.kill() is True
+    fails(SandboxNotFoundException, lambda: Sandbox.fork("enothing--default", **files_only))
+    box.pause(mode="filesystem")
+    fails(SandboxException, lambda: box.fork(**files_only), "409", "paused")
+    Sandbox.connect(box.sandbox_id, timeout=300)
+
+    assert Sandbox.delete_snapshot(plain.snapshot_id) is True
+    assert Sandbox.delete_snapshot(plain.snapshot_id) is False
+    assert Sandbox.delete_snapshot("mine-1") is True
+    until(lambda: cli("snapshot", "list", "-o", "name").split() == [], "nor has a fork left one")
+    fails(SandboxException, lambda: Sandbox.create("mine-1"), "not found")
+    shows('differs: `mode="filesystem"` works; keeping processes is 501', "Sandbox.create_snapshot")
+    shows("works", "Sandbox.list_snapshots", "Sandbox.delete_snapshot")
+    shows("differs: copies files, with a key of `token e2b --pause-without-memory`", "Sandbox.fork")
+
+
 def pauses_in_time(source, files_only):
     """E-030, E-037, E-120, E-122: at the end of its time a sandbox is paused, and requests resume it if that was asked for."""
     only_files = {"on_timeout": {"action": "pause", "mode": "filesystem"}}
@@ -543,10 +607,6 @@ def repositories(box):
 
 def absent(box):
     """E-126: what is not there says so."""
-    unsupported(lambda: box.fork(), "Sandbox.fork")
-    unsupported(lambda: box.create_snapshot(), "Sandbox.create_snapshot")
-    unsupported(lambda: Sandbox.list_snapshots().next_items(), "Sandbox.list_snapshots")
-    unsupported(lambda: Sandbox.delete_snapshot("x"), "Sandbox.delete_snapshot")
     shows("501: no MCP servers in a sandbox", "Sandbox.get_mcp_url", "Sandbox.get_mcp_token")
     fails(SandboxException, lambda: Sandbox.create(mcp={"x": {}}), "501")
     template = Template().from_image("host").run_cmd("true")
@@ -710,7 +770,7 @@ def main():
     own_template()
     box = creation()
     parts = [
-        listing, timeouts, pausing, commands, files, addresses, networks, metrics, repositories, absent, mistakes,
+        listing, timeouts, pausing, snapshots, commands, files, addresses, networks, metrics, repositories, absent, mistakes,
         interrupted, templates, interpreter,
     ]
     for part in parts:
