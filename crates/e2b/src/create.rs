@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::Error;
@@ -57,6 +57,11 @@ struct New {
     mcp: Value,
     iam: Value,
     volume_mounts: Option<Vec<Value>>,
+    /// Only the first generation has it. Sandboxes always require their tokens.
+    secure: Option<bool>,
+    /// Options that this API does not know.
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -119,6 +124,13 @@ impl Call<'_> {
         }
         if !new.iam.is_null() {
             return unsupported("workload identity tokens are not supported");
+        }
+        if new.secure == Some(false) {
+            return unsupported("secure=false is not supported: every sandbox requires its access token");
+        }
+        // An option without effect would look like one that works.
+        if let Some((name, _)) = new.others.iter().find(|(_, value)| !value.is_null()) {
+            return unsupported(&format!("the option {name:?} is not supported"));
         }
         if new.volume_mounts.is_some_and(|mounts| !mounts.is_empty()) {
             return unsupported("volumes are not supported; give a SandboxTemplate a PersistentVolumeClaim");

@@ -125,7 +125,12 @@ impl Call<'_> {
         }
         // A paused sandbox has no end.
         let paused = json!({ "metadata": { "annotations": marks }, "spec": { "operatingMode": "Suspended" } });
-        self.set_end(&record, None, paused).await?;
+        // Clients take every 409 as "already paused".
+        let retryable = |error| match error {
+            Error::Conflict(message) => Error::Busy(message),
+            other => other,
+        };
+        self.set_end(&record, None, paused).await.map_err(retryable)?;
         let (client, namespace) = (&self.account.client, &self.account.namespace);
         sdk::sandbox_suspended(client, namespace, record.name(), WAIT).await?;
         Ok(())

@@ -662,8 +662,44 @@ def interpreter(_):
     shows("works", *(f"code.Sandbox.{name}" for name in names))
 
 
+def raw(path, body, **headers):
+    """What another client than the published ones could send."""
+    address = urllib.parse.urlsplit(os.environ["E2B_API_URL"])
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    headers = {"X-API-KEY": os.environ["E2B_API_KEY"], "Content-Type": "application/json", **headers}
+    connection.request("POST", f"{address.path}{path}", json.dumps(body), headers)
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    return response.status, answer
+
+
+def bodies():
+    """E-030, E-031, E-033: what has no effect is refused; a repeated request creates nothing further."""
+    new = {"templateID": "base", "timeout": 300}
+    for more, code, word in (
+        ({"newOption": {"x": 1}}, 501, "newOption"),
+        ({"secure": False}, 501, "secure"),
+        ({"volumeMounts": [{"name": "v", "path": "/v"}]}, 501, "volumes"),
+        ({"autoPauseMemory": False}, 400, "autoPause"),
+        ({"autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}}, 400, "autoResume"),
+        ({"timeout": 10**9}, 400, "timeout"),
+        ({"timeout": "soon"}, 400, "body"),
+    ):
+        status, answer = raw("/v2/sandboxes", new | more)
+        assert status == code == answer["code"] and word in answer["message"], (more, status, answer)
+    twice = {"Idempotency-Key": f"try-{'async' if ASYNC else 'sync'}"}
+    (first, made), (second, again) = (raw("/v2/sandboxes", new | {"newOption": None}, **twice) for _ in range(2))
+    assert (first, second) == (201, 201) and made["sandboxID"] == again["sandboxID"], (made, again)
+    status, answer = raw("/v2/sandboxes", new | {"timeout": 60}, **twice)
+    assert status == 422 and "another request" in answer["message"], answer
+    assert raw("/v2/sandboxes", new, **{"Idempotency-Key": "Not allowed"})[0] == 400
+    assert Sandbox.kill(made["sandboxID"]) is True
+
+
 def mistakes(box):
     """E-020, E-021, E-035, E-073, E-086, E-092, E-115: the exception that a user expects, for every call."""
+    bodies()
     missing = "enothing--default"
     assert Sandbox.kill(missing) is False and Sandbox.kill("not an id") is False
     for action in (
