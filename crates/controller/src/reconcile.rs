@@ -28,7 +28,7 @@ use crate::{
 /// When to reconcile an object again, apart from events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Only when an event items it.
+    /// Only when an event wakes it.
     Idle,
     After(Duration),
 }

@@ -145,7 +145,7 @@ impl Call<'_> {
         }
     }
 
-    /// Whether the client, or whoever made its key, accepts that files are kept and processes are not.
+    /// Whether the client, or the maker of its key, accepts that files are kept and processes are not.
     pub(crate) fn accepts_files_only(&self, memory: Option<bool>) -> bool {
         memory == Some(false) || self.account.pauses_without_memory
     }

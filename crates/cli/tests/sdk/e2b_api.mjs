@@ -172,7 +172,7 @@ assert.deepEqual((await box.getInfo()).network?.allowOut ?? ['192.0.2.1'], ['192
 await assert.rejects(box.updateNetwork({ allowOut: ['example.com'] }), /501/)
 shows('differs: addresses only, no rules by name', 'Sandbox.updateNetwork')
 
-// E-044, E-045: whoever made this key accepted that processes are not kept.
+// E-044, E-045: the maker of this key accepted that processes are not kept.
 const filesOnly = { apiKey: process.env.FILES_ONLY_KEY }
 await assert.rejects(box.createSnapshot(), /501.*pause-without-memory/s)
 await assert.rejects(Sandbox.createSnapshot('enothing--default', filesOnly), NotFoundError)

@@ -2,7 +2,7 @@
 //! watch catches up.
 //!
 //! Versions are compared as numbers, which the API guarantees within one kind. A response stays visible until the watch
-//! shows that version or a newer one, the uid changes, or a relist is newer. An event is an echo, and items no
+//! shows that version or a newer one, the uid changes, or a relist is newer. An event is an echo, and wakes no
 //! reconciler, only when its uid and version are those of a response that was applied here. An event older than the
 //! overlay that is *not* an echo is a change by another client on top of which this controller wrote, and must still
 //! wake the reconciler.

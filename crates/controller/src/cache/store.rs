@@ -1,6 +1,6 @@
 //! The [`ClusterCache`] behind a lock, and the wake-ups that follow from each change.
 //!
-//! Every update of the store (a watch event, the response to a write, a live read) items exactly the reconcilers whose
+//! Every update of the store (a watch event, the response to a write, a live read) wakes exactly the reconcilers whose
 //! decision may depend on it. The reconciler that caused the change is not woken by it: it has already seen it.
 
 mod deferral;
@@ -151,7 +151,7 @@ impl Store {
         self.world.read().get(key)
     }
 
-    /// Applies what a watch or a list brought, and items the reconcilers concerned.
+    /// Applies what a watch or a list brought, and wakes the reconcilers concerned.
     pub fn apply_update<K: Cached>(&self, mut update: CacheUpdate<K>) {
         // Outside of the lock, for which every other task waits.
         update.compact();

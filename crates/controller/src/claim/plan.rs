@@ -30,9 +30,9 @@ use crate::{
 
 /// Maximum time a claim waits for a warm Sandbox that has no address yet.
 const NETWORK_GRACE: Duration = Duration::from_secs(2);
-/// Period of passes over a waiting claim. A new address items it sooner; this covers a missed wake-up.
+/// Period of passes over a waiting claim. A new address wakes it sooner; this covers a missed wake-up.
 const NETWORK_RECHECK: Duration = Duration::from_millis(500);
-/// Period of passes over a claim whose pool or template is missing; their creation items it sooner.
+/// Period of passes over a claim whose pool or template is missing; their creation wakes it sooner.
 const DEPENDENCY_RECHECK: Duration = Duration::from_secs(60);
 
 /// Where a claim's Sandbox comes from.

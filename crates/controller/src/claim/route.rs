@@ -44,7 +44,7 @@ pub fn route(world: &ClusterCache, change: &Change, items: &mut Vec<WorkItem>) {
 
 fn sandbox_changed(world: &ClusterCache, delta: &Delta<Sandbox>, items: &mut Vec<WorkItem>) {
     let key = delta.key();
-    // A Sandbox items the claim that controls it, or did, when mirrored fields change.
+    // A Sandbox wakes the claim that controls it, or did, when mirrored fields change.
     if matters_to_its_claim(delta) {
         for sandbox in delta.old.iter().chain(&delta.new) {
             if let Some(owner) = owners::owning_claim(&sandbox.metadata) {
@@ -146,7 +146,7 @@ mod tests {
         assert!(!becomes_available(&Delta { old: Some(sandbox(&networked)), new: None }), "gone");
     }
 
-    /// What a claim mirrors items it; what it does not mirror does not.
+    /// What a claim mirrors wakes it; what it does not mirror does not.
     #[test]
     fn only_what_a_claim_mirrors_matters_to_it() {
         let nothing = json!({});

@@ -160,7 +160,7 @@ impl Queue {
         }
     }
 
-    /// Refuses further work and items the consumer.
+    /// Refuses further work and wakes the consumer.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;

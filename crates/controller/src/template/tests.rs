@@ -163,7 +163,7 @@ async fn x_236_recreated_and_collected() {
     fixture.api.deliver_events(&fixture.store, &mut fixture.cursor, usize::MAX);
     let woken =
         futures::FutureExt::now_or_never(fixture.store.queues.template.next()).flatten().map(|work| work.key.clone());
-    assert_eq!(woken, Some(key()), "its deletion items the template");
+    assert_eq!(woken, Some(key()), "its deletion wakes the template");
     fixture.pass().await.expect("passes");
     assert!(fixture.policy().is_some());
     fixture.api.remove(Kind::Template, &key());

@@ -102,7 +102,7 @@ fn a_read_is_shown_and_its_event_is_no_echo() {
     assert_eq!(versions(cache.observe_event(pod("a", "u", 6))), None, "it brings nothing new");
 }
 
-/// An event of an earlier object of the same name neither replaces the current one nor items a reconciler.
+/// An event of an earlier object of the same name neither replaces the current one nor wakes a reconciler.
 #[test]
 fn events_of_an_earlier_object_of_the_name_are_ignored() {
     let mut cache = KindCache::default();

@@ -1,4 +1,4 @@
-//! The status of claims, and what items them.
+//! The status of claims, and what wakes them.
 
 use agent_sandbox_api::{conditions::ConditionType, v1beta1::SandboxClaim};
 use serde_json::Value;
@@ -62,7 +62,7 @@ async fn x_153_an_expired_sandbox_is_said_in_the_claims_words() {
     assert_eq!(fixture.ready_of("c"), ("False".into(), "SandboxExpired".into(), text.into()));
 }
 
-/// Whether a change of the bound Sandbox items the claim.
+/// Whether a change of the bound Sandbox wakes the claim.
 fn wakes(fixture: &Fixture, change: impl FnOnce()) -> bool {
     fixture.deliver_events();
     drain(fixture);
@@ -181,7 +181,7 @@ async fn x_156_x_157_x_195_pools_and_templates_wake_whom_they_concern() {
     let pool = |name: &str| (ReconcilerKind::Pool, name.to_owned());
 
     let status = woken(&fixture, || fixture.api.edit(Kind::Pool, &key("p"), json!({"status": {"replicas": 1}})));
-    assert_eq!(status, [pool("p")], "status of a pool items no claim");
+    assert_eq!(status, [pool("p")], "status of a pool wakes no claim");
     let spec = woken(&fixture, || fixture.api.edit(Kind::Pool, &key("p"), json!({"spec": {"replicas": 1}})));
     assert_eq!(spec, [claim("unbound"), pool("p")]);
     let created = woken(&fixture, || fixture.template("t", json!({})));

@@ -64,7 +64,7 @@ async fn a_reported_idle_sandbox_is_suspended_and_says_why() {
     );
     fixture.clock.advance(seconds(61));
     fixture.converge().await;
-    assert_eq!(mode(&fixture), OperatingMode::Running, "nobody has looked whether it is idle");
+    assert_eq!(mode(&fixture), OperatingMode::Running, "no router has looked whether it is idle");
     report(&fixture);
     fixture.converge().await;
     assert_eq!(mode(&fixture), OperatingMode::Suspended);

@@ -98,7 +98,7 @@ pub(super) const PROXY_PORT: u16 = 280;
 /// Ports whose connections are diverted.
 const DIVERTED_PORTS: [u16; 2] = [80, 443];
 
-/// Packets from Pods with rules by domain to the host, before all other rules of the input chain: nobody else may use
+/// Packets from Pods with rules by domain to the host, before all other rules of the input chain: no other program may use
 /// their addresses (DNS and the proxy know a Pod by its address), and only they reach the proxy.
 pub(super) fn by_domain_input_rules(gateway: Ipv4Addr) -> Vec<FilterRule> {
     let own = |inverted| Match::FromPairSet { set: BY_DOMAIN_PAIRS.to_owned(), inverted };
