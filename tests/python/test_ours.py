@@ -343,7 +343,7 @@ def test_errors_say_what_to_do(engine, client, tmp_path, monkeypatch):
     text = engine.kubeconfig.read_text()
     dead = tmp_path / "dead"
     dead.write_text(text.replace(engine.api, "https://127.0.0.1:9"))
-    with pytest.raises(errors.SandboxApiError, match="Is the cluster running"):
+    with pytest.raises(errors.SandboxApiError, match="no answer from the Kubernetes API at https://127.0.0.1:9/ .chosen by .*dead.*Is the cluster running"):
         Client(kubeconfig=str(dead)).list()
     import re
 

@@ -1,7 +1,7 @@
 //! The cluster that a command talks to: the one that flags or the environment name, else the running local engine.
 
 use crate::args::GlobalArgs;
-use agent_sandbox_client::{ClientError, LocalEngine};
+use agent_sandbox_client::{ClientError, LocalEngine, connect};
 use agent_sandbox_engine::DataDir;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::{
@@ -27,8 +27,6 @@ pub(crate) struct ClusterClient {
     remote_name: Option<String>,
     /// An engine was started for this command: its sandboxes may still be starting.
     pub(crate) just_started: bool,
-    /// The server, and what chose it, for errors about a server that does not answer.
-    chosen: String,
 }
 
 #[derive(Debug, Error)]
@@ -85,34 +83,23 @@ impl ClusterClient {
             }
         };
         let (config, name) = load(&path, context).await?;
-        let chosen = match named_by {
-            Some(named_by) => format!("{} (chosen by {named_by}: {})", config.cluster_url, path.display()),
-            None => format!("{} (the engine on this machine)", config.cluster_url),
+        let chosen_by = match named_by {
+            Some(named_by) => format!("chosen by {named_by}: {}", path.display()),
+            None => "the engine on this machine".to_owned(),
         };
         // A kubeconfig that names the engine on this machine counts as local.
         let running = DataDir::locate(global.data_dir.as_deref()).ok().and_then(|data| data.running());
         let same = running.is_some_and(|running| config.cluster_url.to_string().trim_end_matches('/') == running.api);
         let remote_name = (named_by.is_some() && !same).then(|| format!("{name} ({})", config.cluster_url));
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = kube::Client::try_from(config.clone())
+        let client = connect(config.clone(), &chosen_by)
             .map_err(|source| ClusterError::Client { name, source: Box::new(source) })?;
-        Ok(Self { client, config, namespace, remote_name, just_started: false, chosen })
+        Ok(Self { client, config, namespace, remote_name, just_started: false })
     }
 
     /// Whether this is the engine on this machine.
     pub(crate) fn is_local(&self) -> bool {
         self.remote_name.is_none()
-    }
-
-    /// Adds to an error of a request that got no answer which server was asked, and what chose it.
-    pub(crate) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
-        let unanswered = |cause: &(dyn std::error::Error + 'static)| {
-            matches!(cause.downcast_ref(), Some(kube::Error::Service(_) | kube::Error::HyperError(_)))
-        };
-        match error.chain().any(unanswered) {
-            true => error.context(format!("no answer from the Kubernetes API at {}", self.chosen)),
-            false => error,
-        }
     }
 
     /// Prints on stderr which cluster is about to change, unless it is the local engine.

@@ -53,16 +53,14 @@ impl Command {
     }
 }
 
-/// Runs a command with a client for the chosen cluster. Errors name the cluster if it did not answer.
+/// Runs a command with a client for the chosen cluster.
 async fn on_cluster<T>(global: &GlobalArgs, command: impl AsyncFnOnce(&ClusterClient) -> Result<T>) -> Result<T> {
-    let cluster = ClusterClient::open(global).await?;
-    command(&cluster).await.map_err(|error| cluster.explain(error))
+    command(&ClusterClient::open(global).await?).await
 }
 
 /// Like [`on_cluster`], but starts the local engine if it is chosen and does not run.
 async fn on_started<T>(global: &GlobalArgs, command: impl AsyncFnOnce(&ClusterClient) -> Result<T>) -> Result<T> {
-    let cluster = ClusterClient::open_or_start(global).await?;
-    command(&cluster).await.map_err(|error| cluster.explain(error))
+    command(&ClusterClient::open_or_start(global).await?).await
 }
 
 /// Like [`on_started`], unless no engine has ever run on the data folder: then there is nothing that could be found.

@@ -56,10 +56,13 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// An error's message. For an error of the API it is the Status message; kube would print the whole Status with it.
+/// An error's message. For an error of the API it is the Status message; kube would print the whole Status with it, and
+/// the type of the error before that of a request without an answer.
 fn message(error: &(dyn std::error::Error + 'static)) -> String {
-    match error.downcast_ref::<kube::Error>() {
+    let boxed = || error.downcast_ref::<Box<kube::Error>>().map(Box::as_ref);
+    match error.downcast_ref::<kube::Error>().or_else(boxed) {
         Some(kube::Error::Api(status)) if !status.message.is_empty() => status.message.clone(),
+        Some(kube::Error::Service(cause)) => cause.to_string(),
         _ => error.to_string(),
     }
 }

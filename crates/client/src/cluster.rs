@@ -1,8 +1,18 @@
 //! Selection of the cluster: the one that the caller or the environment specifies, or the local engine.
 
 use crate::{ClientError, LocalEngine};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{
+    client::ClientBuilder,
+    config::{KubeConfigOptions, Kubeconfig},
+};
 use std::path::{Path, PathBuf};
+use thiserror::Error;
+use tower::{BoxError, util::MapErrLayer};
+
+/// Variable that names the cluster: `local`, or FILE[#CONTEXT].
+const TARGET: &str = "AGENT_SANDBOX_TARGET";
+/// What chose `~/.kube/config`.
+const DEFAULT: &str = "default";
 
 /// How a cluster is selected. The default uses the environment.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +31,27 @@ pub struct ClusterOptions {
     pub start_local: bool,
     /// Prefer `~/.kube/config` to a local engine, as kubectl users expect.
     pub home_first: bool,
+}
+
+/// A request that got no answer.
+#[derive(Debug, Error)]
+#[error("no answer from the Kubernetes API at {server}")]
+struct Unanswered {
+    /// Its address, and what chose it.
+    server: String,
+    #[source]
+    source: BoxError,
+}
+
+/// A client whose errors about requests without an answer name the server, and what chose it.
+pub fn connect(config: kube::Config, chosen_by: &str) -> Result<kube::Client, kube::Error> {
+    let server = format!("{} ({chosen_by})", config.cluster_url);
+    let explain = move |source: BoxError| match source.is::<kube::Error>() {
+        // The request could not be made, for example without credentials.
+        true => source,
+        false => Box::new(Unanswered { server: server.clone(), source }),
+    };
+    Ok(ClientBuilder::try_from(config)?.with_layer(&MapErrLayer::new(explain)).build())
 }
 
 /// A selected cluster.
@@ -44,10 +75,10 @@ impl Cluster {
     pub async fn find(options: &ClusterOptions) -> Result<Self, ClientError> {
         if let Some(text) = &options.kubeconfig_text {
             let parsed = Kubeconfig::from_yaml(text).map_err(|error| configuration(&error))?;
-            return from_kubeconfig(parsed, options.context.clone(), None).await;
+            return from_kubeconfig(parsed, options.context.clone(), "chosen by the caller's kubeconfig", None).await;
         }
         if let Some(path) = &options.kubeconfig {
-            return from_file(path, options.context.clone(), None).await;
+            return from_file(path, options.context.clone(), "the caller", None).await;
         }
         if options.local || options.data_dir.is_some() {
             return local(options).await;
@@ -58,30 +89,30 @@ impl Cluster {
 
 async fn from_environment(options: &ClusterOptions) -> Result<Cluster, ClientError> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    if let Some(target) = variable("AGENT_SANDBOX_TARGET") {
+    if let Some(target) = variable(TARGET) {
         return match target.split_once('#') {
             _ if target == "local" => local(options).await,
-            Some((path, context)) => from_file(Path::new(path), Some(context.to_owned()), None).await,
-            None => from_file(Path::new(&target), options.context.clone(), None).await,
+            Some((path, context)) => from_file(Path::new(path), Some(context.to_owned()), TARGET, None).await,
+            None => from_file(Path::new(&target), options.context.clone(), TARGET, None).await,
         };
     }
     if variable("KUBERNETES_SERVICE_HOST").is_some() {
         let config = kube::Config::incluster().map_err(|error| configuration(&error))?;
-        return from_config(config, None);
+        return from_config(config, "the cluster that this process runs in", None);
     }
     if variable("KUBECONFIG").is_some() {
         let merged = Kubeconfig::from_env().map_err(|error| configuration(&error))?;
         if let Some(merged) = merged {
-            return from_kubeconfig(merged, options.context.clone(), None).await;
+            return from_kubeconfig(merged, options.context.clone(), "chosen by KUBECONFIG", None).await;
         }
     }
     let home = variable("HOME").map(|home| PathBuf::from(home).join(".kube/config")).filter(|path| path.exists());
     let running = || LocalEngine::find(options.data_dir.as_deref());
     match (home, options.home_first) {
-        (Some(home), true) => from_file(&home, options.context.clone(), None).await,
+        (Some(home), true) => from_file(&home, options.context.clone(), DEFAULT, None).await,
         (home, _) => match (running(), home) {
             (Some(engine), _) => of_engine(engine).await,
-            (None, Some(home)) => from_file(&home, options.context.clone(), None).await,
+            (None, Some(home)) => from_file(&home, options.context.clone(), DEFAULT, None).await,
             (None, None) if options.start_local => local(options).await,
             (None, None) => {
                 let tried = "KUBECONFIG is not set, ~/.kube/config is not there, no engine runs on this machine";
@@ -103,29 +134,39 @@ async fn local(options: &ClusterOptions) -> Result<Cluster, ClientError> {
 }
 
 async fn of_engine(engine: LocalEngine) -> Result<Cluster, ClientError> {
-    from_file(&engine.kubeconfig(), None, Some(engine)).await
+    from_file(&engine.kubeconfig(), None, "the engine on this machine", Some(engine)).await
 }
 
-async fn from_file(path: &Path, context: Option<String>, local: Option<LocalEngine>) -> Result<Cluster, ClientError> {
+async fn from_file(
+    path: &Path,
+    context: Option<String>,
+    named_by: &str,
+    local: Option<LocalEngine>,
+) -> Result<Cluster, ClientError> {
     let read = Kubeconfig::read_from(path);
     let parsed =
         read.map_err(|error| ClientError::Configuration { message: format!("{}: {error}", path.display()) })?;
-    from_kubeconfig(parsed, context, local).await
+    let chosen_by = match &local {
+        Some(_) => named_by.to_owned(),
+        None => format!("chosen by {named_by}: {}", path.display()),
+    };
+    from_kubeconfig(parsed, context, &chosen_by, local).await
 }
 
 async fn from_kubeconfig(
     parsed: Kubeconfig,
     context: Option<String>,
+    chosen_by: &str,
     local: Option<LocalEngine>,
 ) -> Result<Cluster, ClientError> {
     let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
     let config = kube::Config::from_custom_kubeconfig(parsed, &options).await;
-    from_config(config.map_err(|error| configuration(&error))?, local)
+    from_config(config.map_err(|error| configuration(&error))?, chosen_by, local)
 }
 
-fn from_config(config: kube::Config, local: Option<LocalEngine>) -> Result<Cluster, ClientError> {
+fn from_config(config: kube::Config, chosen_by: &str, local: Option<LocalEngine>) -> Result<Cluster, ClientError> {
     let namespace = config.default_namespace.clone();
-    let client = kube::Client::try_from(config).map_err(|error| configuration(&error))?;
+    let client = connect(config, chosen_by).map_err(|error| configuration(&error))?;
     Ok(Cluster { client, namespace, local })
 }
 

@@ -60,7 +60,7 @@ pub use call::{ByteStream, Call, Payload, Retry};
 pub use claims::{ClaimRequest, Source, create_claim, create_object};
 pub use cleanup::wait_for_cleanup;
 pub use client::{READY_TIMEOUT, SandboxClient, direct};
-pub use cluster::{Cluster, ClusterOptions};
+pub use cluster::{Cluster, ClusterOptions, connect};
 pub use code::{CodeOptions, Execution};
 pub use command::{Command, CommandEvent, Output};
 pub use connection::{Address, Connection, DirectOptions, GatewayOptions, ROUTER_NAMESPACE, Tunnel};

@@ -5,7 +5,7 @@ use crate::{
     cluster::{ClusterClient, ClusterError},
 };
 use agent_sandbox_api::v1beta1::Sandbox;
-use agent_sandbox_client::{Cluster, SandboxClient};
+use agent_sandbox_client::{Cluster, SandboxClient, connect};
 use agent_sandbox_engine::DataDir;
 use agent_sandbox_mcp::{BearerToken, Defaults, HttpOptions, Sandboxes, Settings, serve_http, serve_stdio};
 use anyhow::{Context as _, Result};
@@ -61,7 +61,8 @@ async fn client(global: &GlobalArgs) -> Result<(kube::Client, String)> {
         Err(ClusterError::Nothing) => match kube::Config::incluster() {
             Ok(config) => {
                 let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-                let client = kube::Client::try_from(config).context("cannot build a client for this cluster")?;
+                let client = connect(config, "the cluster that this process runs in")
+                    .context("cannot build a client for this cluster")?;
                 return Ok((client, namespace));
             }
             Err(_) => ClusterClient::open_or_start(global).await?,

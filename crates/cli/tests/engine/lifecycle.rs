@@ -293,9 +293,25 @@ fn an_unreachable_server_is_named() {
     let file = engine.folder.path().join("elsewhere");
     let config = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: \"http://127.0.0.1:9\"}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\nusers:\n- name: u\n  user: {}\n";
     fs::write(&file, config).unwrap();
-    let output = engine.command(&["list"]).env("KUBECONFIG", &file).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    let expected =
-        format!("no answer from the Kubernetes API at http://127.0.0.1:9/ (chosen by KUBECONFIG: {})", file.display());
-    assert!(said.contains(&expected), "{said}");
+    let manifest = engine.folder.path().join("manifest");
+    fs::write(&manifest, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n").unwrap();
+    let (file, manifest) = (file.to_str().unwrap(), manifest.to_str().unwrap());
+    let commands: [&[&str]; 10] = [
+        &["list"],
+        &["get", "a"],
+        &["exec", "a", "true"],
+        &["cp", "a:b", "."],
+        &["cp", manifest, "a:b"],
+        &["apply", "-f", manifest],
+        &["create", "a"],
+        &["claim", "a"],
+        &["delete", "a"],
+        &["pool", "list"],
+    ];
+    let expected = format!("no answer from the Kubernetes API at http://127.0.0.1:9/ (chosen by KUBECONFIG: {file})");
+    for words in commands {
+        let output = engine.command(words).env("KUBECONFIG", file).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(&expected) && said.contains("Connection refused"), "{words:?}: {said}");
+    }
 }
