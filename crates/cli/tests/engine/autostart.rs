@@ -1,6 +1,6 @@
 //! Commands start the engine when none runs, and such an engine ends when it is not used.
 
-use crate::fixture::{Engine, eventually};
+use crate::fixture::{Engine, Mode, eventually, in_both_modes};
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     process::{Child, Command, Output, Stdio},
@@ -20,9 +20,30 @@ fn ok(engine: &Engine, words: &[&str]) -> Output {
     output
 }
 
-#[test]
-fn commands_start_an_engine_that_ends_when_unused() {
-    let Some(engine) = Engine::stopped() else { return };
+in_both_modes! {
+    commands_start_an_engine_that_ends_when_unused,
+    a_connected_client_keeps_the_engine,
+    claim_shell_and_mcp_start_the_engine,
+}
+
+/// Longer than an engine without use stays.
+const LONGER: Duration = Duration::from_secs(6);
+
+/// Watches the state file: a command would be a client.
+fn stays(engine: &Engine, why: &str) {
+    let until = Instant::now() + LONGER;
+    while Instant::now() < until {
+        assert!(runs(engine), "{why}: {}", engine.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn runs(engine: &Engine) -> bool {
+    engine.data().join("up.json").exists()
+}
+
+fn commands_start_an_engine_that_ends_when_unused(mode: Mode) {
+    let Some(engine) = Engine::stopped_as(mode) else { return };
     let (code, _, said) = engine.fails(&["exec", "a", "true"]);
     assert!(code == 1 && said.contains("no engine runs on this machine"), "nothing could be found: {said}");
     // Both find no engine: one of them starts it.
@@ -40,15 +61,9 @@ fn commands_start_an_engine_that_ends_when_unused() {
     assert_eq!(said.matches("note: started the engine on this machine").count(), 1, "{said}");
     ok(&engine, &["exec", "a", "sh", "-c", "echo kept > file"]);
     ok(&engine, &["create", "busy", "--", "sleep", "1000"]);
-    let runs = || engine.data().join("up.json").exists();
-    // The state file is watched: a command would be a client.
-    let until = Instant::now() + Duration::from_secs(6);
-    while Instant::now() < until {
-        assert!(runs(), "a process in a sandbox keeps the engine: {}", engine.log());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    stays(&engine, "a process in a sandbox keeps the engine");
     ok(&engine, &["delete", "busy"]);
-    eventually("the engine ends", || !runs());
+    eventually("the engine ends", || !runs(&engine));
     assert!(engine.log().contains("nobody uses this engine"), "{}", engine.log());
     // The next command starts it again, waits for the one that ends, and finds the files.
     let output = command(&engine, &["exec", "a", "cat", "file"]).output().unwrap();
@@ -59,11 +74,24 @@ fn commands_start_an_engine_that_ends_when_unused() {
     });
 }
 
+fn a_connected_client_keeps_the_engine(mode: Mode) {
+    let Some(engine) = Engine::stopped_as(mode) else { return };
+    ok(&engine, &["create", "box"]);
+    let mut watch = command(&engine, &["list", "--watch"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("box ")), "the client is connected");
+    stays(&engine, "a client that is connected keeps the engine");
+    assert_eq!(watch.try_wait().unwrap(), None);
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    eventually("the engine ends", || !runs(&engine));
+}
+
 /// Every command with which a day begins starts the engine, and says so once.
-#[test]
-fn claim_shell_and_mcp_start_the_engine() {
+fn claim_shell_and_mcp_start_the_engine(mode: Mode) {
     const NOTE: &str = "note: started the engine on this machine";
-    let Some(engine) = Engine::stopped() else { return };
+    let Some(engine) = Engine::stopped_as(mode) else { return };
     let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     let output = command(&engine, &["claim", "python-sandbox-template", "--name", "mine"]).output().unwrap();
     assert!(output.status.success() && said(&output).matches(NOTE).count() == 1, "{output:?}");

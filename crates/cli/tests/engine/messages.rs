@@ -1,6 +1,7 @@
 //! Messages and exit codes of commands that used to say too little.
 
 use crate::fixture::{Engine, Mode, eventually, in_both_modes};
+use k8s_openapi::api::core::v1::Event;
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _},
@@ -11,6 +12,30 @@ use std::{
 in_both_modes! {
     purge_removes_the_merged_context_and_needs_an_answer,
     a_forward_to_a_closed_port_says_so,
+    what_the_machine_lacks_is_reported_once,
+}
+
+/// One warning about the node, however many sandboxes run, and none about their Pods.
+fn what_the_machine_lacks_is_reported_once(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
+    let names = ["a", "b", "c"];
+    names.iter().for_each(|name| drop(engine.ok(&["create", name])));
+    let about = |event: &Event, kind: &str, name: Option<&str>| {
+        let object = &event.involved_object;
+        object.kind.as_deref() == Some(kind) && name.is_none_or(|name| object.name.as_deref() == Some(name))
+    };
+    // Events are written in batches, in the order in which they happened.
+    let mut events = Vec::new();
+    eventually("the last Pod's events are there", || {
+        events = engine.list::<Event>();
+        let of_pod = |name| events.iter().any(|event| about(event, "Pod", Some(name)));
+        names.iter().all(|name| of_pod(name))
+    });
+    let warnings: Vec<&Event> = events.iter().filter(|event| event.type_.as_deref() == Some("Warning")).collect();
+    assert!(!warnings.iter().any(|event| about(event, "Pod", None)), "{warnings:?}");
+    let reports = warnings.iter().filter(|event| about(event, "Node", None)).count();
+    // As root a machine may lack nothing.
+    assert!(reports == 1 || reports == 0 && mode == Mode::Caller, "{warnings:?}");
 }
 
 fn purge_removes_the_merged_context_and_needs_an_answer(mode: Mode) {
