@@ -2,7 +2,7 @@
 
 use super::{
     HereArgs, NodeConfigArgs, OutputArgs,
-    values::{count_limit, duration, egress_rule, memory_limit, object_name, quantity_limit},
+    values::{count_limit, duration, egress_rule, memory_limit, object_name, quantity_limit, variable},
 };
 use agent_sandbox_engine::DefaultLimit;
 use clap::{Args, ValueEnum};
@@ -48,8 +48,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "RULE", value_parser = egress_rule, conflicts_with = "network")]
     pub(crate) allow: Vec<String>,
     /// Environment variable, NAME=VALUE, or NAME to pass this shell's value
-    #[arg(long, short, value_name = "NAME[=VALUE]")]
-    pub(crate) env: Vec<String>,
+    #[arg(long, short, value_name = "NAME[=VALUE]", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
     /// Mount a folder of this machine in the sandbox: SOURCE:TARGET[:ro]
     #[arg(long, short, value_name = "SOURCE:TARGET[:ro]")]
     pub(crate) volume: Vec<String>,

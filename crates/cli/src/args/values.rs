@@ -95,8 +95,12 @@ pub(crate) fn object_name(text: &str) -> Result<String, String> {
 /// `NAME=VALUE`.
 pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("write NAME=VALUE".to_owned()),
+        Some(("", _)) => Err("there is no name before the equals sign; write NAME=VALUE".to_owned()),
+        Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+        None => match std::env::var(text) {
+            Ok(value) => Ok((text.to_owned(), value)),
+            Err(_) => Err(format!("this shell has no variable `{text}`; write {text}=VALUE")),
+        },
     }
 }
 
@@ -246,7 +250,8 @@ mod tests {
     #[test]
     fn variables_need_an_equals_sign() {
         assert_eq!(variable("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
-        assert!(variable("A").is_err() && variable("=b").is_err());
+        assert!(variable("NO_SUCH_VARIABLE_HERE").is_err() && variable("=b").is_err());
+        assert_eq!(variable("PATH").ok().map(|pair| pair.1), std::env::var("PATH").ok());
     }
 
     #[test]

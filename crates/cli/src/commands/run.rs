@@ -44,10 +44,10 @@ const START_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(crate) async fn run(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
     check_terminal(args.tty)?;
-    let mut env = environment(&args.env)?;
     if args.detach {
-        return run_detached(global, args, env).await;
+        return run_detached(global, args).await;
     }
+    let mut env = args.env.clone();
     if args.tty {
         let mut terminal = terminal::environment(|name| std::env::var(name).ok());
         terminal.retain(|(name, _)| !env.iter().any(|(named, _)| named == name));
@@ -172,11 +172,11 @@ fn host_paths(volumes: &[(String, String, bool)], copies: &[CopiedFolder]) -> Ve
 }
 
 /// `run --detach`: a Sandbox of the engine, which stays, instead of one of this process's own.
-async fn run_detached(global: &GlobalArgs, args: RunArgs, env: Vec<(String, String)>) -> Result<ExitCode> {
+async fn run_detached(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
     let create = CreateArgs {
         name: args.name.unwrap_or_else(unique_name),
         image: args.image,
-        env,
+        env: args.env,
         volume: args.volume,
         folders: args.folders,
         network: (args.network != Network::None).then_some(args.network),
@@ -315,19 +315,4 @@ fn chosen_quantity(limit: &DefaultLimit) -> Option<String> {
         DefaultLimit::Quantity(text) => Some(text.clone()),
         DefaultLimit::OfMachine | DefaultLimit::Unlimited => None,
     }
-}
-
-/// `NAME=VALUE`, or `NAME` for this process's own value.
-fn environment(words: &[String]) -> Result<Vec<(String, String)>> {
-    words
-        .iter()
-        .map(|word| match word.split_once('=') {
-            Some(("", _)) => bail!("`{word}` has no name before the equals sign"),
-            Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
-            None => match std::env::var(word) {
-                Ok(value) => Ok((word.clone(), value)),
-                Err(_) => bail!("`--env {word}`: this shell has no variable `{word}`; write {word}=VALUE"),
-            },
-        })
-        .collect()
 }

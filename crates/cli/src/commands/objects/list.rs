@@ -11,7 +11,7 @@ use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
 use anyhow::Result;
 use futures::StreamExt as _;
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource as _, ResourceExt as _,
     api::{ListParams, ObjectList},
     core::NamespaceResourceScope,
     runtime::watcher,
@@ -83,7 +83,16 @@ async fn render(cluster: &ClusterClient, args: &SandboxListArgs) -> Result<Strin
     let asked = cluster.is_local() && args.output.output == OutputFormat::Table;
     let ports = if asked { Some(ports_of(cluster, &sandboxes.items).await) } else { None };
     let table = || show::table(&sandboxes.items, &claims, args.all_namespaces, ports.as_ref(), jiff::Timestamp::now());
-    output::render(args.output.output, &sandboxes, names, table)
+    let mut everything = serde_json::to_value(&sandboxes)?;
+    if let Some(items) = everything["items"].as_array_mut() {
+        for claim in &claims {
+            let mut item = serde_json::to_value(claim)?;
+            item["apiVersion"] = SandboxClaim::api_version(&()).into();
+            item["kind"] = SandboxClaim::kind(&()).into();
+            items.push(item);
+        }
+    }
+    output::render(args.output.output, &everything, names, table)
 }
 
 fn api<K>(cluster: &ClusterClient, all_namespaces: bool) -> Api<K>
