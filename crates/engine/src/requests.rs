@@ -4,7 +4,7 @@
 use crate::metrics::Page;
 use agent_sandbox_apiserver::IssuedToken;
 use agent_sandbox_node::{
-    NodeHandle,
+    GrantedFolder, NodeHandle,
     kernel::{ImageAlias, KernelRuntime, PodUsage},
     runtime::{
         ImageError, ImageService as _, ImageSummary, PodRuntime as _, PullPolicy, PullProgress, RegistryCredentials,
@@ -43,11 +43,11 @@ pub enum EngineRequest {
         pattern: String,
     },
     ClearAliases,
-    /// Allow copies of folders of this machine in the Pod of a Sandbox that is about to be created.
-    AllowCopies {
+    /// Give folders of this machine to the Pod of a Sandbox that is about to be created.
+    AllowFolders {
         namespace: String,
         name: String,
-        paths: Vec<PathBuf>,
+        folders: Vec<GrantedFolder>,
     },
     /// Resource usage of every running Pod.
     Usage,
@@ -62,8 +62,8 @@ pub enum EngineRequest {
 pub enum RequestError {
     #[error(transparent)]
     Image(#[from] ImageError),
-    #[error("cannot record which folders the sandbox may have a copy of")]
-    Copies(#[source] io::Error),
+    #[error("cannot record which folders the sandbox may have")]
+    Folders(#[source] io::Error),
 }
 
 /// Credentials for a registry.
@@ -154,10 +154,10 @@ pub async fn handle_request(
         EngineRequest::RemoveAlias { pattern } => {
             change_aliases(runtime, move |table| table.retain(|line| line.pattern != pattern)).await
         }
-        EngineRequest::AllowCopies { namespace, name, paths } => {
+        EngineRequest::AllowFolders { namespace, name, folders } => {
             let node = node.as_ref().ok_or_else(|| io::Error::other("no node runs"));
-            let allowed = node.and_then(|node| node.allow_copies(&namespace, &name, &paths));
-            allowed.map_err(RequestError::Copies)?;
+            let allowed = node.and_then(|node| node.allow_folders(&namespace, &name, &folders));
+            allowed.map_err(RequestError::Folders)?;
             Ok(EngineReply::Allowed)
         }
         EngineRequest::Usage => Ok(EngineReply::Usage(runtime.usage())),

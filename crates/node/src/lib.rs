@@ -20,3 +20,4 @@ mod topdir;
 
 pub use helper::helper_main;
 pub use kubelet::node::{Node, NodeError, NodeHandle, NodeOptions, PodKey, PodRequestError};
+pub use kubelet::volumes::grants::{FolderAccess, GrantedFolder};

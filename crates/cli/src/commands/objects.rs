@@ -8,7 +8,7 @@ pub(super) mod waiting;
 
 pub(crate) use list::list;
 
-use super::{names::with_suggestion, network, publish, run::volumes};
+use super::{names::with_suggestion, network, publish};
 use crate::{
     args::{
         ClaimArgs, CreateArgs, DeleteArgs, EgressArgs, GetArgs, GlobalArgs, KeepAliveArgs, NamesArgs, Network,
@@ -81,8 +81,6 @@ async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: Crea
 /// The Sandbox that the flags describe.
 async fn described_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<Sandbox> {
     let folders = here::folders(global, cluster, &args).await?;
-    let mut host_paths = args.volume.iter().map(|text| volumes::parse(text)).collect::<Result<Vec<_>>>()?;
-    host_paths.extend(folders.mounts);
     let mut env = args.env;
     env.extend(folders.env.into_iter().filter(|(name, _)| !env.iter().any(|(set, _)| set == name)).collect::<Vec<_>>());
     let container = ContainerOptions {
@@ -93,7 +91,7 @@ async fn described_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: C
         cpus: args.cpus,
         runtime_class: args.isolation,
         working_dir: args.workdir.or(folders.working_dir),
-        host_paths,
+        host_paths: folders.mounts,
         copies: folders.copies,
     };
     let mut wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));

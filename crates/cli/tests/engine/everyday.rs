@@ -2,9 +2,11 @@
 //! delegated cgroups. Both users see the same, except where a snapshot's name ends with the user.
 
 use crate::{
-    fixture::{Engine, Mode, in_both_modes},
+    fixture::{Engine, Mode, eventually, in_both_modes},
     outputs::assert_snapshot,
 };
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
 use std::{fs, os::unix::fs::MetadataExt as _, os::unix::fs::PermissionsExt as _};
 
 in_both_modes! {
@@ -115,14 +117,19 @@ fn familiar_flags_and_history(mode: Mode) {
 
 fn volumes_are_read_and_written(mode: Mode) {
     let Some(engine) = Engine::stopped_as(mode) else { return };
-    let shared = engine.folder.path().join("shared");
+    let shared = engine.folder.path().canonicalize().unwrap().join("shared");
     fs::create_dir(&shared).unwrap();
     fs::write(shared.join("in"), "from outside\n").unwrap();
     for path in [engine.folder.path(), &shared] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
     [shared.clone(), shared.join("in")].iter().for_each(|path| engine.give(path));
-    engine.up_with(&["--warm", "0", "--allow-host-path", shared.to_str().unwrap()]);
+    let volume = json!({"name": "v", "hostPath": {"path": shared}});
+    let mount = json!({"name": "v", "mountPath": "/x", "readOnly": true});
+    let container = json!({"name": "c", "image": "host", "volumeMounts": [mount]});
+    let spec = json!({"podTemplate": {"spec": {"containers": [container], "volumes": [volume]}}});
+    let thief = json!({"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": "thief"}, "spec": spec});
+    fs::write(engine.folder.path().join("thief.json"), thief.to_string()).unwrap();
     check(
         &engine,
         "volume",
@@ -132,10 +139,26 @@ fn volumes_are_read_and_written(mode: Mode) {
             "agent-sandbox create box -v $PWD/shared:/mnt/shared",
             "agent-sandbox exec -w /mnt/shared box sh -c 'echo again >> out; cp /bin/cat program; chmod 4755 program'",
             "cat shared/out",
-            "agent-sandbox create other -v /etc:/mnt/etc",
+            "agent-sandbox create reader -v $PWD/shared:/mnt/shared:ro",
+            "agent-sandbox exec reader -- sh -c 'cat /mnt/shared/in; touch /mnt/shared/refused'",
+            "agent-sandbox run -d --name behind -v $PWD/shared:/mnt/shared -- sleep 1000",
+            "agent-sandbox exec behind -- tail -1 /mnt/shared/out",
+            "cd shared && agent-sandbox create here --here --write",
+            "agent-sandbox exec here -- sh -c 'echo here >> out'",
+            "agent-sandbox stop box",
+            "agent-sandbox start box",
+            "agent-sandbox exec box -- tail -1 /mnt/shared/out",
             "agent-sandbox list",
         ],
     );
+    // Through the API alone nobody gets a folder of this machine.
+    engine.ok(&["apply", "-f", engine.folder.path().join("thief.json").to_str().unwrap()]);
+    eventually("a Sandbox to which the folder was not given is refused", || {
+        let pods = engine.list::<Pod>();
+        let pod = pods.iter().find(|pod| pod.metadata.name.as_deref() == Some("thief"));
+        let message = pod.and_then(|pod| pod.status.as_ref()?.message.as_deref());
+        message.is_some_and(|message| message.contains("hostPath") && message.contains("--allow-host-path"))
+    });
     for name in ["out", "program"] {
         let (file, folder) = (fs::metadata(shared.join(name)).unwrap(), fs::metadata(&shared).unwrap());
         assert_eq!((file.uid(), file.gid()), (folder.uid(), folder.gid()), "{name}");
@@ -145,6 +168,9 @@ fn volumes_are_read_and_written(mode: Mode) {
 
 fn permanent_failures_end_at_once(mode: Mode) {
     let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
+    // A claim that no command waits for, and that no pool can serve.
+    let waiting = "apiVersion: extensions.agents.x-k8s.io/v1beta1\nkind: SandboxClaim\nmetadata: {name: waiting}\nspec: {warmPoolRef: {name: none}}\n";
+    fs::write(engine.folder.path().join("waiting.yaml"), waiting).unwrap();
     check(
         &engine,
         "failures",
@@ -158,6 +184,13 @@ fn permanent_failures_end_at_once(mode: Mode) {
             "agent-sandbox claim broken --name bad",
             "agent-sandbox list",
             "agent-sandbox claim broken --name bad --keep",
+            "agent-sandbox get bad | grep 127.0.0.1",
+            "agent-sandbox create worse --image 127.0.0.1:9/missing:v1 --keep",
+            "agent-sandbox get worse | grep missing:v1",
+            "agent-sandbox exec worse true",
+            "agent-sandbox apply -f waiting.yaml",
+            "agent-sandbox list -o name",
+            "agent-sandbox list -o json | grep '\"kind\": \"SandboxClaim\"'",
             "agent-sandbox pool create pool --template brokn",
             "agent-sandbox status -o name",
         ],

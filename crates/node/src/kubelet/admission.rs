@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SeccompProfile, Securi
 
 use crate::kubelet::egress::EgressRules;
 use crate::kubelet::model::{PodFailure, roles};
-use crate::kubelet::volumes::copied::{CopyGrants, copied};
+use crate::kubelet::volumes::{grants::FolderGrants, wanted_access};
 use crate::runtime::Capability;
 
 mod unsupported;
@@ -18,8 +18,8 @@ mod unsupported;
 pub struct Allowed {
     /// Host folders that Pods may mount with `hostPath`, including everything below them.
     pub host_paths: Vec<PathBuf>,
-    /// Host folders of which single Pods may have a copy.
-    pub copies: CopyGrants,
+    /// Host folders that were given to single Pods.
+    pub folders: FolderGrants,
     /// Why this node cannot enforce egress rules by domain; `None` if it can.
     pub egress_refused: Option<String>,
 }
@@ -59,7 +59,7 @@ pub fn review(pod: &Pod, allowed: &Allowed) -> Review {
         refuse_container(container, &mut refusals);
     }
     for volume in spec.volumes.iter().flatten() {
-        refuse_volume(pod, volume, allowed, &mut refusals);
+        refuse_volume(pod, spec, volume, allowed, &mut refusals);
     }
     refuse_egress(pod, allowed, &mut refusals);
     let mut unsupported = Vec::new();
@@ -140,10 +140,10 @@ fn refuse_capabilities(security: &SecurityContext, who: &str, out: &mut Vec<Stri
     }
 }
 
-fn refuse_volume(pod: &Pod, volume: &Volume, allowed: &Allowed, out: &mut Vec<String>) {
+fn refuse_volume(pod: &Pod, spec: &PodSpec, volume: &Volume, allowed: &Allowed, out: &mut Vec<String>) {
     if let Some(host) = &volume.host_path
         && !is_allowed_host_path(&host.path, allowed)
-        && !(copied(pod).contains_key(&volume.name) && allowed.copies.permits(pod, Path::new(&host.path)))
+        && !allowed.folders.permits(pod, Path::new(&host.path), wanted_access(pod, spec, &volume.name))
     {
         out.push(format!("hostPath {} of volume {} (allow it with --allow-host-path)", host.path, volume.name));
     }

@@ -23,7 +23,7 @@ use crate::kubelet::eviction::monitor::DiskMonitor;
 use crate::kubelet::manager::{Command, Manager, PodRegistry};
 use crate::kubelet::registration::{self, Health, Registration};
 use crate::kubelet::resources::Allocatable;
-use crate::kubelet::volumes::copied::CopyGrants;
+use crate::kubelet::volumes::grants::{FolderGrants, GrantedFolder};
 use crate::kubelet::{egress, owners, stopped_pods};
 use crate::runtime::{ImageService, RuntimeError, SharedRuntime};
 
@@ -120,7 +120,7 @@ impl Node {
             .await
             .map_err(|source| NodeError::Folder { path: log_dir.clone(), source })?;
         crate::topdir::set_topdir_flag(&log_dir);
-        let copies = CopyGrants::open(&options.data_dir)
+        let folders = FolderGrants::open(&options.data_dir)
             .map_err(|source| NodeError::Folder { path: options.data_dir.clone(), source })?;
         let (recorder, events) = EventRecorder::new(client.clone(), options.node_name.clone());
         let allocatable = machine_resources(&options.data_dir);
@@ -130,7 +130,7 @@ impl Node {
             runtime,
             images,
             recorder,
-            settings: settings(&options, log_dir, copies, egress_refused),
+            settings: settings(&options, log_dir, folders, egress_refused),
             host_ips: options.host_ips.clone(),
             allocatable,
             services: RwLock::default(),
@@ -220,13 +220,18 @@ fn report_weaknesses(node: &NodeContext) {
     node.recorder.about(about, Severity::Warning, WEAKER_ISOLATION, list.join("; "));
 }
 
-fn settings(options: &NodeOptions, log_dir: PathBuf, copies: CopyGrants, egress_refused: Option<String>) -> Settings {
+fn settings(
+    options: &NodeOptions,
+    log_dir: PathBuf,
+    folders: FolderGrants,
+    egress_refused: Option<String>,
+) -> Settings {
     Settings {
         node_name: options.node_name.clone(),
         log_dir,
         // The runtime follows no symbolic links in the sources of mounts.
         sandboxd: options.sandboxd.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())),
-        allowed: Allowed { host_paths: options.allow_host_paths.clone(), copies, egress_refused },
+        allowed: Allowed { host_paths: options.allow_host_paths.clone(), folders, egress_refused },
         backoff: options.backoff,
         cluster_domain: options.cluster_domain.clone(),
         host_resolv_conf: std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
@@ -337,9 +342,9 @@ impl NodeHandle {
         Ok(())
     }
 
-    /// Allows the Pod of a Sandbox that is about to be created to have copies of these folders of the host.
-    pub fn allow_copies(&self, namespace: &str, name: &str, paths: &[PathBuf]) -> std::io::Result<()> {
-        self.0.node.settings.allowed.copies.allow(namespace, name, paths)
+    /// Gives folders of the host to the Pod of a Sandbox that is about to be created.
+    pub fn allow_folders(&self, namespace: &str, name: &str, folders: &[GrantedFolder]) -> std::io::Result<()> {
+        self.0.node.settings.allowed.folders.allow(namespace, name, folders)
     }
 
     /// Counters of what Pods with egress rules asked for.

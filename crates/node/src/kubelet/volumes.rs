@@ -17,11 +17,13 @@ use crate::runtime::{RuntimeError, VolumeKey, VolumeRequest};
 
 pub mod copied;
 pub mod files;
+pub mod grants;
 pub mod host_path;
 pub mod mounts;
 pub mod refresh;
 
 use files::{FilesContext, FilesError};
+use grants::FolderAccess;
 use mounts::{MountError, PreparedVolume, VolumeKind};
 
 /// Why a Pod's volumes cannot be prepared (event `FailedMount`).
@@ -93,8 +95,10 @@ pub async fn prepare(
                 storage: None,
             },
             VolumeKind::Host { path, type_ } => {
-                let private = copied.get(&volume.name).copied();
-                prepare_host_path(node, &volume.name, path, &type_, private).await?
+                let copied = copied.get(&volume.name).copied();
+                let wanted = wanted_access(pod, spec, &volume.name);
+                let granted = node.settings.allowed.folders.permits(pod, &path, wanted);
+                prepare_host_path(node, &volume.name, path, &type_, HostAccess { copied, granted }).await?
             }
         };
         out.insert(volume.name.clone(), prepared);
@@ -164,19 +168,38 @@ async fn write_files(
     Ok(root)
 }
 
+/// What a Pod wants to do with a `hostPath` volume.
+pub(crate) fn wanted_access(pod: &Pod, spec: &PodSpec, volume: &str) -> FolderAccess {
+    match copied::copied(pod).contains_key(volume) {
+        true => FolderAccess::Copy,
+        false if mounts::is_written(spec, volume) => FolderAccess::Write,
+        false => FolderAccess::Read,
+    }
+}
+
+/// How a Pod has a host path.
+struct HostAccess {
+    /// Set for a folder of which the Pod gets a copy: whether its changes are private.
+    copied: Option<bool>,
+    /// The operator gave it to this Pod.
+    granted: bool,
+}
+
 /// Opens a host path and checks it against its declared type. Admission has already checked that it is allowed.
-/// `copied` is set for a folder of which the Pod gets a copy, and says whether its changes are private.
 async fn prepare_host_path(
     node: &NodeContext,
     volume: &str,
     path: PathBuf,
     type_: &str,
-    copied: Option<bool>,
+    HostAccess { copied, granted }: HostAccess,
 ) -> Result<PreparedVolume, VolumeError> {
     let fail = |what| VolumeError::HostPath(volume.to_owned(), path.display().to_string(), what);
-    let (mut roots, asked, create) =
-        (node.settings.allowed.host_paths.clone(), path.clone(), type_ == "DirectoryOrCreate" && copied.is_none());
-    roots.extend(copied.map(|_| path.clone()));
+    let mut roots = node.settings.allowed.host_paths.clone();
+    let create = type_ == "DirectoryOrCreate" && copied.is_none() && !granted;
+    // Below the root of the file system no link is followed: one that a sandbox put into another folder that was given
+    // to it would lead out of that.
+    roots.extend(granted.then(|| PathBuf::from("/")));
+    let asked = path.clone();
     let found = tokio::task::spawn_blocking(move || host_path::resolve(&roots, &asked, create)).await;
     let found = match found.map_err(|_| VolumeError::Task(volume.to_owned()))? {
         Ok(found) => found,

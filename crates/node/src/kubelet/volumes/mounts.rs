@@ -92,10 +92,15 @@ pub fn memory_volumes(spec: &PodSpec) -> BTreeMap<String, Option<u64>> {
 
 /// Whether a container mounts a path of the host so that it can be written.
 pub fn writes_host_paths(spec: &PodSpec) -> bool {
-    let of_host = |name: &str| spec.volumes.iter().flatten().any(|v| v.name == name && v.host_path.is_some());
+    let volumes = spec.volumes.iter().flatten();
+    volumes.filter(|volume| volume.host_path.is_some()).any(|volume| is_written(spec, &volume.name))
+}
+
+/// Whether a container mounts the volume so that it can be written.
+pub fn is_written(spec: &PodSpec, volume: &str) -> bool {
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     let mut mounts = containers.flat_map(|container| container.volume_mounts.iter().flatten());
-    mounts.any(|mount| mount.read_only != Some(true) && of_host(&mount.name))
+    mounts.any(|mount| mount.read_only != Some(true) && mount.name == volume)
 }
 
 /// A volume that is ready to be mounted.

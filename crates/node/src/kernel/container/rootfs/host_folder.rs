@@ -36,7 +36,7 @@ pub(super) fn as_owner(path: &Path, found: BorrowedFd<'_>, guest: (u32, u32), re
     Err((
         STEP,
         io::Error::other(format!(
-            "the file system of {} cannot show files under other user ids, so the sandbox could not write them; show it read-only, or copy it into the sandbox (agent-sandbox cp)",
+            "the file system of {} cannot show files under other user ids, so the sandbox could not write them; show it read-only, or give the sandbox a copy (--here or --with, or agent-sandbox cp)",
             path.display()
         )),
     ))
