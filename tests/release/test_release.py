@@ -1,5 +1,6 @@
 """The output of `make release` can be installed, verified and run. Built with the quick profile, as this tests the packaging."""
 
+import contextlib
 import functools
 import hashlib
 import http.server
@@ -26,8 +27,24 @@ def dist(tmp_path_factory):
     return folder
 
 
+def empty_home(folder):
+    """What a user has who has installed nothing: the system's programs, and no Rust."""
+    return {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(folder)}
+
+
+@contextlib.contextmanager
+def served(folder):
+    """The address of a web server with the files of a folder."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 def install(base, prefix):
-    environment = {"PATH": os.environ["PATH"], "HOME": str(prefix), "PREFIX": str(prefix), "AGENT_SANDBOX_RELEASE": str(base)}
+    environment = {**empty_home(prefix), "PREFIX": str(prefix), "AGENT_SANDBOX_RELEASE": str(base)}
     return subprocess.run(["sh", ROOT / "scripts" / "install.sh"], env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -59,16 +76,13 @@ def test_the_client_can_be_installed_under_upstreams_name(dist, tmp_path):
 
 
 def test_installed_from_an_address_it_runs(dist, tmp_path):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(dist))
-    handler.log_message = lambda *_: None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        done = install(f"http://127.0.0.1:{server.server_port}", tmp_path)
-        server.shutdown()
+    with served(dist) as address:
+        done = install(address, tmp_path)
     assert done.returncode == 0, done.stderr
     program = tmp_path / "bin" / "agent-sandbox"
     # Another folder without a sandboxd file: the one binary is a complete installation.
-    run = subprocess.run([program, "run", "--", "echo", "works"], capture_output=True, text=True, timeout=120)
+    command = [program, "run", "--", "echo", "works"]
+    run = subprocess.run(command, env=empty_home(tmp_path), capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout) == (0, "works\n"), run.stderr
     assert (tmp_path / "share" / "man" / "man1" / "agent-sandbox.1").stat().st_size > 1000
 
@@ -77,9 +91,10 @@ def test_the_wheel_alone_runs_a_sandbox(dist, tmp_path):
     """A home folder, Python and the wheel: no Rust, no engine, no cluster, no kubectl."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
     programs = tmp_path / "venv" / "bin"
-    wheel = next(dist.glob("agent_sandbox_sdk-*.whl"))
-    subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", "--no-index", wheel], check=True, timeout=300)
-    environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(tmp_path), "AGENT_SANDBOX_DATA_DIR": str(tmp_path / "data")}
+    with served(dist) as address:
+        words = ["install", "--quiet", "--no-index", "--find-links", f"{address}/wheels.html", "agent-sandbox-sdk"]
+        subprocess.run([programs / "python", "-m", "pip", *words], check=True, timeout=300)
+    environment = {**empty_home(tmp_path), "AGENT_SANDBOX_DATA_DIR": str(tmp_path / "data")}
     run = functools.partial(subprocess.run, env=environment, capture_output=True, text=True, timeout=120)
     first = run([programs / "agent-sandbox", "run", "--", "echo", "works"])
     assert (first.returncode, first.stdout) == (0, "works\n"), first.stderr
@@ -89,6 +104,21 @@ def test_the_wheel_alone_runs_a_sandbox(dist, tmp_path):
     finally:
         stopped = run([programs / "agent-sandbox", "down", "--purge", "--yes"])
     assert stopped.returncode == 0, stopped.stderr
+
+
+def test_the_wheel_is_installed_as_a_tool(dist, tmp_path):
+    """The line of the README: uv takes the wheel from an address."""
+    uv = shutil.which("uv")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    environment = {**empty_home(tmp_path), "UV_PYTHON_DOWNLOADS": "never"}
+    with served(dist) as address:
+        words = [uv, "tool", "install", "--no-index", "--find-links", f"{address}/wheels.html", "agent-sandbox-sdk"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    command = [tmp_path / ".local" / "bin" / "agent-sandbox", "run", "--", "echo", "works"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout) == (0, "works\n"), run.stderr
 
 
 def test_a_changed_archive_is_not_installed(dist, tmp_path):

@@ -35,8 +35,7 @@ pub(crate) use values::object_name;
 const EXAMPLES: &str = "\
 Examples:
   agent-sandbox run -- python3 -c 'print(1)'      one command in a fresh sandbox, no set-up
-  agent-sandbox up --detach                       start the engine on this machine
-  agent-sandbox create my-sandbox                 a sandbox with a name that stays
+  agent-sandbox create my-sandbox                 a sandbox with a name that stays; starts the engine
   agent-sandbox exec my-sandbox -- ls -la         run in it
   agent-sandbox cp ./data my-sandbox:/home/user   copy files into it
   agent-sandbox suspend my-sandbox                stop it, keep its files";
@@ -165,9 +164,9 @@ pub(crate) enum Command {
     /// Print names for completion scripts
     #[command(hide = true)]
     Names {
-        /// What to name
-        #[arg(value_enum)]
-        kind: NameKind,
+        /// Words of the command line after the program; the last one is to be completed
+        #[arg(last = true)]
+        words: Vec<String>,
     },
     /// Write the command line's reference
     #[command(hide = true)]

@@ -32,7 +32,7 @@ pub(crate) struct ClusterClient {
 #[derive(Debug, Error)]
 pub(crate) enum ClusterError {
     #[error(
-        "no engine runs on this machine and no cluster is named\n  start one here:      agent-sandbox up --detach\n  or name a cluster:   --kubeconfig FILE, or KUBECONFIG"
+        "no engine runs on this machine and no cluster is named\n  start one here:      agent-sandbox create NAME, or agent-sandbox up --detach\n  or name a cluster:   --kubeconfig FILE, or KUBECONFIG"
     )]
     Nothing,
     #[error("cannot start the engine on this machine")]

@@ -128,7 +128,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Token(args) => tokens::token(&global, args).await?,
         Command::Version(args) => version::version(&args)?,
         Command::Completion(args) => completion::completion(&args)?,
-        Command::Names { kind } => completion::names(&global, kind).await?,
+        Command::Names { words } => completion::names(&global, &words).await?,
         Command::Reference(args) => reference::reference(&args)?,
     }
     Ok(done)

@@ -2,7 +2,7 @@
 
 use super::{OutputArgs, values::duration};
 use agent_sandbox_router::TokenMintArgs;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use clap_complete::Shell;
 use std::{path::PathBuf, time::Duration};
 
@@ -17,18 +17,6 @@ pub(crate) struct CompletionArgs {
     /// The shell to complete for
     #[arg(value_enum)]
     pub(crate) shell: Shell,
-}
-
-/// Objects whose names completion scripts ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum NameKind {
-    /// Sandboxes and claims
-    Sandboxes,
-    Pools,
-    Templates,
-    /// Pools and templates
-    Sources,
-    Images,
 }
 
 #[derive(Args, Debug)]

@@ -1,12 +1,18 @@
 //! `completion`: completion scripts for shells, which ask this program for the names of sandboxes, pools and images; and
 //! `names`, the hidden command that answers.
 
+mod words;
+
+use super::objects::is_pool_member;
 use crate::{
-    args::{Cli, CompletionArgs, GlobalArgs, NameKind},
+    args::{Cli, CompletionArgs, GlobalArgs},
     cluster::ClusterClient,
     output,
 };
-use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use agent_sandbox_api::{
+    snapshot::SandboxSnapshot,
+    v1beta1::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool},
+};
 use agent_sandbox_engine::{DataDir, EngineReply, EngineRequest, send_request};
 use anyhow::Result;
 use clap::CommandFactory;
@@ -14,50 +20,36 @@ use clap_complete::Shell;
 use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, ResourceExt as _, api::ListParams};
 use std::{collections::BTreeSet, fmt::Debug, time::Duration};
+use words::NameKind;
 
 /// Timeout for names: a user waits for them after each press of the tab key.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Added to the generated scripts.
+/// Added to the generated scripts. Which names a word may be is decided by this program.
 const BASH: &str = r#"
 _agent_sandbox_with_names() {
     _agent-sandbox "$@"
-    local word=${COMP_WORDS[COMP_CWORD]} kind=
-    [[ $word == -* ]] && return 0
-    case ${COMP_WORDS[1]} in
-        exec|shell|get|logs|history|cp|suspend|stop|resume|start|keep-alive|delete|rm|port-forward) kind=sandboxes ;;
-        claim) kind=sources ;;
-        pool) kind=pools ;;
-        template) kind=templates ;;
-        image) kind=images ;;
-        *) return 0 ;;
-    esac
-    COMPREPLY+=($(compgen -W "$(agent-sandbox names "$kind" 2>/dev/null)" -- "$word"))
+    local names
+    names=$(agent-sandbox names -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    COMPREPLY+=($(compgen -W "$names" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -F _agent_sandbox_with_names -o nosort -o bashdefault -o default agent-sandbox
 "#;
 const ZSH: &str = r#"
 _agent_sandbox_with_names() {
     _agent-sandbox "$@"
-    local kind
-    case $words[2] in
-        exec|shell|get|logs|history|cp|suspend|stop|resume|start|keep-alive|delete|rm|port-forward) kind=sandboxes ;;
-        claim) kind=sources ;;
-        pool) kind=pools ;;
-        template) kind=templates ;;
-        image) kind=images ;;
-        *) return 0 ;;
-    esac
-    compadd -- ${(f)"$(agent-sandbox names $kind 2>/dev/null)"}
+    compadd -- ${(f)"$(agent-sandbox names -- "${(@)words[2,CURRENT]}" 2>/dev/null)"}
 }
 compdef _agent_sandbox_with_names agent-sandbox
 "#;
 const FISH: &str = r#"
-complete -c agent-sandbox -n '__fish_seen_subcommand_from exec shell get logs history cp suspend stop resume start keep-alive delete rm port-forward' -a '(agent-sandbox names sandboxes 2>/dev/null)'
-complete -c agent-sandbox -n '__fish_seen_subcommand_from claim' -a '(agent-sandbox names sources 2>/dev/null)'
-complete -c agent-sandbox -n '__fish_seen_subcommand_from pool' -a '(agent-sandbox names pools 2>/dev/null)'
-complete -c agent-sandbox -n '__fish_seen_subcommand_from template' -a '(agent-sandbox names templates 2>/dev/null)'
-complete -c agent-sandbox -n '__fish_seen_subcommand_from image' -a '(agent-sandbox names images 2>/dev/null)'
+function __agent_sandbox_names
+    agent-sandbox names -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null
+end
+complete -c agent-sandbox -a '(__agent_sandbox_names)'
+for flag in image template snapshot
+    complete -c agent-sandbox -l $flag -r -a '(__agent_sandbox_names)'
+end
 "#;
 
 pub(crate) fn completion(args: &CompletionArgs) -> Result<()> {
@@ -77,9 +69,11 @@ pub(crate) fn script(shell: Shell) -> String {
     String::from_utf8_lossy(&script).into_owned() + names
 }
 
-/// Prints names, one per line. Starts no engine, and prints nothing if there is no answer in time.
-pub(crate) async fn names(global: &GlobalArgs, kind: NameKind) -> Result<()> {
-    let found = tokio::time::timeout(TIMEOUT, find(global, kind)).await;
+/// Prints the names that the last word may be, one per line. Starts no engine, and prints nothing if there is no answer in
+/// time.
+pub(crate) async fn names(global: &GlobalArgs, words: &[String]) -> Result<()> {
+    let Some((kind, global)) = words::wanted(&Cli::command(), global, words) else { return Ok(()) };
+    let found = tokio::time::timeout(TIMEOUT, find(&global, kind)).await;
     let found = found.unwrap_or_else(|_| Ok(BTreeSet::new()))?;
     output::print(&found.iter().map(|name| format!("{name}\n")).collect::<String>())
 }
@@ -104,13 +98,18 @@ async fn find(global: &GlobalArgs, kind: NameKind) -> Result<BTreeSet<String>> {
     if matches!(kind, NameKind::Templates | NameKind::Sources) {
         names.extend(list::<SandboxTemplate>(&cluster).await?);
     }
+    if kind == NameKind::Snapshots {
+        names.extend(list::<SandboxSnapshot>(&cluster).await?);
+    }
     Ok(names)
 }
 
+/// Names of all objects of a kind, but not those of a pool's waiting sandboxes.
 async fn list<K>(cluster: &ClusterClient) -> Result<Vec<String>>
 where
     K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + serde::de::DeserializeOwned,
 {
     let api: Api<K> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    Ok(api.list_metadata(&ListParams::default()).await?.iter().map(|object| object.name_any()).collect())
+    let objects = api.list_metadata(&ListParams::default()).await?;
+    Ok(objects.iter().filter(|object| !is_pool_member(*object)).map(|object| object.name_any()).collect())
 }

@@ -6,7 +6,7 @@ mod ports;
 pub(crate) mod show;
 pub(super) mod waiting;
 
-pub(crate) use list::list;
+pub(crate) use list::{is_pool_member, list};
 
 use super::{names::with_suggestion, network, publish};
 use crate::{

@@ -105,7 +105,8 @@ where
     }
 }
 
-fn is_pool_member(sandbox: &Sandbox) -> bool {
+/// Whether a Sandbox waits in a pool.
+pub(crate) fn is_pool_member(sandbox: &impl kube::Resource) -> bool {
     let owners = sandbox.owner_references();
     owners.iter().any(|owner| owner.controller == Some(true) && owner.kind == "SandboxWarmPool")
 }
