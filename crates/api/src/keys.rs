@@ -106,6 +106,8 @@ pub mod annotations {
     pub const SUSPEND_AT: &str = "agent-sandbox.github.io/suspend-at";
     /// Sandbox: time after which it is suspended again when a request has woken it, such as `5m`.
     pub const AWAKE_FOR: &str = "agent-sandbox.github.io/awake-for";
+    /// Sandbox: `true` if its shutdown time is when its Pod has finished, for commands that run once.
+    pub const SHUTDOWN_WHEN_FINISHED: &str = "agent-sandbox.github.io/shutdown-when-finished";
 
     /// Sandbox: records of the links to its ports that are valid, as JSON; written by routers (see [`crate::links`]).
     pub const LINKS: &str = "agent-sandbox.github.io/links";

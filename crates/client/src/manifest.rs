@@ -28,6 +28,8 @@ pub struct ContainerOptions {
     pub cpus: Option<String>,
     pub runtime_class: Option<String>,
     pub working_dir: Option<String>,
+    /// The command runs once: it is not started again, whatever its exit code is.
+    pub runs_once: bool,
     /// Host folders to mount: source, target, read-only.
     pub host_paths: Vec<(String, String, bool)>,
     /// Host folders to mount a private copy of, at the same path. Only the embedded node makes copies.
@@ -98,13 +100,12 @@ pub fn claim(options: &ClaimOptions) -> SandboxClaim {
 
 /// A Pod without a Sandbox whose only container runs sandboxd, for a single command.
 pub fn pod(name: &str, container: &ContainerOptions) -> serde_json::Result<Pod> {
-    let mut spec = pod_spec(container);
+    let mut spec = pod_spec(&ContainerOptions { runs_once: true, ..container.clone() });
     spec["containers"][0]["command"] = json!([SANDBOXD]);
     // The command runs beside the daemon through exec, so nothing waits for the daemon's port.
     if let Some(first) = spec["containers"][0].as_object_mut() {
         first.remove("readinessProbe");
     }
-    spec["restartPolicy"] = json!("Never");
     let mut annotations = json!({keys::annotations::INJECT_SANDBOXD: "true"});
     if let Some(names) = copied_volumes(container) {
         annotations[keys::annotations::COPIED_VOLUMES] = json!(names);
@@ -168,7 +169,7 @@ fn pod_spec(options: &ContainerOptions) -> Value {
             container["resources"]["limits"][resource] = json!(limit);
         }
     }
-    let mut spec = json!({"restartPolicy": "OnFailure"});
+    let mut spec = json!({"restartPolicy": if options.runs_once { "Never" } else { "OnFailure" }});
     for (index, (source, target, read_only)) in options.host_paths.iter().enumerate() {
         let name = format!("volume-{index}");
         let mount = json!({"name": name, "mountPath": target, "readOnly": read_only});

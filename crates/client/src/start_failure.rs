@@ -5,7 +5,10 @@
 //! clusters repeat failed starts, for example when a registry is busy: there they are only added to a timeout.
 
 use crate::ClientError;
-use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
+use agent_sandbox_api::{
+    keys::annotations,
+    v1beta1::{Sandbox, SandboxClaim},
+};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Event, Pod};
 use kube::{
@@ -115,8 +118,12 @@ async fn explain(client: &Client, namespace: &str, owner: Owner<'_>, error: Clie
 }
 
 /// Checks that a Sandbox that was just created, and is ready, stays so: its Pod is Ready for a moment even if its
-/// command ends at once. A sandbox's own daemon stays, so only a given command is watched for a while.
+/// command ends at once. A sandbox's own daemon stays, so only a given command is watched for a while, unless it is meant
+/// to end.
 pub(crate) async fn check_new(client: &Client, namespace: &str, made: &Sandbox) -> Result<(), ClientError> {
+    if made.annotation(annotations::SHUTDOWN_WHEN_FINISHED).is_some() {
+        return Ok(());
+    }
     let spec = serde_json::to_value(&made.spec.pod_template.spec).unwrap_or_default();
     let has_command = spec["containers"][0]["command"].is_array();
     let pod = made.name_any();

@@ -29,8 +29,8 @@ use self::{
 };
 pub use self::{
     plan::{
-        CleanUp, Observed, Plan, PodName, PodNamePlan, PodPlan, Reconcile, Settings, Step, Unreadable, is_expired,
-        plan, tracked_name, until_deadline, until_shutdown,
+        CleanUp, Observed, Plan, PodName, PodNamePlan, PodPlan, Reconcile, Settings, Step, Unreadable, ends_with,
+        is_expired, plan, tracked_name, until_deadline, until_shutdown,
     },
     route::route,
     service::{ServicePlan, service_ports},
@@ -321,6 +321,10 @@ impl SandboxPass<'_> {
         }
         if !errors.is_empty() {
             return Err(ReconcileError::transient(errors.join("\n")).no_later_than(deadline).into());
+        }
+        if ends_with(&stored, &status) {
+            // The reconciler's own status is no event.
+            return Ok(Next::After(CLEAN_UP_DELAY));
         }
         Ok(plan.requeue.into_iter().chain(deadline).min().into())
     }

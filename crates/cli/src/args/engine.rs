@@ -55,15 +55,16 @@ pub(crate) struct RunArgs {
     pub(crate) volume: Vec<String>,
     #[command(flatten)]
     pub(crate) folders: HereArgs,
-    /// Run in the background, in a sandbox of the local engine that stays until it is deleted
-    #[arg(long, short, conflicts_with_all = ["interactive", "tty", "timeout", "remove"])]
+    /// Run in the background, in a sandbox of the local engine that stays until it is deleted; with --rm until the
+    /// command ends
+    #[arg(long, short, conflicts_with_all = ["interactive", "tty", "timeout"])]
     pub(crate) detach: bool,
     /// Name of the sandbox
     #[arg(long, value_parser = object_name)]
     pub(crate) name: Option<String>,
-    /// Remove the sandbox afterwards: always so, unless it runs in the background
-    #[arg(long = "rm", id = "remove")]
-    pub(crate) _remove: bool,
+    /// Remove the sandbox when the command has ended: always so, unless it runs in the background
+    #[arg(long = "rm")]
+    pub(crate) remove: bool,
     /// Folder to start in
     #[arg(long, short, value_name = "DIR")]
     pub(crate) workdir: Option<String>,

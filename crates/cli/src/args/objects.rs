@@ -82,6 +82,9 @@ pub(crate) struct CreateArgs {
     pub(crate) keep: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+    /// Set by `run --detach --rm`: delete the sandbox when its command has ended.
+    #[arg(skip)]
+    pub(crate) remove: bool,
     /// Command of the container, instead of the image's own
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,

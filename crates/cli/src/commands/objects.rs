@@ -55,6 +55,7 @@ pub(crate) async fn create(global: &GlobalArgs, cluster: &ClusterClient, args: C
 
 async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
     let (network, wait, keep, output) = (args.network, args.wait.wait, args.keep, args.output.output);
+    let (name, runs_once) = (args.name.clone(), args.remove);
     network::check_engine(global, cluster, network).await?;
     let wanted = match &args.snapshot {
         Some(snapshot) => {
@@ -71,8 +72,12 @@ async fn create_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: Crea
         None => described_sandbox(global, cluster, args).await?,
     };
     cluster.announce_change();
-    let sandbox = create_and_wait(cluster, wanted, NewSandbox { network, wait, keep }).await?;
-    let name = sandbox.name_any();
+    let sandbox = match create_and_wait(cluster, wanted, NewSandbox { network, wait, keep }).await {
+        Err(error) if runs_once && waiting::is_over(&error) => {
+            return output::print(&format!("sandbox {name} has ended and is deleted\n"));
+        }
+        outcome => outcome?,
+    };
     let next =
         format!("sandbox {name} is {}\n  run in it:  agent-sandbox exec {name} -- COMMAND\n", show::state(&sandbox));
     output::emit(output, &sandbox, || format!("sandbox/{name}\n"), || next)
@@ -91,11 +96,17 @@ async fn described_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: C
         cpus: args.cpus,
         runtime_class: args.isolation,
         working_dir: args.workdir.or(folders.working_dir),
+        runs_once: args.remove,
         host_paths: folders.mounts,
         copies: folders.copies,
     };
     let mut wanted = sdk::sandbox(&args.name, &container, args.expires_in.map(from_now));
     request_sandboxd(&mut wanted.spec.pod_template);
+    if args.remove {
+        let annotations = wanted.metadata.annotations.get_or_insert_default();
+        annotations.insert(keys::annotations::SHUTDOWN_WHEN_FINISHED.to_owned(), "true".to_owned());
+        wanted.spec.shutdown_policy = Some(ShutdownPolicy::Delete);
+    }
     wanted.metadata.annotations.get_or_insert_default().extend(args.sleep.annotations());
     wanted.metadata.annotations.get_or_insert_default().extend(args.egress.annotations());
     Ok(wanted)

@@ -193,6 +193,7 @@ async fn run_detached(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
         sleep: SleepArgs::default(),
         wait: WaitArgs { wait: sdk::READY_TIMEOUT },
         keep: false,
+        remove: args.remove,
         output: OutputArgs { output: OutputFormat::Table },
     };
     on_started(global, async |cluster| objects::create(global, cluster, create).await).await?;

@@ -112,6 +112,13 @@ fn run_knows_rm_detach_and_name_and_the_images_own_command(mode: Mode) {
     assert_eq!(engine.ok(&["run", "--rm", "--name", "once", "hostname"]), "once\n");
     engine.ok(&["run", "-d", "--name", "behind", "sleep", "1000"]);
     assert!(engine.ok(&["exec", "behind", "ps", "ax"]).contains("sleep 1000"));
+    for (name, script) in [("soon", "sleep 2"), ("failing", "sleep 2; exit 3"), ("at-once", "true")] {
+        engine.ok(&["run", "--rm", "-d", "--name", name, "sh", "-c", script]);
+    }
+    assert!(engine.ok(&["list", "-o", "name"]).contains("sandbox/soon\n"), "it is there while its command runs");
+    eventually("their commands have ended, and they are gone", || {
+        engine.ok(&["list", "-o", "name"]) == "sandbox/behind\n"
+    });
     let archive = engine.folder.path().join("image.tar");
     Image::with_shell().save(&archive, "example.com/shell:v1");
     engine.ok(&["image", "import", archive.to_str().unwrap()]);
@@ -153,6 +160,14 @@ fn names_are_completed(mode: Mode) {
     assert!(complete("pool delete my").contains("my-pool"), "{}", complete("pool delete my"));
     assert!(!complete("pool delete my").contains("my-template"), "{}", complete("pool delete my"));
     assert!(complete("claim my-p").contains("my-pool"), "{}", complete("claim my-p"));
+    assert!(!complete("-n elsewhere exec my").contains("my-box"), "names of the namespace on the line");
+    assert!(complete("-n default fork my").contains("my-box"), "{}", complete("-n default fork my"));
+    assert!(complete("create --template my").contains("my-template"), "{}", complete("create --template my"));
+    assert!(complete("create --image example").contains("example.com/my-image"));
+    assert!(!complete("exec my-box my").contains("my-box"), "the command is completed by the shell");
+    engine.ok(&["pool", "scale", "my-pool", "1"]);
+    eventually("the pool has a member", || engine.ok(&["list", "--all"]).contains("my-pool-"));
+    assert!(!complete("exec my").contains("my-pool-"), "{}", complete("exec my"));
     assert!(complete("image remove example").contains("example.com/my-image"), "{}", complete("image remove example"));
 }
 

@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use agent_sandbox_api::{
-    conditions::{ConditionType, Reason},
+    conditions::{self, ConditionType, Reason},
     keys::annotations,
     names,
     owners::{self, Ownership},
     template::ShutdownPolicy,
-    v1beta1::OperatingMode,
+    v1beta1::{OperatingMode, SandboxStatus},
 };
 use jiff::Timestamp;
 
@@ -230,9 +230,17 @@ pub fn plan(observed: &Observed, settings: &Settings) -> Plan {
     Plan::Reconcile(Box::new(plan))
 }
 
-/// Whether the shutdown time is reached; at exactly that time the Sandbox is expired.
+/// Whether the shutdown time is reached; at exactly that time the Sandbox is expired. For some it is when their Pod has
+/// finished.
 pub fn is_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
     sandbox.spec.shutdown_time.as_ref().is_some_and(|shutdown| now >= shutdown.0)
+        || sandbox.status.as_ref().is_some_and(|status| ends_with(sandbox, status))
+}
+
+/// Whether the shutdown time of the Sandbox is when its Pod has finished, and the status says that it has.
+pub fn ends_with(sandbox: &Sandbox, status: &SandboxStatus) -> bool {
+    let finished = status.conditions.as_deref().and_then(|list| conditions::find(list, ConditionType::Finished));
+    sandbox.annotation(annotations::SHUTDOWN_WHEN_FINISHED) == Some("true") && conditions::is_true(finished)
 }
 
 /// Time left to the shutdown time, if one is set.

@@ -2,7 +2,10 @@
 //! deleted again unless it is to be kept.
 
 use crate::cluster::ClusterClient;
-use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
+use agent_sandbox_api::{
+    keys,
+    v1beta1::{Sandbox, SandboxClaim},
+};
 use agent_sandbox_client::{self as sdk, ClientError};
 use anyhow::{Error, Result, anyhow};
 use kube::{
@@ -15,11 +18,29 @@ use std::{fmt::Debug, time::Duration};
 pub(super) async fn created(cluster: &ClusterClient, made: &Sandbox, limit: Duration, keep: bool) -> Result<Sandbox> {
     match sdk::new_sandbox_ready(&cluster.client, &cluster.namespace, made, limit).await {
         Ok(sandbox) => Ok(sandbox),
+        Err(error) if runs_once(made) && has_ended(&error) => Err(error.into()),
         Err(error) => {
             let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
             Err(give_up(&api, "sandbox", &made.name_any(), made.uid(), keep, error).await)
         }
     }
+}
+
+fn runs_once(sandbox: &Sandbox) -> bool {
+    sandbox.annotation(keys::annotations::SHUTDOWN_WHEN_FINISHED).is_some()
+}
+
+fn has_ended(error: &ClientError) -> bool {
+    match error {
+        ClientError::Deleted { .. } => true,
+        ClientError::Failed { reason, .. } => reason == "PodSucceeded" || reason == "SandboxExpired",
+        _ => false,
+    }
+}
+
+/// Whether a Sandbox that runs once had ended before it was seen to be ready.
+pub(super) fn is_over(error: &Error) -> bool {
+    error.downcast_ref().is_some_and(has_ended)
 }
 
 /// Waits for a claim that was just created.

@@ -135,6 +135,24 @@ async fn s_187_s_190_finished_survives_expiry() {
     }
 }
 
+/// A Sandbox whose command runs once goes when its Pod has finished, however it ended, and not before.
+#[tokio::test]
+async fn a_sandbox_that_runs_once_expires_when_its_pod_has_finished() {
+    for phase in ["Succeeded", "Failed"] {
+        let mut fixture = SandboxFixture::new();
+        let once = json!({ "agent-sandbox.github.io/shutdown-when-finished": "true" });
+        fixture.create(with(json!({ "metadata": { "annotations": once }, "spec": { "shutdownPolicy": "Delete" } })));
+        fixture.converge().await;
+        fixture.pod_runs(NAME);
+        fixture.converge().await;
+        assert_eq!((fixture.ready().0.as_str(), fixture.count(Kind::Sandbox)), ("True", 1));
+        fixture.api.edit(Kind::Pod, &key(), json!({ "status": { "phase": phase } }));
+        assert_eq!(fixture.pass().await.expect("passes"), Next::After(Duration::from_millis(1)), "no event follows");
+        fixture.converge().await;
+        assert_eq!(fixture.count(Kind::Sandbox), 0, "{phase}");
+    }
+}
+
 /// S-188, S-189: a running Sandbox expires at its time, with the generation that set the time.
 #[tokio::test]
 async fn s_188_s_189_a_running_sandbox_expires() {
