@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 in_both_modes! {
     a_session_from_create_to_history,
+    a_running_command_follows_the_size_of_the_terminal,
 }
 
 /// A tmux server of the test's own, which ends with it.
@@ -74,6 +75,22 @@ impl Drop for Terminal {
 fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{why}");
     eprintln!("SKIPPED: {why}");
+}
+
+fn a_running_command_follows_the_size_of_the_terminal(mode: Mode) {
+    let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
+    let Some(terminal) = Terminal::open(&engine) else { return };
+    let program = format!("{} --data-dir {}", engine.program().display(), engine.data().display());
+    terminal.line(&format!("alias box='{program}'; echo set-$((40+2))"), "set-42");
+    terminal.line("box create box; echo code-$?", "code-0");
+    let script = "trap 'echo now $(stty size)' WINCH; echo begun-$((40+2)); while :; do sleep 0.1; done";
+    for (width, command) in [("111", "box exec -it box"), ("122", "box run -it")] {
+        terminal.line(&format!("{command} -- bash -c \"{}\"", script.replace('$', "\\$")), "begun-42");
+        terminal.tmux(&["resize-window", "-x", width, "-y", "40"]);
+        terminal.shows(&format!(" {width}"));
+        terminal.tmux(&["send-keys", "C-c"]);
+        terminal.shows("outside$");
+    }
 }
 
 fn a_session_from_create_to_history(mode: Mode) {
