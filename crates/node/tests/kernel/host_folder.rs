@@ -144,6 +144,29 @@ async fn no_set_id_file_is_made_in_a_host_folder() {
     node.runtime.remove_pod("p1").await.unwrap();
 }
 
+/// Device files in a folder of the host cannot be made, and those that are there cannot be opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_device_is_made_or_opened_in_a_host_folder() {
+    if !runs_as_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let folder = folder_of(0, &std::env::temp_dir());
+    let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::from_raw_mode(0o666));
+    let null = rustix::fs::makedev(1, 3);
+    rustix::fs::mknodat(rustix::fs::CWD, folder.path().join("null"), kind, mode, null).unwrap();
+    node.runtime.create_pod(PodSandboxSpec { writes_host_paths: true, ..pod("p1") }).await.unwrap();
+    let script = "cat /dev/null && echo control; cat /shared/null || echo closed; mknod /shared/made c 1 3 || echo refused; touch /shared/file";
+    let mut spec = node.container("p1", "c", &["sh", "-c", script]).await;
+    spec.mounts.push(volume(MountSource::Host { path: folder.path().canonicalize().unwrap() }, "/shared", false));
+    assert_eq!(node.run("p1", spec).await.code, 0);
+    let output = node.output("p1", "c");
+    let said: Vec<&str> = output.lines().filter(|line| !line.contains(": ")).collect();
+    assert_eq!(said, ["control", "closed", "refused"], "{output}");
+    assert!(folder.path().join("file").exists() && !folder.path().join("made").exists());
+    node.runtime.remove_pod("p1").await.unwrap();
+}
+
 /// Mount targets inside a volume are created in it, and belong to the Pod.
 #[tokio::test(flavor = "multi_thread")]
 async fn mounts_inside_a_volume_are_made() {
