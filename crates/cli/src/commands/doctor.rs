@@ -7,6 +7,7 @@ use crate::{
 use agent_sandbox_engine::{DataDir, host_check};
 use agent_sandbox_node::{
     kernel::{KernelConfig, KernelRuntime, Leftover, NodeDefaults, leftovers as find_leftovers, remove_leftover},
+    kubelet::eviction::StoragePolicy,
     runtime::{PodRuntime as _, WeaknessKind},
 };
 use anyhow::{Context as _, Result};
@@ -21,6 +22,7 @@ use std::{
 /// Free bytes below which new sandboxes may be refused for lack of disk space.
 const LOW_DISK: u64 = 2 << 30;
 const MEBIBYTE: u64 = 1 << 20;
+const GIBIBYTE: u64 = 1 << 30;
 
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -105,13 +107,16 @@ async fn isolation() -> Result<Vec<Check>> {
 /// Limits of sandboxes that set none; the weaknesses above say what of them cannot be enforced.
 fn default_limits() -> Check {
     let NodeDefaults { memory_bytes, cpu_millis, pids, .. } = NodeDefaults::of_machine();
+    let StoragePolicy { default_limit, default_inodes, .. } = StoragePolicy::default();
     let amount =
         |found: Option<u64>, unit: u64| found.map_or("unlimited".to_owned(), |found| (found / unit).to_string());
     let cpus = cpu_millis.map_or("unlimited".to_owned(), |millis| format!("{}", millis as f64 / 1_000.0));
     Check::good(format!(
-        "a sandbox that sets no limits gets {} MiB of memory, {cpus} CPUs and {} processes",
+        "a sandbox that sets no limits gets {} MiB of memory, {cpus} CPUs, {} processes, {} GiB of disk and \
+         {default_inodes} files",
         amount(memory_bytes, MEBIBYTE),
-        amount(pids, 1)
+        amount(pids, 1),
+        default_limit / GIBIBYTE
     ))
 }
 

@@ -95,3 +95,28 @@ fn doctor_leaves_nothing_behind() {
     // A table's comment names the data folder that it belongs to.
     assert!(!rules.contains(&*folder.path().to_string_lossy()), "{rules}");
 }
+
+/// `doctor` names the default of every resource that docs/isolation.md lists.
+#[test]
+fn doctor_states_the_limits_of_sandboxes_that_set_none() {
+    let doctor = std::process::Command::new(env!("CARGO_BIN_EXE_agent-sandbox"))
+        .args(["doctor", "-o", "json"])
+        .output()
+        .unwrap();
+    let checks: Vec<serde_json::Value> = serde_json::from_slice(&doctor.stdout).unwrap();
+    let said = checks.iter().filter_map(|check| check["what"].as_str());
+    let said = said.into_iter().find(|text| text.starts_with("a sandbox that sets no limits gets ")).unwrap();
+    let machine = agent_sandbox_node::kernel::NodeDefaults::of_machine();
+    let memory = machine.memory_bytes.expect("/proc/meminfo states the memory") >> 20;
+    let cpus = machine.cpu_millis.unwrap() as f64 / 1_000.0;
+    let expected = [
+        format!(" {memory} MiB of memory, "),
+        format!(" {cpus} CPUs, "),
+        " 1024 processes, ".to_owned(),
+        " 10 GiB of disk ".to_owned(),
+        " 1000000 files".to_owned(),
+    ];
+    for part in expected {
+        assert!(said.contains(&part), "{part:?} in {said:?}");
+    }
+}

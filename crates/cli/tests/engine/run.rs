@@ -4,6 +4,7 @@ use crate::fixture::{Engine, PROGRAM, can_run, eventually, is_root};
 use k8s_openapi::api::core::v1::Event;
 use std::{
     io::{Read as _, Write as _},
+    path::Path,
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
@@ -38,6 +39,65 @@ fn run_passes_the_exit_code_and_the_streams_through() {
     let output = run(&["--", "/etc/passwd"]);
     assert_eq!(output.status.code(), Some(126), "{output:?}");
     assert!(text(&output.stderr).starts_with("cannot run /etc/passwd: Permission denied"), "{output:?}");
+}
+
+/// The limit of a process's cgroup, in the controller's own hierarchy or in the unified one; `None` if there is none.
+fn limit_of(pid: u32, controller: &str, v1: &str, v2: &str) -> Option<u64> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let fields = groups.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
+    let (mut own, mut unified) = (None, None);
+    for field in fields {
+        match field[1] {
+            "" => unified = Some(field[2].to_owned()),
+            names if names.split(',').any(|name| name == controller) => own = Some(field[2].to_owned()),
+            _ => {}
+        }
+    }
+    let (folder, file) = match own {
+        Some(group) => (format!("/sys/fs/cgroup/{controller}{group}"), v1),
+        None => (format!("/sys/fs/cgroup{}", unified.unwrap()), v2),
+    };
+    // The limit is the one of the container's cgroup, or of its Pod's above it.
+    Path::new(&folder).ancestors().take(2).find_map(|folder| {
+        let text = std::fs::read_to_string(folder.join(file)).ok()?;
+        // What version 1 shows where no limit is set is no number of pages that a machine has.
+        text.split_whitespace().next()?.parse::<u64>().ok().filter(|limit| *limit < 1 << 60)
+    })
+}
+
+/// `run` without flags has the limits of the node's defaults, and `none` takes one away.
+#[test]
+fn a_command_without_flags_has_the_default_limits() {
+    if !is_root() || !can_run() {
+        return;
+    }
+    let machine = agent_sandbox_node::kernel::NodeDefaults::of_machine();
+    for (flags, pids) in [(&[][..], Some(1024)), (&["--pids", "none"], None)] {
+        let mark = format!("97{}{}", std::process::id(), flags.len());
+        let words = [&["run"], flags, &["--", "sleep", &mark]].concat();
+        let child = Command::new(PROGRAM).args(&words).stdin(Stdio::null()).spawn().unwrap();
+        let mut pid = None;
+        eventually("the command runs", || {
+            pid = process(&["sleep", &mark]);
+            pid.is_some()
+        });
+        let pid = pid.unwrap();
+        let memory = limit_of(pid, "memory", "memory.limit_in_bytes", "memory.max");
+        let quota = limit_of(pid, "cpu", "cpu.cfs_quota_us", "cpu.max");
+        let found = (memory, quota.map(|micros| micros / 100), limit_of(pid, "pids", "pids.max", "pids.max"));
+        let own = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        rustix::process::kill_process(own, rustix::process::Signal::INT).unwrap();
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+        assert_eq!(found, (machine.memory_bytes, machine.cpu_millis, pids), "{words:?}");
+    }
+}
+
+/// The process with exactly these arguments.
+fn process(words: &[&str]) -> Option<u32> {
+    let wanted: Vec<u8> = words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut named = entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())));
+    named.find(|(_, path)| std::fs::read(path.join("cmdline")).is_ok_and(|line| line == wanted)).map(|(pid, _)| pid)
 }
 
 /// A command that runs out of memory says so, and a process that it leaves behind does not delay its end.
