@@ -10,6 +10,7 @@ use agent_sandbox_telemetry::audit::AuditLog;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     controllers::Controllers,
@@ -256,7 +257,9 @@ impl ApiServer {
         let server = self.clone();
         let (name, path) = (config.name.clone(), config.kubeconfig.clone());
         let credentials = self.core.front.credentials();
-        let listener = Listener::start(config, &credentials, |stop| AuthenticatingService::new(server, stop)).await?;
+        let stop = CancellationToken::new();
+        let service = AuthenticatingService::new(server, &config.extra_names, stop.clone())?;
+        let listener = Listener::start(config, &credentials, stop, service).await?;
         if let Some(path) = path {
             let address = reachable(listener.address());
             self.core.front.add_kubeconfig(WrittenKubeconfig { path, name, address });

@@ -314,27 +314,54 @@ async fn requests_are_answered_at_once_during_a_flood_of_idle_connections() {
     driver.abort();
 }
 
-/// The API checks neither `Host` nor `Origin`: what a page could reach needs a token, which no browser sends by itself.
+/// A page of another name or origin is refused before anything is looked up, whatever anonymous users may do: the
+/// version is for everyone.
 #[tokio::test]
 async fn a_web_page_gets_nothing_without_a_token() {
     let client = HttpsClient::start().await;
     let configs = "/api/v1/namespaces/default/configmaps";
     let object = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"from-a-page"}}"#;
+    let rebound = [("host", "evil.example"), ("origin", "https://evil.example")];
+    let foreign = [("host", "localhost"), ("origin", "https://evil.example"), ("sec-fetch-site", "cross-site")];
+    let image = [("host", "localhost"), ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")];
     for (method, path, kind) in [
+        (Method::GET, "/version", ""),
         (Method::GET, "/api/v1/namespaces/default/pods", ""),
         (Method::GET, "/openapi/v3", ""),
         (Method::GET, "/metrics", ""),
         (Method::POST, configs, "text/plain"),
         (Method::POST, configs, "application/json"),
     ] {
-        let page = Request::builder().method(&method).uri(path).header("content-type", kind);
-        let page = page.header("host", "evil.example").header("origin", "https://evil.example");
-        let page = page.header("sec-fetch-site", "cross-site").header("cookie", format!("token={}", client.token));
-        let response = client.send(page.body(Full::from(object)).unwrap()).await;
-        assert_eq!(response.status(), StatusCode::FORBIDDEN, "{method} {path}");
-        assert!(response.headers().get("access-control-allow-origin").is_none(), "{method} {path}");
+        for (headers, code) in [(&rebound[..], 421), (&foreign, 403), (&image, 403)] {
+            let mut page = Request::builder().method(&method).uri(path).header("content-type", kind);
+            for (name, value) in headers {
+                page = page.header(*name, *value);
+            }
+            let page = page.header("cookie", format!("token={}", client.token));
+            let response = client.send(page.body(Full::from(object)).unwrap()).await;
+            assert_eq!(response.status().as_u16(), code, "{method} {path} {headers:?}");
+            let body = String::from_utf8_lossy(response.body());
+            assert!(body.contains("evil.example") || body.contains("web pages of other sites"), "{body}");
+            assert!(response.headers().get("access-control-allow-origin").is_none(), "{method} {path}");
+        }
     }
     let health = Request::get("/healthz").header("host", "evil.example").body(Full::default()).unwrap();
     assert_eq!(client.send(health).await.body().as_ref(), b"ok");
     assert_eq!(client.get(&format!("{configs}/from-a-page"), "*/*").await.0, 404);
+}
+
+/// Clients other than browsers call the API by many names, and one with a token by any: a proxy, a tunnel.
+#[tokio::test]
+async fn clients_that_are_no_pages_may_call_the_api_by_any_of_its_names() {
+    let client = HttpsClient::start().await;
+    let version = |host: &str| Request::get("/version").header("host", host);
+    for host in ["127.0.0.1:6443", "[::1]:6443", "10.1.2.3", "kubernetes", "kubernetes.default.svc", "build.lan.test"] {
+        let response = client.send(version(host).body(Full::default()).unwrap()).await;
+        assert_eq!(response.status(), StatusCode::OK, "{host}");
+    }
+    let own = version("localhost:6443").header("origin", "https://localhost:6443");
+    assert_eq!(client.send(own.body(Full::default()).unwrap()).await.status(), StatusCode::OK);
+    let bearer = format!("Bearer {}", client.token);
+    let tunnelled = version("api.example.com").header("origin", "https://app.example").header("authorization", bearer);
+    assert_eq!(client.send(tunnelled.body(Full::default()).unwrap()).await.status(), StatusCode::OK);
 }

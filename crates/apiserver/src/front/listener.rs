@@ -37,6 +37,8 @@ pub enum ListenerError {
     },
     #[error("{} is damaged ({why}); delete it to get new credentials", path.display())]
     Damaged { path: std::path::PathBuf, why: String },
+    #[error("cannot serve under one of the additional names")]
+    Name(#[from] agent_sandbox_protocol::web::HostError),
     #[error("cannot make a certificate")]
     Certificate(#[from] rcgen::Error),
     #[error("cannot set up TLS")]

@@ -1,13 +1,17 @@
-//! The HTTP service behind the TLS listener: authenticates each request before it is handled.
+//! The HTTP service behind the TLS listener: refuses requests of web pages, and authenticates each request before it is
+//! handled.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use agent_sandbox_connections::Connection;
+use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins, HostError, PageError, PageRules};
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use http::{Request, Response};
+use http::header::AUTHORIZATION;
+use http::{Request, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use hyper::body::Incoming;
@@ -24,23 +28,40 @@ use crate::status::ApiError;
 #[derive(Clone)]
 pub(crate) struct AuthenticatingService {
     server: ApiServer,
+    pages: Arc<PageRules>,
     stop: CancellationToken,
 }
 
+/// Which web pages may use the API without a bearer token: none. `extra_names` are those of the certificate besides the
+/// ones of every API server. Clients outside of browsers call it by one of its names, by an address, or by a name that
+/// only their own network knows.
+fn page_rules(extra_names: &[String]) -> Result<PageRules, HostError> {
+    // Every address is allowed.
+    let names = extra_names.iter().filter(|name| name.parse::<IpAddr>().is_err()).cloned();
+    let hosts = AllowedHosts::private([]).and(names)?;
+    Ok(PageRules { hosts, origins: AllowedOrigins::default(), own_proxy: false, links: false })
+}
+
+fn page_error(error: &PageError) -> ApiError {
+    let reason = if error.status() == StatusCode::FORBIDDEN { "Forbidden" } else { "" };
+    ApiError::new(error.status(), reason, format!("{error}; send a bearer token, or use a client that is no browser"))
+}
+
 impl AuthenticatingService {
-    pub(crate) fn new(server: ApiServer, stop: CancellationToken) -> Self {
-        Self { server, stop }
+    /// Fails if one of the certificate's names, `extra_names`, is not a host name.
+    pub(crate) fn new(server: ApiServer, extra_names: &[String], stop: CancellationToken) -> Result<Self, HostError> {
+        Ok(Self { server, pages: Arc::new(page_rules(extra_names)?), stop })
     }
 
     async fn respond(self, request: Request<Incoming>) -> Response<Body> {
         let log = self.server.front().audit.clone();
         let audited = log.as_ref().map(|log| AuditedRequest::begin(log, request.method(), request.uri()));
         let path = request.uri().path().trim_end_matches('/');
-        // Health checks need no token.
+        // Health checks need no token, and load balancers send any name.
         let user = if matches!(path, "/healthz" | "/livez" | "/readyz") {
             Ok(UserInfo::anonymous())
         } else {
-            self.authenticate(request.headers()).inspect(|user| {
+            self.authenticate(&request).inspect(|user| {
                 let connection = request.extensions().get::<Arc<Connection>>();
                 if let Some(connection) = connection.filter(|_| !user.is_anonymous()) {
                     connection.set_authenticated();
@@ -57,7 +78,12 @@ impl AuthenticatingService {
         response
     }
 
-    fn authenticate(&self, headers: &http::HeaderMap) -> Result<UserInfo, ApiError> {
+    fn authenticate<B>(&self, request: &Request<B>) -> Result<UserInfo, ApiError> {
+        let headers = request.headers();
+        // A token, which no browser sends by itself, proves more than a name and an origin do.
+        if !headers.contains_key(AUTHORIZATION) {
+            self.pages.check(request).map_err(|error| page_error(&error))?;
+        }
         let front = self.server.front();
         let user = front.authenticator.authenticate(headers, Timestamp::now())?;
         impersonate(headers, user, &front.policy.current())

@@ -43,6 +43,7 @@ impl Cluster {
         let config = ListenerConfig {
             kubeconfig: Some(folder.path().join("kubeconfig")),
             name: "test".into(),
+            extra_names: vec!["build.lan.test".into()],
             ..ListenerConfig::default()
         };
         let listener = server.listen(config).await.expect("the listener opens");

@@ -83,12 +83,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// `service` gets a token that is cancelled when the listener closes, to end responses that have no end of their
-    /// own.
+    /// `stop` is cancelled when the listener closes; `service` ends responses then that have no end of their own.
     pub async fn start<S>(
         config: ListenerConfig,
         credentials: &Credentials,
-        service: impl FnOnce(CancellationToken) -> S,
+        stop: CancellationToken,
+        service: S,
     ) -> Result<Self, ListenerError>
     where
         S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
@@ -109,9 +109,7 @@ impl Listener {
         if let Some(path) = &config.kubeconfig {
             kubeconfig::write(path, &text)?;
         }
-        let stop = CancellationToken::new();
-        let accept_loop =
-            AcceptLoop { tls, service: service(stop.clone()), connections: Connections::new(config.max_connections) };
+        let accept_loop = AcceptLoop { tls, service, connections: Connections::new(config.max_connections) };
         Ok(Self {
             address,
             kubeconfig: text,
