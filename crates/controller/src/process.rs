@@ -36,10 +36,14 @@ async fn run_with(flags: &Flags, config: Config, shutdown: CancellationToken) ->
     let clients = connect(&cluster, connections)?;
     memory::disable_huge_pages();
     let stop = shutdown.child_token();
+    let audit = config.audit.clone();
     let controller = Controller::start_with(clients, config, shutdown);
     let memory_task = tokio::spawn(memory::release_code_pages_when_idle(controller.store.clone(), stop));
     let outcome = controller.wait().await;
     memory_task.abort();
+    if let Some(audit) = audit {
+        audit.flush().await;
+    }
     Ok(outcome?)
 }
 

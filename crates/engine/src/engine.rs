@@ -93,6 +93,7 @@ pub struct Engine {
     controller: Option<Controller>,
     router: Option<EmbeddedRouter>,
     metrics: Option<MetricsServer>,
+    audit: Option<AuditLog>,
     stop: CancellationToken,
     /// The control socket's server, and the task that keeps the router's objects in every namespace.
     background_tasks: Vec<AbortOnDropHandle<()>>,
@@ -145,6 +146,7 @@ impl Engine {
             controller: None,
             router: None,
             metrics: None,
+            audit: audit.clone(),
             stop: CancellationToken::new(),
             background_tasks: Vec::new(),
         };
@@ -308,6 +310,9 @@ impl Engine {
         self.node.shutdown().await;
         self.kernel.close();
         self.api.close();
+        if let Some(audit) = self.audit.take() {
+            audit.flush().await;
+        }
     }
 
     /// Ends an ephemeral engine and removes everything that it created.

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use agent_sandbox_telemetry::audit::{self, AuditConfig};
+use agent_sandbox_telemetry::audit::{self, AuditConfig, AuditLog};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -82,6 +82,22 @@ pub async fn run_router(config: ProcessConfig, shutdown: CancellationToken) -> R
         config.watch_pods || matches!(&config.router.authz, AuthzConfig::AnyOf(modes) if modes.token_review.is_some());
     let client = if needs_client { Some(connect_api(&config).await?) } else { None };
     let audit = config.audit.as_ref().map(AuditConfig::open).transpose()?;
+    let outcome = serve(config, listeners, tls, client, audit.clone(), shutdown).await;
+    if let Some(audit) = audit {
+        // Tasks that end with the process still hold the log.
+        audit.flush().await;
+    }
+    outcome
+}
+
+async fn serve(
+    config: ProcessConfig,
+    listeners: Listeners,
+    tls: Option<Acceptor>,
+    client: Option<Client>,
+    audit: Option<AuditLog>,
+    shutdown: CancellationToken,
+) -> Result<(), RunError> {
     let deps = Deps {
         audit,
         trace_endpoint: config.trace_endpoint.clone(),

@@ -7,6 +7,7 @@ mod redact;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,9 @@ pub use redact::{Redaction, RuleError};
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// Number of rotated files that are kept.
 const KEPT: u32 = 7;
+
+/// How long the end of a process waits for the last records.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The component that wrote a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +154,16 @@ impl AuditLog {
                 self.lines.write(&line);
             }
             Err(error) => tracing::warn!(%error, "Cannot encode an audit record"),
+        }
+    }
+
+    /// Waits until the records so far are written, before a process ends. A disk that does not take them delays the end
+    /// by [`FLUSH_TIMEOUT`].
+    pub async fn flush(&self) {
+        let lines = Arc::clone(&self.lines);
+        let flushed = tokio::task::spawn_blocking(move || lines.flush(FLUSH_TIMEOUT)).await;
+        if !matches!(flushed, Ok(true)) {
+            tracing::warn!("The last audit records are lost: the log could not be written in time");
         }
     }
 }

@@ -98,29 +98,41 @@ fn the_router_serves_a_user_only_where_rbac_lets_it_forward_ports() {
         namespaces.get("team-a").await.expect("a tenant may read its own namespace");
         assert!(namespaces.get("team-b").await.is_err(), "and no other one");
         let pods: Api<Pod> = Api::namespaced(user, "team-a");
-        let mut forward = pods.portforward("sandbox-router", &[8080]).await.unwrap();
-        let mut tunnel = connect(forward.take_stream(8080).unwrap()).await;
         let router = engine.state()["router"].as_str().unwrap().trim_start_matches("http://").to_owned();
-        let mut listener = connect(tokio::net::TcpStream::connect(router).await.unwrap()).await;
-        for (connection, token) in [(&mut tunnel, None), (&mut listener, Some(token.as_str()))] {
-            let own = execute(connection, token, "team-a", "box", "echo hello").await;
-            assert_eq!(own, (StatusCode::OK, "hello\n".to_owned()));
-            // The right namespace with a foreign name, the wrong namespace, and one that does not exist.
+        let listen = async || connect(tokio::net::TcpStream::connect(&router).await.unwrap()).await;
+        let mut forwards = Vec::new();
+        let mut tunnels = Vec::new();
+        for _ in 0..4 {
+            let mut forward = pods.portforward("sandbox-router", &[8080]).await.unwrap();
+            tunnels.push(connect(forward.take_stream(8080).unwrap()).await);
+            forwards.push(forward);
+        }
+        let listeners = [listen().await, listen().await, listen().await, listen().await];
+        let mut open = Vec::new();
+        for (connections, token) in [(tunnels, None), (Vec::from(listeners), Some(token.as_str()))] {
+            let mut connections = connections.into_iter();
+            // The right namespace with a foreign name, the wrong namespace, and one that does not exist. The router
+            // closes a connection of which it has refused a request with a body.
             for (namespace, sandbox) in [("team-b", "box"), ("default", "box"), ("nowhere", "box")] {
-                let (status, _) = execute(connection, token, namespace, sandbox, "touch /home/user/intruder").await;
+                let mut refused = connections.next().unwrap();
+                let (status, _) = execute(&mut refused, token, namespace, sandbox, "touch /home/user/intruder").await;
                 assert_eq!(status, StatusCode::FORBIDDEN, "{namespace}/{sandbox}");
             }
-            let own = execute(connection, token, "team-a", "box", "echo again").await;
-            assert_eq!(own, (StatusCode::OK, "again\n".to_owned()), "the connection stays usable");
+            let mut connection = connections.next().unwrap();
+            for said in ["hello", "again"] {
+                let own = execute(&mut connection, token, "team-a", "box", &format!("echo {said}")).await;
+                assert_eq!(own, (StatusCode::OK, format!("{said}\n")));
+            }
+            open.push((connection, token));
         }
-        let (status, _) = execute(&mut listener, None, "team-a", "box", "true").await;
-        assert_eq!(status, StatusCode::UNAUTHORIZED, "the listener requires a token");
-        let (status, _) = execute(&mut listener, Some("wrong"), "team-a", "box", "true").await;
-        assert_eq!(status, StatusCode::UNAUTHORIZED);
+        for wrong in [None, Some("wrong")] {
+            let (status, _) = execute(&mut listen().await, wrong, "team-a", "box", "true").await;
+            assert_eq!(status, StatusCode::UNAUTHORIZED, "the listener requires a token");
+        }
         let bindings: Api<RoleBinding> = Api::namespaced(admin, "team-a");
         bindings.delete("tenant", &DeleteParams::default()).await.unwrap();
-        for (connection, token) in [(&mut tunnel, None), (&mut listener, Some(token.as_str()))] {
-            let (status, _) = execute(connection, token, "team-a", "box", "true").await;
+        for (mut connection, token) in open {
+            let (status, _) = execute(&mut connection, token, "team-a", "box", "true").await;
             assert_eq!(status, StatusCode::FORBIDDEN, "a right that was taken away ends with the next request");
         }
     });
@@ -168,6 +180,76 @@ fn check_audit(engine: &Engine) {
     assert!(text.contains("exec  sandboxes team-b/box  denied 403"), "{text}");
     let none = engine.ok(&["audit", "--since", "0s"]);
     assert_eq!(none, "");
+}
+
+/// Changes of files through the router, and uses of a program's port: one record a minute for each caller and port,
+/// however many requests it sends. Of a port-forward to the Pod itself, as `cp` makes, only the port is known.
+#[test]
+fn written_files_and_used_ports_are_in_the_audit_log() {
+    let Some(engine) = Engine::start() else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    engine.ok(&["create", "box", "--", "python3", "-m", "http.server", "3000"]);
+    eventually("the program listens", || {
+        let probe = "import socket; socket.create_connection(('localhost', 3000))";
+        engine.run(&["exec", "box", "--", "python3", "-c", probe]).status.success()
+    });
+    let local = engine.folder.path().join("local.txt");
+    std::fs::write(&local, "copied").unwrap();
+    engine.ok(&["cp", local.to_str().unwrap(), "box:/tmp/copied.txt"]);
+    let token = engine.ok(&["token", "mint", "box"]).trim().to_owned();
+    let router = engine.state()["router"].as_str().unwrap().trim_start_matches("http://").to_owned();
+    runtime.block_on(async {
+        let mut connection = connect(tokio::net::TcpStream::connect(&router).await.unwrap()).await;
+        let mut send = async |request: http::request::Builder, port: &str, body: &str| {
+            let request = request
+                .header("host", "localhost")
+                .header("authorization", format!("Bearer {token}"))
+                .header("x-sandbox-id", "box")
+                .header("x-sandbox-port", port);
+            connection.ready().await.unwrap();
+            let request = request.body(Full::new(Bytes::from(body.to_owned()))).unwrap();
+            let response = connection.send_request(request).await.unwrap();
+            let status = response.status();
+            response.into_body().collect().await.unwrap();
+            status
+        };
+        let native = Request::put("/sandbox/v1/files?path=/tmp/native.txt");
+        assert_eq!(send(native, "8888", "text").await, StatusCode::NO_CONTENT);
+        let form =
+            "--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"uploaded.txt\"\r\n\r\ntext\r\n--x--\r\n";
+        let upload = Request::post("/upload").header("content-type", "multipart/form-data; boundary=x");
+        assert_eq!(send(upload, "8888", form).await, StatusCode::OK);
+        for path in ["/", "/", "/missing"] {
+            let expected = if path == "/" { StatusCode::OK } else { StatusCode::NOT_FOUND };
+            assert_eq!(send(Request::get(path), "3000", "").await, expected);
+        }
+        // The last request of the test, and the last record.
+        let execute = Request::post("/execute").header("content-type", "application/json");
+        assert_eq!(send(execute, "8888", r#"{"command":"echo last"}"#).await, StatusCode::OK);
+    });
+    let records = || -> Vec<Value> {
+        let output = engine.ok(&["audit", "-o", "json", "--name", "box"]);
+        output.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    eventually("the last command is recorded", || {
+        records().iter().any(|record| record["argv"] == json!(["echo last"]))
+    });
+    let records = records();
+    let of = |action: &str| -> Vec<[&Value; 6]> {
+        let found = records.iter().filter(|record| record["action"] == action);
+        found
+            .map(|record| ["source", "user", "namespace", "decision", "path", "port"].map(|key| &record[key]))
+            .collect()
+    };
+    let [router, scoped, namespace, allow] = ["router", "scoped-token", "default", "allow"].map(|text| json!(text));
+    let (none, program, daemon) = (Value::Null, json!(3000), json!(8888));
+    assert_eq!(of("port"), [[&router, &scoped, &namespace, &allow, &none, &program]]);
+    let (native, uploaded) = (json!("/tmp/native.txt"), json!("uploaded.txt"));
+    let written = [&native, &uploaded].map(|path| [&router, &scoped, &namespace, &allow, path, &daemon]);
+    assert_eq!(of("write-file"), written);
+    let (api, admin) = (json!("api"), json!("kubernetes-admin"));
+    let forward = [&api, &admin, &namespace, &allow, &none, &daemon];
+    assert!(of("port-forward").contains(&forward), "{:?}", of("port-forward"));
 }
 
 /// A token that `token mint` creates with the engine's own secret opens one sandbox, also as a link in a browser.

@@ -12,9 +12,12 @@ use std::{
 use agent_sandbox_api::{conditions::ConditionType, v1beta1::Sandbox};
 use agent_sandbox_controller::{Config, Controller, ControllerError, Flags, api_client::connections, run_process};
 use agent_sandbox_testkit::{ControllerFixture, eventually};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Namespace, ResourceQuota},
+};
 use kube::{Api, api::PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -106,6 +109,70 @@ async fn s_215_s_225_a_process_from_start_to_end() {
         .expect("in order");
     assert_eq!(holder().await, "", "released");
     assert!(get(health, "/healthz").await.is_none(), "nothing listens any more");
+}
+
+/// What the controller creates, and what it is refused, is in its audit log in the form of the router's records.
+#[tokio::test]
+async fn a_controllers_writes_are_in_its_audit_log() {
+    let served = serve().await;
+    let client = served.bench.cluster.client();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("audit.jsonl");
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let full: Namespace = serde_json::from_value(json!({ "metadata": { "name": "full" } })).expect("valid");
+    namespaces.create(&PostParams::default(), &full).await.expect("created");
+    let quotas: Api<ResourceQuota> = Api::namespaced(client.clone(), "full");
+    let quota = json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } });
+    quotas.create(&PostParams::default(), &serde_json::from_value(quota).expect("valid")).await.expect("created");
+    let arguments = [
+        "controller".to_owned(),
+        format!("--kubeconfig={}", served.api.kubeconfig.display()),
+        "--leader-elect=false".to_owned(),
+        "--enable-webhook=false".to_owned(),
+        "--metrics-bind-address=0".to_owned(),
+        "--health-probe-bind-address=0".to_owned(),
+        format!("--audit-log={}", file.display()),
+    ];
+    let flags = Flags::parse_from_go(arguments).expect("parses");
+    let shutdown = CancellationToken::new();
+    let process = tokio::spawn(run_process(flags, shutdown.clone()));
+    let template = json!({ "spec": { "containers": [{ "name": "c", "image": "i" }] } });
+    let sandbox = json!({ "metadata": { "name": "box" }, "spec": { "podTemplate": template } });
+    for (namespace, ready) in [("default", "True"), ("full", "False")] {
+        let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+        let sandbox = serde_json::from_value(sandbox.clone()).expect("valid");
+        sandboxes.create(&PostParams::default(), &sandbox).await.expect("created");
+        eventually(namespace, || async {
+            let sandbox = sandboxes.get("box").await.expect("there");
+            match sandbox.condition(ConditionType::Ready) {
+                Some(found) if found.status == ready => Ok(()),
+                _ => Err(sandbox.status),
+            }
+        })
+        .await;
+    }
+    // The log is complete once the process has ended.
+    shutdown.cancel();
+    process.await.expect("no panic").expect("in order");
+    let text = std::fs::read_to_string(&file).expect("written");
+    let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |namespace: &str, decision: &str| -> Vec<&Value> {
+        let pods = records.iter().filter(|record| record["resource"] == "pods" && record["namespace"] == namespace);
+        pods.filter(|record| record["decision"] == decision).collect()
+    };
+    let created = of("default", "allow");
+    assert_eq!(created.len(), 1, "{text}");
+    let expected = json!({
+        "source": "controller", "action": "create", "name": "box", "status": 201, "reason": "for Sandbox box",
+    });
+    for (member, value) in expected.as_object().expect("an object") {
+        assert_eq!(&created[0][member], value, "{member} of {}", created[0]);
+    }
+    assert!(created[0]["user"].as_str().is_some_and(|user| !user.is_empty()), "{}", created[0]);
+    let refused = of("full", "deny");
+    assert!(!refused.is_empty() && of("full", "allow").is_empty(), "{text}");
+    assert_eq!((&refused[0]["action"], &refused[0]["status"]), (&json!("create"), &json!(403)));
+    assert!(refused[0]["reason"].as_str().is_some_and(|reason| reason.contains("exceeded quota")), "{}", refused[0]);
 }
 
 /// Two replicas: only one writes; when it stops, the other continues.

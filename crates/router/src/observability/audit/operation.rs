@@ -1,8 +1,8 @@
 //! What a request to a sandbox's daemon does, from its head and the beginning of its body.
 
-use agent_sandbox_protocol::e2b::{ENVD_PORT, INTERPRETER_PORT};
+use agent_sandbox_protocol::e2b::{ENVD_PORT, INTERPRETER_PORT, query_pairs};
 use agent_sandbox_protocol::grpc::process;
-use agent_sandbox_protocol::native::{self, ExecRequest};
+use agent_sandbox_protocol::native::{self, ExecRequest, FileOperation};
 use agent_sandbox_protocol::runtime::ExecuteRequest;
 use agent_sandbox_telemetry::audit::Action;
 use http::{Method, Uri};
@@ -59,6 +59,10 @@ pub(super) enum FilePath {
     InForm,
     /// Members of E2B's calls.
     InJson,
+    /// Members of the native API's operations, of which some have a source and a destination.
+    InOperation {
+        moves: bool,
+    },
 }
 
 /// What a request does.
@@ -91,7 +95,11 @@ impl Operation {
 
     /// Whether the body says what is done.
     pub(super) fn is_in_body(&self) -> bool {
-        matches!(self, Self::Exec(_) | Self::WriteFile(FilePath::InForm | FilePath::InJson))
+        match self {
+            Self::Exec(_) => true,
+            Self::WriteFile(path) => !matches!(path, FilePath::Known(_)),
+            Self::Port | Self::Link(_) | Self::Read => false,
+        }
     }
 }
 
@@ -132,17 +140,26 @@ fn envd_operation(method: &Method, path: &str, query: &str) -> Operation {
 }
 
 fn native_operation(method: &Method, path: &str, query: &str) -> Operation {
-    match (method, path) {
+    // A slash at the end does not matter there.
+    match (method, path.strip_suffix('/').unwrap_or(path)) {
         (&Method::POST, "/exec" | "/processes") => Operation::Exec(BodyFormat::Native),
+        (&Method::POST, "/code") => Operation::Exec(BodyFormat::Code),
         (&Method::GET | &Method::CONNECT, "/exec") => Operation::Exec(BodyFormat::WebSocket),
-        (&Method::PUT | &Method::POST | &Method::DELETE, path) if path.starts_with("/files") => {
-            let values = query.split('&').filter_map(|pair| pair.split_once('='));
-            let mut named = values.filter(|(key, _)| matches!(*key, "path" | "to"));
-            let path = named.next().map_or_else(String::new, |(_, value)| decode(value));
-            Operation::WriteFile(FilePath::Known(path))
+        (&Method::PUT | &Method::DELETE, path) if path.starts_with("/files") => {
+            Operation::WriteFile(FilePath::Known(path_parameter(query)))
+        }
+        (&Method::POST, "/files/move" | "/files/copy") => Operation::WriteFile(FilePath::InOperation { moves: true }),
+        (&Method::POST, path) if path.starts_with("/files/") => {
+            Operation::WriteFile(FilePath::InOperation { moves: false })
         }
         _ => Operation::Read,
     }
+}
+
+/// The parameter `path` as the native API reads it: the last one counts, and its name may be encoded.
+fn path_parameter(query: &str) -> String {
+    let paths = query_pairs(query).filter(|(name, _)| name == "path");
+    paths.last().map_or_else(String::new, |(_, path)| path.into_owned())
 }
 
 impl BodyFormat {
@@ -198,6 +215,7 @@ impl FilePath {
             Self::Known(path) => path,
             Self::InForm => uploaded_name(captured).unwrap_or_default(),
             Self::InJson => called_path(captured).unwrap_or_default(),
+            Self::InOperation { moves } => operated_path(captured, moves).unwrap_or_default(),
         }
     }
 }
@@ -213,6 +231,12 @@ fn called_path(body: &[u8]) -> Option<String> {
     }
     let call: Call = serde_json::from_slice(body).ok()?;
     Some(if call.destination.is_empty() { call.path } else { format!("{} -> {}", call.source, call.destination) })
+}
+
+/// The path in an operation of the native API; of a move or copy, both.
+fn operated_path(body: &[u8], moves: bool) -> Option<String> {
+    let operation: FileOperation = serde_json::from_slice(body).ok()?;
+    if moves { Some(format!("{} -> {}", operation.from?, operation.to?)) } else { operation.path }
 }
 
 /// The payload of the first frame that a WebSocket client sent; `None` if it is not complete.
@@ -252,6 +276,7 @@ pub(crate) fn fuzz(data: &[u8]) {
         let _ = format.arguments(data);
     }
     let _ = (FilePath::InForm.find(data), FilePath::InJson.find(data));
+    let _ = [true, false].map(|moves| FilePath::InOperation { moves }.find(data));
     if let Some(message) = first_message(data) {
         assert!(message.len() < data.len());
     }
@@ -281,6 +306,13 @@ mod tests {
             ("POST", "/process.v1.ProcessService/Start", Operation::Exec(BodyFormat::Grpc)),
             ("POST", "/upload", Operation::WriteFile(FilePath::InForm)),
             ("PUT", "/sandbox/v1/files?mode=1&path=%2Fa%20b", file("/a b")),
+            ("PUT", "/sandbox/v1/files?path=/harmless&p%61th=/etc/a+b", file("/etc/a b")),
+            ("POST", "/sandbox/v1/exec/", Operation::Exec(BodyFormat::Native)),
+            ("POST", "/sandbox/v1/code", Operation::Exec(BodyFormat::Code)),
+            ("POST", "/sandbox/v1/code/contexts", Operation::Read),
+            ("POST", "/sandbox/v1/files/copy", Operation::WriteFile(FilePath::InOperation { moves: true })),
+            ("POST", "/sandbox/v1/files/mkdir", Operation::WriteFile(FilePath::InOperation { moves: false })),
+            ("PUT", "/sandbox/v1/files/tar?path=%2Fa", file("/a")),
             ("PUT", "/v1/files/a/b", file("/a/b")),
             ("GET", "/download/a", Operation::Read),
             ("GET", "/sandbox/v1/processes", Operation::Read),
@@ -332,6 +364,10 @@ mod tests {
         assert_eq!(FilePath::InJson.find(br#"{"path":"/a"}"#), "/a");
         assert_eq!(FilePath::InJson.find(br#"{"source":"/a","destination":"/etc/b"}"#), "/a -> /etc/b");
         assert_eq!(FilePath::InJson.find(b"{"), "");
+        let (move_, make) = (FilePath::InOperation { moves: true }, FilePath::InOperation { moves: false });
+        assert_eq!(move_.clone().find(br#"{"from":"/a","to":"/etc/b","path":"/c"}"#), "/a -> /etc/b");
+        assert_eq!(make.clone().find(br#"{"from":"/a","to":"/b","path":"/etc/c"}"#), "/etc/c");
+        assert_eq!((move_.find(b"{}"), make.find(b"{}")), (String::new(), String::new()));
     }
 
     #[test]
