@@ -11,7 +11,7 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
-use crate::fixture::{Fixture, LIMIT, is_root, key, shell};
+use crate::fixture::{Fixture, LIMIT, Tuning, is_root, key, shell};
 
 /// Servers outside: HTTP on port 80, TLS on 443 (ALPN h2 or HTTP/1.1), an echo on 2222, and a resolver whose names are
 /// the lines `name ttl target...` of a file.
@@ -154,7 +154,7 @@ impl Internet {
 
     async fn fixture(&self) -> Fixture {
         let resolver = format!("{}:53", self.address(53)).parse().unwrap();
-        Fixture::open_with_resolvers(Some(vec![resolver]), |_| {}).await
+        Fixture::open_tuned(Tuning { resolvers: Some(vec![resolver]), ..Tuning::default() }, |_| {}).await
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use agent_sandbox_apiserver::{ApiServer, Config};
 use agent_sandbox_node::kernel::{HelperProgram, KernelConfig, KernelRuntime};
+use agent_sandbox_node::kubelet::eviction::StoragePolicy;
 use agent_sandbox_node::kubelet::logs::LogOptions;
 use agent_sandbox_node::runtime::ExecRequest;
 use agent_sandbox_node::{Node, NodeHandle, NodeOptions, PodKey};
@@ -34,8 +35,16 @@ pub(crate) struct Fixture {
     pub(crate) node: NodeHandle,
     pub(crate) runtime: Arc<KernelRuntime>,
     folder: tempfile::TempDir,
-    resolvers: Option<Vec<SocketAddr>>,
+    tuning: Tuning,
     _api: ApiServer,
+}
+
+/// What differs from a node's defaults.
+#[derive(Clone, Default)]
+pub(crate) struct Tuning {
+    /// Resolvers of names outside the cluster.
+    pub(crate) resolvers: Option<Vec<SocketAddr>>,
+    pub(crate) storage: StoragePolicy,
 }
 
 /// The output and exit code of a command.
@@ -52,33 +61,29 @@ impl Fixture {
     }
 
     pub(crate) async fn open_with(change: impl FnOnce(&mut KernelConfig)) -> Self {
-        Self::open_with_resolvers(None, change).await
+        Self::open_tuned(Tuning::default(), change).await
     }
 
-    /// With resolvers of names outside the cluster.
-    pub(crate) async fn open_with_resolvers(
-        resolvers: Option<Vec<SocketAddr>>,
-        change: impl FnOnce(&mut KernelConfig),
-    ) -> Self {
+    pub(crate) async fn open_tuned(tuning: Tuning, change: impl FnOnce(&mut KernelConfig)) -> Self {
         let _ = tracing_subscriber::fmt().with_env_filter("warn").with_test_writer().try_init();
         let api = ApiServer::open(Config::default()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let client = api.client();
-        let (node, runtime) = start(&client, folder.path().to_owned(), resolvers.clone(), change).await;
-        Self { client, node, runtime, folder, resolvers, _api: api }
+        let (node, runtime) = start(&client, folder.path().to_owned(), tuning.clone(), change).await;
+        Self { client, node, runtime, folder, tuning, _api: api }
     }
 
     /// Stops the node, leaving its Pods running, and starts another with the same data folder.
     pub(crate) async fn restart(self) -> Self {
-        let Self { client, node, runtime, folder, resolvers, _api } = self;
+        let Self { client, node, runtime, folder, tuning, _api } = self;
         node.shutdown().await;
         drop(node);
         // A real node process would end here. Tasks that still hold this runtime must not release resources that the
         // next runtime has already taken over.
         runtime.close();
         drop(runtime);
-        let (node, runtime) = start(&client, folder.path().to_owned(), resolvers.clone(), |_| {}).await;
-        Self { client, node, runtime, folder, resolvers, _api }
+        let (node, runtime) = start(&client, folder.path().to_owned(), tuning.clone(), |_| {}).await;
+        Self { client, node, runtime, folder, tuning, _api }
     }
 
     /// Removes everything. A test that fails earlier leaves this to the supervisors' own clean-up.
@@ -211,7 +216,7 @@ pub(crate) fn plain() -> Value {
 async fn start(
     client: &kube::Client,
     data_dir: PathBuf,
-    resolvers: Option<Vec<SocketAddr>>,
+    tuning: Tuning,
     change: impl FnOnce(&mut KernelConfig),
 ) -> (NodeHandle, Arc<KernelRuntime>) {
     let mut config = KernelConfig::new(&data_dir);
@@ -224,7 +229,8 @@ async fn start(
     let built = test.parent().and_then(|p| p.parent()).unwrap().join("examples/sandboxd-for-tests");
     let sandboxd = std::env::var_os("NODE_SANDBOXD").map_or(built, PathBuf::from);
     assert!(sandboxd.exists(), "build the examples first: {}", sandboxd.display());
-    let options = NodeOptions { data_dir, sandboxd: Some(sandboxd), resolvers, ..NodeOptions::default() };
+    let Tuning { resolvers, storage } = tuning;
+    let options = NodeOptions { data_dir, sandboxd: Some(sandboxd), resolvers, storage, ..NodeOptions::default() };
     let node = Node::start(client.clone(), runtime.clone(), runtime.clone(), options).await.unwrap();
     (node, runtime)
 }

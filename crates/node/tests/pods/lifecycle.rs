@@ -1,12 +1,13 @@
 //! Tests of a Pod's lifecycle, from the API object to its processes and back.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use agent_sandbox_node::kubelet::eviction::StoragePolicy;
 use agent_sandbox_node::kubelet::logs::LogOptions;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::fixture::{CommandOutput, Fixture, LIMIT, is_root, key, plain, shell, terminated};
+use crate::fixture::{CommandOutput, Fixture, LIMIT, Tuning, is_root, key, plain, shell, terminated};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_the_image_host_runs_sandboxd() {
@@ -131,5 +132,38 @@ async fn a_command_that_does_not_exist_fails_with_its_name() {
     let ended = terminated(&fixture.until_phase("p", "Failed").await);
     assert_eq!(ended.reason.as_deref(), Some("StartError"));
     assert!(ended.message.unwrap().contains("/no/such/program"));
+    fixture.close().await;
+}
+
+/// The files that a Pod really has count, wherever it makes them; below the limit it is left alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_makes_too_many_files_is_evicted() {
+    if !is_root() {
+        return;
+    }
+    let often = Duration::from_millis(200);
+    let storage =
+        StoragePolicy { default_inodes: 2_000, check_every: often, sweep_every: often, ..StoragePolicy::default() };
+    let fixture = Fixture::open_tuned(Tuning { storage, ..Tuning::default() }, |_| {}).await;
+    let volumes = json!([{"name": "data", "emptyDir": {}}]);
+    for (name, folder, files) in
+        [("few", "/home/user", 1_000), ("layer", "/home/user", 5_000), ("volume", "/data", 5_000)]
+    {
+        let make = format!("for n in range({files}): open('{folder}/%d' % n, 'w')");
+        let mut container = shell(&format!("python3 -c \"{make}\" && touch /tmp/made && sleep 1000"));
+        container["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+        container["readinessProbe"] = json!({"exec": {"command": ["test", "-e", "/tmp/made"]}, "periodSeconds": 1});
+        let spec = json!({"restartPolicy": "Never", "containers": [container], "volumes": volumes,
+            "terminationGracePeriodSeconds": 0});
+        fixture.create(name, plain(), spec).await;
+    }
+    for name in ["layer", "volume"] {
+        let status = fixture.until_phase(name, "Failed").await.status.unwrap();
+        assert_eq!(status.reason.as_deref(), Some("Evicted"));
+        let message = status.message.unwrap();
+        assert!(message.contains(" files and folders of 2000 allowed"), "{message}");
+    }
+    // It has made all of its files, and was measured with them as the others were.
+    fixture.until_ready("few").await;
     fixture.close().await;
 }
