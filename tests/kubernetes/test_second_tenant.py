@@ -15,7 +15,9 @@ from test_rbac import install, router_on
 # Requests about the caller itself, which every user may make.
 ABOUT_ONESELF = {"selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews"}
 # Objects that components of the cluster write by themselves.
-WRITTEN_BY_COMPONENTS = {"events", "leases", "endpoints", "endpointslices", "pods"}
+WRITTEN_BY_COMPONENTS = {"endpoints", "endpointslices", "pods"}
+# Objects that components create at any time.
+COME_AND_GO = {"events", "leases"}
 STREAMS = {"exec", "attach", "portforward"}
 # The runtime and workspace APIs of sandboxd, and its gRPC services; the native API describes itself.
 ROUTES = [
@@ -74,6 +76,13 @@ def requests_of(resource, verb, victim):
     return cases[verb]
 
 
+def may_create(user, resource, namespace):
+    group = resource.group_version.rpartition("/")[0]
+    attributes = {"namespace": namespace, "verb": "create", "group": group, "resource": resource.plural}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
+    return user.must("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)["status"]["allowed"]
+
+
 def attack_api(user, resources, own, victim):
     """Every verb of every resource is refused. Returns the number of requests."""
     tried = 0
@@ -90,7 +99,8 @@ def attack_api(user, resources, own, victim):
             if verb == "create" and resource.namespaced and not resource.subresource:
                 body = {"apiVersion": resource.group_version, "kind": resource.kind, "metadata": {"name": "intruder", "namespace": victim}}
                 answer = user.request("POST", resource.collection(own), body)
-                assert 400 <= answer.status < 500, f"{resource.collection(own)}: {answer}"
+                expected = 400 if may_create(user, resource, own) else 403
+                assert answer.status == expected, f"{resource.collection(own)}: {answer}"
                 tried += 1
     return tried
 
@@ -115,20 +125,22 @@ def attack_router(ask, token, victim):
     return len(routes) * len(forms)
 
 
-def versions(api, resources, namespace):
-    """Versions of all objects of a namespace but those that components write."""
+def state(api, resources, namespace):
+    """The uids of all objects of a namespace, and the versions of those that components do not write."""
     seen = {}
     for resource in resources:
         # Without a conversion webhook our kinds can be read in their stored version only.
         stored = not resource.prefix.endswith("agents.x-k8s.io/v1alpha1")
         listed = resource.namespaced and not resource.subresource and "list" in resource.verbs
-        if stored and listed and resource.plural not in WRITTEN_BY_COMPONENTS:
+        if stored and listed and resource.plural not in COME_AND_GO:
             for thing in api.must("GET", resource.collection(namespace))["items"]:
-                seen[resource.object(namespace, thing["metadata"]["name"])] = thing["metadata"]["resourceVersion"]
+                written = resource.plural in WRITTEN_BY_COMPONENTS
+                version = None if written else thing["metadata"]["resourceVersion"]
+                seen[resource.object(namespace, thing["metadata"]["name"])] = (thing["metadata"]["uid"], version)
     return seen
 
 
-def test_a_second_tenant_is_refused_by_every_verb_and_changes_nothing(real):
+def test_a_second_tenant_is_refused_by_every_verb_and_changes_nothing(real, tmp_path):
     path = install(real, free_port(), "--set", "router.auth.mode=rbac")
     try:
         own, victim = real.namespace(), real.namespace()
@@ -148,19 +160,26 @@ def test_a_second_tenant_is_refused_by_every_verb_and_changes_nothing(real):
         deployment = f"/apis/apps/v1/namespaces/{victim}/deployments/box"
         real.api.eventually("the deployment is observed", lambda: real.api.must("GET", deployment).get("status", {}).get("observedGeneration"))
         resources = discover(real.api)
-        before = versions(real.api, resources, victim)
+        before = state(real.api, resources, victim)
         assert len(before) > 8, before
 
         user = Api(real.account_kubeconfig(own, "tenant"))
         tried = attack_api(user, resources, own, victim)
         assert tried > 400, f"discovery listed only {tried} requests"
-        flags = ("--authz-mode=rbac", "--path-routing-prefix=/router", "--host-routing-domain=boxes.example")
+        log = tmp_path / "audit.jsonl"
+        flags = ("--authz-mode=rbac", "--path-routing-prefix=/router", "--host-routing-domain=boxes.example", f"--audit-log={log}")
         with router_on(real, *flags) as ask:
-            assert attack_router(ask, user.token, victim) > 150
+            attacks = attack_router(ask, user.token, victim)
+            assert attacks > 150
             # The owner is let through, and learns that the sandbox does not run.
             owner = Api(real.account_kubeconfig(victim, "tenant"))
             assert ask(victim, owner.token) not in (200, 401, 403)
-        assert versions(real.api, resources, victim) == before, "nothing of the other tenant has changed"
-        assert not [name for name in versions(real.api, resources, own) if re.search("/intruder$", name)]
+        denied = [record for record in map(json.loads, log.read_text().splitlines()) if record["decision"] == "deny"]
+        assert len(denied) == attacks, "the router records every refusal"
+        named = ("source", "status", "user", "namespace", "name")
+        who = {tuple(record[member] for member in named) for record in denied}
+        assert who == {("router", 403, f"system:serviceaccount:{own}:tenant", victim, "box")}, who
+        assert state(real.api, resources, victim) == before, "nothing of the other tenant has changed"
+        assert not [name for name in state(real.api, resources, own) if re.search("/intruder$", name)]
     finally:
         real.kubectl("delete", "--ignore-not-found", "--timeout=90s", "-f", str(path))
