@@ -30,6 +30,7 @@ use crate::kernel::storage::termination_message;
 use crate::kernel::storage::{self, Storage};
 use crate::kernel::supervisor::plan::VethPlan;
 use crate::kernel::supervisor::protocol::Call;
+use crate::kernel::supervisor::records;
 use crate::kernel::supervisor::spawner::Spawner;
 use crate::runtime::{
     AttachRequest, ContainerSpec, ContainerState, ExecRequest, ExecSession, PodRules, PodRuntime, PodSandbox,
@@ -456,8 +457,14 @@ impl PodRuntime for KernelRuntime {
     async fn termination_message(&self, pod: &str, container: &str, max_bytes: usize) -> Vec<u8> {
         let Ok(pod) = self.pod(pod) else { return Vec::new() };
         let layer = self.layers_dir().join(&pod.storage_key).join(container);
-        let read = tokio::task::spawn_blocking(move || termination_message::read(&layer, max_bytes)).await;
-        read.ok().and_then(Result::ok).unwrap_or_default()
+        let (dir, container) = (pod.plan.dir.clone(), container.to_owned());
+        let read = move || {
+            let mut message =
+                records::read_message(&dir, &container).or_else(|_| termination_message::read(&layer, max_bytes))?;
+            message.drain(..message.len().saturating_sub(max_bytes));
+            io::Result::Ok(message)
+        };
+        tokio::task::spawn_blocking(read).await.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     async fn list(&self) -> Result<Vec<PodState>, RuntimeError> {

@@ -112,9 +112,8 @@ pub struct ContainerSpec {
     pub capabilities: Vec<Capability>,
     pub read_only_root: bool,
     pub mounts: Vec<Mount>,
-    /// Path inside at which the container may leave a termination message; `None` gives it no file. The file lies in the
-    /// writable layer's folder, so that what is written there counts against the container's storage limit.
-    #[serde(skip)]
+    /// Path inside at which the container may leave a termination message; `None` gives it no file.
+    #[serde(default)]
     pub termination_message_path: Option<String>,
     pub stdin: bool,
     pub stdin_once: bool,

@@ -91,6 +91,8 @@ async fn nothing_inside_tells_the_host_or_its_paths() {
         let mut spec = node.container(uid, "c", &["sleep", "1000"]).await;
         let source = MountSource::Program { path: attempts_program() };
         spec.mounts.push(Mount { source, target: "/program".into(), read_only: true });
+        // As in every Pod that is made through the API.
+        spec.termination_message_path = Some("/dev/termination-log".into());
         node.runtime.start_container(uid, spec).await.unwrap();
         let (code, boot_id, _) = node.exec(uid, "c", &["cat", "/proc/sys/kernel/random/boot_id"]).await;
         assert!(code == 0 && boot_id.trim().len() == 36, "{boot_id}");
@@ -105,6 +107,8 @@ async fn nothing_inside_tells_the_host_or_its_paths() {
         {
             assert!(!mounts.contains(hidden), "{hidden} is in the mount table:\n{mounts}");
         }
+        let message = mounts.lines().find(|line| line.contains(" /dev/termination-log "));
+        assert!(message.is_some_and(|line| line.contains(" - tmpfs ")), "of its own file system:\n{mounts}");
         let (_, devices, _) = node.exec(uid, "c", &["sh", "-c", "cd /sys/devices; ls -d * */*"]).await;
         let known = ["system", "system/cpu", "system/node", "virtual", "virtual/net"];
         assert!(devices.lines().all(|line| known.contains(&line)), "{devices}");

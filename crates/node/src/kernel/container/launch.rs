@@ -58,7 +58,8 @@ impl ContainerNamespaces {
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Report {
     /// The container is about to exec. Sent with its mount namespace: otherwise the exit of a short-lived container
-    /// would unmount everything, and its caller would wait for the disk.
+    /// would unmount everything, and its caller would wait for the disk. The second descriptor, if there is one, is the
+    /// file for the termination message.
     Prepared {
         port_open: bool,
     },
@@ -81,6 +82,12 @@ pub(crate) enum Streams {
     },
 }
 
+/// What the supervisor keeps of a container's set-up.
+struct Kept {
+    mounts: OwnedFd,
+    message: Option<OwnedFd>,
+}
+
 /// How the process enters the Pod's user namespace.
 enum UserEntry<'a> {
     /// Join the Pod's user namespace.
@@ -101,7 +108,7 @@ pub(crate) fn container_main(
     filter: &[libc::sock_filter],
     in_cgroup: bool,
 ) -> ! {
-    let set_up = || -> StepResult<OwnedFd> {
+    let set_up = || -> StepResult<Kept> {
         let mounts = fs::File::open("/proc/self/ns/mnt").step("opening the mount namespace")?;
         enter_cgroups(&container.cgroup, in_cgroup, container.spec.oom_score_adj)?;
         sys::unshare(libc::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
@@ -113,11 +120,11 @@ pub(crate) fn container_main(
             std::os::unix::fs::lchown(container.layer.join("upper"), Some(uid), Some(gid))
                 .step("giving the writable layer to the Pod")?;
         }
-        rootfs::enter_root(&plan_root(pod, container), Owner { uid, gid, idmap }, &pod.stage)?;
-        Ok(mounts.into())
+        let message = rootfs::enter_root(&plan_root(pod, container), Owner { uid, gid, idmap }, &pod.stage)?;
+        Ok(Kept { mounts: mounts.into(), message })
     };
-    let mounts = match init_process(pod).and_then(|()| set_up()) {
-        Ok(mounts) => mounts,
+    let kept = match init_process(pod).and_then(|()| set_up()) {
+        Ok(kept) => kept,
         Err((step, error)) => fail(report, kernel_failure(step, &error)),
     };
     let spec = &container.spec;
@@ -136,7 +143,7 @@ pub(crate) fn container_main(
         (_, Some(user)) => UserEntry::Join(user.as_fd()),
         _ => UserEntry::Inside,
     };
-    run(pod.ids, &program, entry, streams, report, container.isolation, filter, Some(mounts))
+    run(pod.ids, &program, entry, streams, report, container.isolation, filter, Some(kept))
 }
 
 /// Runs in the child that will be a command inside a running container. Never returns.
@@ -228,7 +235,7 @@ fn join_pod(namespaces: &PodNamespaces) -> StepResult<()> {
     sys::setns(namespaces.uts.as_fd(), libc::CLONE_NEWUTS).step("joining the uts namespace")
 }
 
-/// From a complete root file system to exec. `mounts` is passed on by a container's first process.
+/// From a complete root file system to exec. `kept` is passed on by a container's first process.
 #[expect(clippy::too_many_arguments, reason = "two call sites, each of which has all of them")]
 fn run(
     ids: IdMode,
@@ -238,7 +245,7 @@ fn run(
     report: &OwnedFd,
     isolation: Isolation,
     filter: &[libc::sock_filter],
-    mounts: Option<OwnedFd>,
+    kept: Option<Kept>,
 ) -> ! {
     // The container may have replaced them by anything: a pipe, for example, or a file of any size.
     let read = |path: &str| rootfs::read_beneath(Path::new("/"), path).unwrap_or_default();
@@ -255,9 +262,10 @@ fn run(
     sys::vfork::disarm_timeout();
     // If the port cannot be opened, the program fails to open it too and reports the reason.
     let open_port = program.open_port.and_then(|port| open_port(port).ok());
-    if let Some(mounts) = mounts {
+    if let Some(Kept { mounts, message }) = kept {
         let prepared = Report::Prepared { port_open: open_port.is_some() };
-        if let Err(error) = protocol::send(report, &prepared, &[mounts.as_fd()]) {
+        let descriptors: Vec<_> = [Some(&mounts), message.as_ref()].into_iter().flatten().map(AsFd::as_fd).collect();
+        if let Err(error) = protocol::send(report, &prepared, &descriptors) {
             fail(report, kernel_failure("handing out the mount namespace", &error));
         }
     }

@@ -43,8 +43,9 @@ pub(crate) struct Owner<'a> {
     pub(crate) idmap: Option<BorrowedFd<'a>>,
 }
 
-/// Builds the whole tree and makes it the root of this process's mount namespace. `scratch` is an empty folder.
-pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> StepResult<()> {
+/// Builds the whole tree and makes it the root of this process's mount namespace. `scratch` is an empty folder. Returns
+/// the file for the termination message, if the tree has one.
+pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> StepResult<Option<OwnedFd>> {
     sys::make_private_recursive(c"/").step("making mounts private")?;
     let (root, stage) = mount_root(plan, owner, scratch)?;
     let builder = Builder::new(plan, root.as_fd(), owner, stage.as_ref().map(AsFd::as_fd));
@@ -60,7 +61,8 @@ pub(crate) fn enter_root(plan: &RootPlan, owner: Owner<'_>, scratch: &Path) -> S
     rustix::process::fchdir(&root).step("entering the new root")?;
     rustix::process::pivot_root(".", ".").step("changing the root")?;
     unmount(".", UnmountFlags::DETACH).step("leaving the old root")?;
-    rustix::process::chdir("/").step("entering the new root")
+    rustix::process::chdir("/").step("entering the new root")?;
+    Ok(builder.message.into_inner())
 }
 
 /// An error at a path; keeps the errno for the report.
@@ -171,12 +173,15 @@ fn mount_overlay(plan: &RootPlan, scratch: &Path) -> StepResult<()> {
     rustix::process::chdir("/").step("leaving the stage")
 }
 
-/// Size of the staging file system, which holds the generated files of a container.
+/// Size of the staging file system, which holds the generated files of a container and its termination message.
 const STAGE_BYTES: &str = "1m";
 
 /// Maximum number of pseudo-terminals of a container. The kernel counts those of all containers together (4,096, of
 /// which 1,024 are kept for the host), and processes inside cannot mount again what they were given.
 pub(crate) const MAX_TERMINALS: &str = "128";
+
+/// The file of the staging file system for the termination message. No other one begins with a dot.
+const MESSAGE: &str = ".message";
 
 /// An empty folder of the staging file system, for hiding other folders.
 const EMPTY: &str = "empty";
@@ -199,11 +204,12 @@ struct Builder<'a> {
     stage: Option<BorrowedFd<'a>>,
     /// The root's `/dev/null`, opened on first use.
     null: OnceCell<OwnedFd>,
+    message: OnceCell<OwnedFd>,
 }
 
 impl<'a> Builder<'a> {
     fn new(plan: &'a RootPlan, root: BorrowedFd<'a>, owner: Owner<'a>, stage: Option<BorrowedFd<'a>>) -> Self {
-        Self { plan, root, owner, stage, null: OnceCell::new() }
+        Self { plan, root, owner, stage, null: OnceCell::new(), message: OnceCell::new() }
     }
 
     /// The ids that the container runs as, as seen by the set-up process. The container's start reports a user that the
@@ -253,6 +259,7 @@ impl<'a> Builder<'a> {
             }
             MountStep::Bind { source, target, read_only } => self.place_bind(source, target, *read_only),
             MountStep::Text { target, text } => self.place_text(target, text),
+            MountStep::Message { target } => self.place_message(target),
             MountStep::HideFile { target } => self.hide(target, FileKind::File),
             MountStep::HideFolder { target } => self.hide(target, FileKind::Folder),
             MountStep::ReadOnly { target } => self.make_read_only(target),
@@ -310,16 +317,34 @@ impl<'a> Builder<'a> {
         // Without a staging file system the root is the host's tree, which has files of its own.
         let Some(stage) = self.stage else { return Ok(()) };
         let name = target.trim_start_matches('/').replace('/', "-");
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(stage, &name, flags, Mode::from_raw_mode(0o644)).step("writing a file")?;
-        // Regardless of the node's umask, every user inside can read it.
-        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644)).step("writing a file")?;
+        let file = self.make_stage_file(stage, &name, 0o644).step("writing a file")?;
         io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes()).step("writing a file")?;
-        let (uid, gid) = (Uid::from_raw(self.owner.uid), Gid::from_raw(self.owner.gid));
-        rustix::fs::chownat(stage, &name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).step("writing a file")?;
-        let shown = clone_tree(stage, Path::new(&name), false).step("showing a file")?;
+        self.place_stage_file(stage, &name, target, ATTR_RDONLY)
+    }
+
+    /// The file is part of the staging file system: what is written there takes neither the disk nor more memory than
+    /// that has.
+    fn place_message(&self, target: &str) -> StepResult<()> {
+        let Some(stage) = self.stage else { return Ok(()) };
+        let file = self.make_stage_file(stage, MESSAGE, 0o666).step("making the file for the termination message")?;
+        self.place_stage_file(stage, MESSAGE, target, ATTR_NOEXEC)?;
+        let _ = self.message.set(file);
+        Ok(())
+    }
+
+    fn make_stage_file(&self, stage: BorrowedFd<'_>, name: &str, mode: u32) -> io::Result<OwnedFd> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(stage, name, flags, Mode::from_raw_mode(mode))?;
+        // Regardless of the node's umask.
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+        rustix::fs::fchown(&file, Some(Uid::from_raw(self.owner.uid)), Some(Gid::from_raw(self.owner.gid)))?;
+        Ok(file)
+    }
+
+    fn place_stage_file(&self, stage: BorrowedFd<'_>, name: &str, target: &str, attributes: u64) -> StepResult<()> {
+        let shown = clone_tree(stage, Path::new(name), false).step("showing a file")?;
         let change = MountChange {
-            set: ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY,
+            set: ATTR_NOSUID | ATTR_NODEV | attributes,
             propagation: libc::MS_PRIVATE,
             ..MountChange::default()
         };

@@ -401,7 +401,9 @@ impl KernelRuntime {
         let layer = layer.folder;
         self.sync_mark(layer.join(layers::MARK));
         let copies = self.make_copies(pod, &spec).await?;
-        if let Some(target) = spec.termination_message_path.take() {
+        if convention.is_none() {
+            termination_message::remove(&layer).map_err(step("removing an earlier termination message"))?;
+        } else if let Some(target) = spec.termination_message_path.take() {
             let path = termination_message::create(&layer).map_err(step("making the termination message file"))?;
             let source = MountSource::Data { path, sub_path: None };
             spec.mounts.push(Mount { source, target, read_only: false });

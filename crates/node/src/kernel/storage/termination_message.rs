@@ -1,10 +1,14 @@
 //! The file in which a container may leave a termination message. A container can fill, truncate or extend the file at
-//! will, so it lies where its storage limit applies and is read only in part.
+//! will, so it is read only in part. It is on a small file system in memory that ends with the container; only that of
+//! an OCI runtime's container is on disk, where the container's storage limit applies.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+/// Kubernetes' limit of a message.
+pub(crate) const MAX_BYTES: usize = 4096;
 
 /// Where the file lies in the folder of a container's writable layer, beside `upper` and `work`.
 fn path(layer: &Path) -> PathBuf {
@@ -21,10 +25,23 @@ pub(crate) fn create(layer: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// The end of the file, as kubelets report it.
+/// Removes the file that an earlier version of the node left.
+pub(crate) fn remove(layer: &Path) -> io::Result<()> {
+    match fs::remove_file(path(layer)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The end of the file in a layer's folder.
 pub(crate) fn read(layer: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
     let mut options = OpenOptions::new();
-    let mut file: File = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path(layer))?;
+    let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path(layer))?;
+    end_of(&file, max_bytes)
+}
+
+/// The end of a message's file, as kubelets report it.
+pub(crate) fn end_of(mut file: &File, max_bytes: usize) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(max_bytes as u64)))?;
     let mut bytes = Vec::with_capacity(max_bytes);
@@ -34,8 +51,6 @@ pub(crate) fn read(layer: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]

@@ -35,6 +35,8 @@ pub(super) struct Container {
     pub(super) pid: Option<i32>,
     /// Its mount namespace, which exists as long as the descriptor is open.
     pub(super) mounts: Option<OwnedFd>,
+    /// The file for its termination message, unless it is in its layer's folder.
+    pub(super) message: Option<File>,
     pub(super) outputs: Vec<Output>,
     pub(super) sinks: Vec<Sink>,
     /// The pipe or terminal for the container's input.
@@ -194,7 +196,8 @@ impl Supervisor {
         let is_first_attempt = previous.is_none();
         let pid = self.start_process(&plan, is_first_attempt, &become_container).map_err(failed("forking"))?;
         drop((streams, child_report));
-        let Started { terminal, mounts, port_open } =
+        records::remove_message(&self.plan.dir, &plan.spec.name);
+        let Started { terminal, mounts, message, port_open } =
             wait_for_exec(pid, &report).inspect_err(|_| drop(plan.cgroup.remove()))?;
         if let Some(terminal) = terminal {
             let copy = terminal.try_clone().map_err(failed("copying the terminal"))?;
@@ -216,6 +219,7 @@ impl Supervisor {
             state,
             pid: Some(pid),
             mounts,
+            message: message.map(File::from),
             outputs: outputs.map_err(failed("preparing output"))?,
             sinks: Vec::new(),
             input: ends.input,
@@ -345,6 +349,10 @@ impl Supervisor {
             runtime.delete(&container.plan.id);
             drop(bundle);
         }
+        if let Some(message) = container.message.take() {
+            // A full disk loses the message and no more.
+            let _ = records::write_message(&self.plan.dir, &container.state.name, &message);
+        }
         // If the record cannot be written, the exit is lost with the supervisor; it is still sent to the node.
         let _ = records::write_container(&self.plan.dir, &container.state);
         let message =
@@ -398,6 +406,7 @@ pub(super) fn report_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 pub(super) struct Started {
     pub(super) terminal: Option<OwnedFd>,
     pub(super) mounts: Option<OwnedFd>,
+    message: Option<OwnedFd>,
     port_open: bool,
 }
 
@@ -417,7 +426,8 @@ pub(super) fn wait_for_exec(pid: i32, report: &OwnedFd) -> Result<Started, Failu
             Ok(None) => return Ok(started),
             Ok(Some((Report::Terminal, descriptors))) => started.terminal = descriptors.into_iter().next(),
             Ok(Some((Report::Prepared { port_open }, descriptors))) => {
-                started.mounts = descriptors.into_iter().next();
+                let mut descriptors = descriptors.into_iter();
+                (started.mounts, started.message) = (descriptors.next(), descriptors.next());
                 started.port_open = port_open;
             }
             Ok(Some((Report::Failed(failure), _))) => break failure,

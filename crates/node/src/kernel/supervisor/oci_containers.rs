@@ -64,6 +64,7 @@ impl Supervisor {
             state,
             pid: Some(pid),
             mounts: None,
+            message: None,
             outputs: outputs.map_err(failed("preparing output"))?,
             sinks: Vec::new(),
             input: ends.input,

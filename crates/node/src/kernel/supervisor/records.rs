@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernel::host::process::ProcessRecord;
 use crate::kernel::storage::atomic_file::{read, replace};
+use crate::kernel::storage::termination_message;
 use crate::runtime::{ContainerState, PodSandbox, PodSandboxSpec};
 
 /// The supervisor of a Pod.
@@ -55,6 +56,26 @@ pub(crate) fn write_container(dir: &Path, state: &ContainerState) -> io::Result<
         }
     }
     Ok(())
+}
+
+/// Keeps the end of a container's termination message, if it has one.
+pub(crate) fn write_message(dir: &Path, container: &str, message: &fs::File) -> io::Result<()> {
+    let bytes = termination_message::end_of(message, termination_message::MAX_BYTES)?;
+    if bytes.is_empty() { Ok(()) } else { fs::write(message_path(dir, container), bytes) }
+}
+
+pub(crate) fn read_message(dir: &Path, container: &str) -> io::Result<Vec<u8>> {
+    fs::read(message_path(dir, container))
+}
+
+/// Before the next attempt.
+pub(crate) fn remove_message(dir: &Path, container: &str) {
+    // Usually there is none.
+    let _ = fs::remove_file(message_path(dir, container));
+}
+
+fn message_path(dir: &Path, container: &str) -> PathBuf {
+    dir.join(format!("{container}.message"))
 }
 
 /// The states of all containers of a Pod, in no particular order. Files that cannot be read are left out.

@@ -171,10 +171,12 @@ fn mounts(steps: &[MountStep], binds: &[PreparedBind]) -> Vec<Value> {
                 options.extend(no_exec.then_some("noexec"));
                 Some(mount(target, "tmpfs", &options))
             }
-            // Runtimes create the usual links and cover paths by themselves; binds follow below.
+            // Runtimes create the usual links and cover paths by themselves; binds, of which a termination message is
+            // one, follow below.
             MountStep::Link { .. }
             | MountStep::Bind { .. }
             | MountStep::Text { .. }
+            | MountStep::Message { .. }
             | MountStep::HideFile { .. }
             | MountStep::HideFolder { .. }
             | MountStep::ReadOnly { .. }

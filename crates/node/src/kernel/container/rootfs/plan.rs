@@ -82,6 +82,10 @@ pub(crate) enum MountStep {
         target: String,
         text: String,
     },
+    /// The file for the termination message, which every user inside may write.
+    Message {
+        target: String,
+    },
     HideFile {
         target: String,
     },
@@ -127,6 +131,7 @@ impl MountStep {
             | Self::Link { target, .. }
             | Self::Bind { target, .. }
             | Self::Text { target, .. }
+            | Self::Message { target }
             | Self::HideFile { target }
             | Self::HideFolder { target }
             | Self::ReadOnly { target }
@@ -272,40 +277,40 @@ pub(crate) fn own_files_dir(pod_dir: &Path) -> PathBuf {
 }
 
 fn volume_steps(pod: &PodPlan, container: &ContainerPlan) -> Vec<MountStep> {
-    let mut mounts: Vec<_> = container.spec.mounts.iter().collect();
+    let mut steps: Vec<_> =
+        container.spec.mounts.iter().filter_map(|mount| volume_step(pod, container, mount)).collect();
+    steps.extend(container.spec.termination_message_path.clone().map(|target| MountStep::Message { target }));
     // A mount inside another one must come after it, in whatever order the Pod lists them.
-    mounts.sort_by_key(|mount| Path::new(&mount.target).components().count());
-    mounts
-        .into_iter()
-        .filter_map(|mount| {
-            Some(match &mount.source {
-                MountSource::Data { path, sub_path } => volume_bind(path.clone(), sub_path.as_ref(), mount, true),
-                MountSource::Program { path } => MountStep::Bind {
-                    source: BindSource::View(path.clone()),
-                    target: mount.target.clone(),
-                    read_only: true,
-                },
-                MountSource::Host { path } => MountStep::Bind {
-                    source: BindSource::Named(path.clone()),
-                    target: mount.target.clone(),
-                    read_only: mount.read_only,
-                },
-                MountSource::Copy { path, volume, .. } => MountStep::Bind {
-                    source: BindSource::Copy(CopiedFolder {
-                        source: path.clone(),
-                        layer: container.copies.get(volume)?.clone(),
-                        user_xattr: !pod.ids.is_privileged(),
-                        volatile: pod.ends_with_node,
-                    }),
-                    target: mount.target.clone(),
-                    read_only: false,
-                },
-                MountSource::Memory { volume, sub_path } => {
-                    volume_bind(memory_volume_path(&pod.dir, volume), sub_path.as_ref(), mount, false)
-                }
-            })
-        })
-        .collect()
+    steps.sort_by_key(|step| Path::new(step.target()).components().count());
+    steps
+}
+
+/// The mount of a volume; `None` if the volume is not there.
+fn volume_step(pod: &PodPlan, container: &ContainerPlan, mount: &Mount) -> Option<MountStep> {
+    Some(match &mount.source {
+        MountSource::Data { path, sub_path } => volume_bind(path.clone(), sub_path.as_ref(), mount, true),
+        MountSource::Program { path } => {
+            MountStep::Bind { source: BindSource::View(path.clone()), target: mount.target.clone(), read_only: true }
+        }
+        MountSource::Host { path } => MountStep::Bind {
+            source: BindSource::Named(path.clone()),
+            target: mount.target.clone(),
+            read_only: mount.read_only,
+        },
+        MountSource::Copy { path, volume, .. } => MountStep::Bind {
+            source: BindSource::Copy(CopiedFolder {
+                source: path.clone(),
+                layer: container.copies.get(volume)?.clone(),
+                user_xattr: !pod.ids.is_privileged(),
+                volatile: pod.ends_with_node,
+            }),
+            target: mount.target.clone(),
+            read_only: false,
+        },
+        MountSource::Memory { volume, sub_path } => {
+            volume_bind(memory_volume_path(&pod.dir, volume), sub_path.as_ref(), mount, false)
+        }
+    })
 }
 
 /// Where a Pod's memory volume is mounted in its supervisor's own mount namespace.

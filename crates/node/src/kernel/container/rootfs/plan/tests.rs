@@ -116,12 +116,11 @@ fn nested_mounts_follow_the_mount_they_lie_in() {
         target: target.into(),
         read_only: false,
     };
-    let plan = plan_root(
-        &pod(IdMode::Block { first: 1 << 30 }),
-        &container(layers(), vec![data("/data/v/inner", "/work/a/b"), data("/data/v/outer", "/work")]),
-    );
-    let position = |target: &str| plan.steps.iter().position(|step| step.target() == target);
-    assert!(position("/work") < position("/work/a/b"));
+    let mut container = container(layers(), vec![data("/data/v/inner", "/work/a/b"), data("/data/v/outer", "/work")]);
+    container.spec.termination_message_path = Some("/work/a/b/message".into());
+    let plan = plan_root(&pod(IdMode::Block { first: 1 << 30 }), &container);
+    let position = |target: &str| plan.steps.iter().position(|step| step.target() == target).unwrap();
+    assert!(position("/work") < position("/work/a/b") && position("/work/a/b") < position("/work/a/b/message"));
 }
 
 #[test]
