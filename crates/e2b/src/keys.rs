@@ -205,13 +205,12 @@ pub async fn revoke(client: &Client, given: &str) -> Result<String, KeyError> {
     }
 }
 
-/// Replaces a key by a new one for the same account and with the same expiry.
-pub async fn rotate(client: &Client, given: &str) -> Result<NewKey, KeyError> {
+/// Replaces a key by a new one for the same account that is valid for as long as the old one was from its creation.
+pub async fn rotate(client: &Client, given: &str, now: Timestamp) -> Result<NewKey, KeyError> {
     let id = if given.starts_with(PREFIX) { id_of(given) } else { given.to_owned() };
     let stored = secrets(client).get_opt(&id).await.map_err(KeyError::api("read the key"))?;
     let old = stored.as_ref().and_then(key_of).ok_or_else(|| KeyError::Unknown(id.clone()))?;
-    let expires = old.expires.and_then(|seconds| Timestamp::from_second(seconds).ok());
-    let new = store(client, &old.account(), expires).await?;
+    let new = store(client, &old.account(), old.renewed_expiry(now)).await?;
     revoke(client, &id).await?;
     Ok(new)
 }
@@ -232,6 +231,12 @@ pub async fn find(client: &Client, key: &str, now: Timestamp) -> Result<Option<A
 impl Key {
     fn is_valid(&self, now: Timestamp) -> bool {
         self.expires.is_none_or(|end| now.as_second() < end)
+    }
+
+    /// When a key ends that replaces this one now; `None` if it does not expire.
+    fn renewed_expiry(&self, now: Timestamp) -> Option<Timestamp> {
+        let lifetime = self.expires?.saturating_sub(self.issued);
+        Some(Timestamp::from_second(now.as_second().saturating_add(lifetime)).unwrap_or(Timestamp::MAX))
     }
 
     fn is(&self, key: &str) -> bool {
@@ -319,6 +324,9 @@ mod tests {
         assert!(key(Some("2026-01-01T00:00:01Z")).unwrap().is_valid(now));
         assert!(!key(Some("2026-01-01T00:00:00Z")).unwrap().is_valid(now));
         assert!(key(Some("soon")).is_none(), "an unreadable end is not no end");
+        let stored = Key { issued: now.as_second() - 90, ..key(Some("2026-01-01T00:00:10Z")).unwrap() };
+        assert_eq!(stored.renewed_expiry(now).unwrap().to_string(), "2026-01-01T00:01:40Z", "after 100 seconds again");
+        assert_eq!(key(None).unwrap().renewed_expiry(now), None);
         assert_eq!(
             key(None).unwrap().account(),
             AccountRef { namespace: "team".into(), name: "bot".into(), uid: "u".into(), pauses_without_memory: false }

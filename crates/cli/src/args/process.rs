@@ -1,10 +1,13 @@
 //! Arguments of `token`, `version`, `completion` and `reference`.
 
-use super::{OutputArgs, values::duration};
+use super::{
+    OutputArgs,
+    values::{Lifetime, lifetime},
+};
 use agent_sandbox_router::TokenMintArgs;
 use clap::{Args, Subcommand};
 use clap_complete::Shell;
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 pub(crate) struct VersionArgs {
@@ -54,9 +57,9 @@ pub(crate) struct TokenE2bArgs {
     /// The ServiceAccount that requests with the key act as [default: one named e2b, created if it is missing]
     #[arg(long, value_name = "NAME")]
     pub(crate) account: Option<String>,
-    /// Time after which the key ends [default: never]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub(crate) expires_in: Option<Duration>,
+    /// Time after which the key ends, or `never`
+    #[arg(long, value_name = "DURATION", default_value = "90d", value_parser = lifetime)]
+    pub(crate) expires_in: Lifetime,
     /// Let clients pause sandboxes although their processes end [default: refused unless they ask for files only]
     #[arg(long)]
     pub(crate) pause_without_memory: bool,

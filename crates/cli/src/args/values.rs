@@ -24,6 +24,18 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds).map_err(|_| "that is too long".to_owned())
 }
 
+/// How long something is valid; `None` means without an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lifetime(pub(crate) Option<Duration>);
+
+/// A duration, or `never` for no end.
+pub(crate) fn lifetime(text: &str) -> Result<Lifetime, String> {
+    if text == "never" {
+        return Ok(Lifetime(None));
+    }
+    duration(text).map(|time| Lifetime(Some(time))).map_err(|error| format!("{error}; or write never"))
+}
+
 /// A rule about a name that a sandbox may reach.
 pub(crate) fn egress_rule(text: &str) -> Result<String, String> {
     match agent_sandbox_egress::RuleSet::parse(text) {
@@ -210,6 +222,9 @@ mod tests {
         assert_eq!(duration("30"), Ok(Duration::from_secs(30)));
         assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(lifetime("90d"), Ok(Lifetime(Some(Duration::from_secs(90 * 86_400)))));
+        assert_eq!(lifetime("never"), Ok(Lifetime(None)));
+        assert!(lifetime("always").unwrap_err().ends_with("or write never"));
         assert!(duration("5 weeks").unwrap_err().contains("unit"));
         assert!(duration("fast").is_err() && duration("").is_err());
     }

@@ -43,7 +43,7 @@ pub(crate) async fn token(global: &GlobalArgs, args: TokenArgs) -> Result<()> {
             if !is_key(&key) {
                 bail!("only keys for E2B's clients can be replaced by their id: those begin with {}", keys::ID_PREFIX);
             }
-            let new = keys::rotate(&engine_client(&data).await?, &key).await?;
+            let new = keys::rotate(&engine_client(&data).await?, &key, Timestamp::now()).await?;
             output::print(&format!("{}\n", new.key))
         }
         TokenCommand::Rotate(_) => rotate(&DataDir::locate(global.data_dir.as_deref())?).await,
@@ -53,7 +53,7 @@ pub(crate) async fn token(global: &GlobalArgs, args: TokenArgs) -> Result<()> {
 /// Creates a key for E2B's clients, in the cluster that the command talks to.
 pub(crate) async fn create_e2b_key(cluster: &ClusterClient, args: TokenE2bArgs) -> Result<()> {
     cluster.announce_change();
-    let expires = args.expires_in.map(|time| Timestamp::now().checked_add(time)).transpose();
+    let expires = args.expires_in.0.map(|time| Timestamp::now().checked_add(time)).transpose();
     let expires = expires.context("--expires-in is too long")?;
     let wanted = keys::Wanted { account: args.account, expires, pauses_without_memory: args.pause_without_memory };
     let new = keys::create(&cluster.client, &cluster.namespace, wanted).await?;

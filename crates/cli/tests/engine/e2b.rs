@@ -323,7 +323,10 @@ fn keys_are_listed_replaced_and_revoked() {
     assert!(!works("e2b_0000"));
     let listed = engine.ok(&["token", "list"]);
     let row = listed.lines().find(|line| line.starts_with("e2b-")).unwrap().to_owned();
-    assert!(row.contains("default") && row.ends_with("never") && !listed.contains(key.trim()), "{listed}");
+    assert!(
+        row.contains("default") && (row.ends_with("90d") || row.ends_with("89d")) && !listed.contains(key.trim()),
+        "{listed}"
+    );
     let id = row.split_whitespace().next().unwrap();
 
     let new = engine.ok(&["token", "rotate", id]);
@@ -334,6 +337,11 @@ fn keys_are_listed_replaced_and_revoked() {
     assert!(unknown.contains("there is no key"), "{unknown}");
     let (_, _, missing) = engine.fails(&["token", "e2b", "--account", "nobody"]);
     assert!(missing.contains("no ServiceAccount \"nobody\""), "{missing}");
+
+    let lasting = engine.ok(&["token", "e2b", "--expires-in", "never"]);
+    let listed = engine.ok(&["token", "list"]);
+    assert!(listed.lines().any(|line| line.starts_with("e2b-") && line.ends_with("never")), "{listed}");
+    engine.ok(&["token", "revoke", lasting.trim()]);
 
     let short = engine.ok(&["token", "e2b", "--expires-in", "2s"]);
     crate::fixture::eventually("the key ends at its time", || !works(&short));
@@ -420,4 +428,34 @@ fn what_clients_do_is_recorded() {
     assert_eq!((&refused[0]["name"], &refused[0]["status"]), (&name, &json!(401)));
     let keys = of("other", "deny");
     assert!(keys.iter().any(|one| one["request"] == "POST /e2b/sandboxes" && one["status"] == 401), "{all:#?}");
+}
+
+/// E2B's client for browsers runs in pages of any origin, which have to know a key; without one they get nothing, and
+/// under a name that only resolves to this machine not even with a key.
+#[test]
+fn a_web_page_needs_a_key_and_a_local_name() {
+    let Some(engine) = Engine::start() else { return };
+    let router = engine.state()["router"].as_str().unwrap().to_owned();
+    let key = engine.ok(&["token", "e2b"]).trim().to_owned();
+    let status = |method: &str, path: &str, headers: &[&str]| {
+        let mut command = Command::new("curl");
+        command.args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "-X", method]);
+        command.args(["-d", r#"{"templateID":"base"}"#, "-H", "Origin: https://evil.example"]);
+        headers.iter().for_each(|header| {
+            command.args(["-H", header]);
+        });
+        String::from_utf8(command.arg(format!("{router}/e2b{path}")).output().unwrap().stdout).unwrap()
+    };
+    let (rebound, key) = ("Host: evil.example", format!("X-API-KEY: {key}"));
+    for (method, path) in [("GET", "/v2/sandboxes"), ("POST", "/sandboxes"), ("DELETE", "/sandboxes/box")] {
+        // Without asking, a page can send this type only.
+        for kind in ["Content-Type: text/plain", "Content-Type: application/json"] {
+            assert_eq!(status(method, path, &[kind]), "401", "{method} {path}");
+            assert_eq!(status(method, path, &[kind, "Cookie: key=1", "Sec-Fetch-Site: cross-site"]), "401", "{path}");
+            assert_eq!(status(method, path, &[kind, rebound]), "421", "{method} {path}");
+            assert_eq!(status(method, path, &[kind, rebound, &key]), "421", "{method} {path}");
+        }
+    }
+    assert_eq!(status("GET", "/v2/sandboxes", &[&key]), "200", "a page that knows a key");
+    assert_eq!(engine.ok(&["list", "-o", "name"]), "", "no request made a sandbox");
 }
