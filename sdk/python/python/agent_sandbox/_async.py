@@ -293,7 +293,7 @@ class AsyncSandbox:
         seconds the code is interrupted and the call fails; the context stays usable.
         """
         handle = await self._ready()
-        return Execution(await _aio(handle.run_code(code, context and str(context), env or {}, timeout)))
+        return Execution(await _aio(handle.run_code(code, None if context is None else str(context), env or {}, timeout)))
 
     async def create_code_context(self, cwd: str | None = None) -> CodeContext:
         """Makes a context for :meth:`run_code`, with variables and a working directory of its own."""

@@ -293,7 +293,7 @@ class Sandbox:
         seconds the code is interrupted and the call fails; the context stays usable.
         """
         handle = self._ready()  # await
-        return Execution(_wait(handle.run_code(code, context and str(context), env or {}, timeout)))
+        return Execution(_wait(handle.run_code(code, None if context is None else str(context), env or {}, timeout)))
 
     def create_code_context(self, cwd: str | None = None) -> CodeContext:  # async
         """Makes a context for :meth:`run_code`, with variables and a working directory of its own."""
