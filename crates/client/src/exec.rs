@@ -1,10 +1,13 @@
 //! Running a command through the Kubernetes API's exec, with its streams and exit code.
 
 use crate::ClientError;
+use agent_sandbox_protocol::exec::EXEC_USER;
+use http::{Request, Uri};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
 use kube::{
     Api, Client, ResourceExt,
     api::{AttachParams, AttachedProcess},
+    client::Body,
 };
 
 /// Bytes of a stream that may wait for its reader. The library's own 1 KiB costs a switch of tasks for every kilobyte.
@@ -14,6 +17,9 @@ const STREAM_BUFFER: usize = 256 * 1024;
 #[derive(Clone, Debug, Default)]
 pub struct ExecOptions {
     pub container: Option<String>,
+    /// User to run as, by name or id. Only the API of a local engine knows that: others run the command as the
+    /// container's user.
+    pub user: Option<String>,
     pub stdin: bool,
     pub tty: bool,
 }
@@ -32,7 +38,11 @@ pub async fn exec(
 ) -> Result<ExecStreams, ClientError> {
     let name = pod.name_any();
     let container = choose_container(pod, options.container.as_deref())?;
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    let client = match &options.user {
+        Some(user) => as_user(client, user)?,
+        None => client.clone(),
+    };
+    let pods: Api<Pod> = Api::namespaced(client, &pod.namespace().unwrap_or_default());
     let params = AttachParams::default()
         .container(container)
         .stdin(options.stdin)
@@ -44,6 +54,24 @@ pub async fn exec(
         .max_stderr_buf_size(STREAM_BUFFER);
     let process = pods.exec(&name, command.iter().map(String::as_str), &params).await;
     Ok(ExecStreams { process: process.map_err(ClientError::api(format!("run a command in `{name}`")))? })
+}
+
+/// The same client, with a parameter in each request that says whom the command runs as.
+fn as_user(client: &Client, user: &str) -> Result<Client, ClientError> {
+    if user.is_empty() || !user.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-.:".contains(letter)) {
+        return Err(ClientError::Invalid(format!("`{user}` is not the name or id of a user")));
+    }
+    let (inner, parameter) = (client.clone(), format!("{EXEC_USER}={user}"));
+    let send = tower::service_fn(move |mut request: Request<Body>| {
+        let client = inner.clone();
+        let separator = if request.uri().query().is_some() { '&' } else { '?' };
+        let uri = format!("{}{separator}{parameter}", request.uri()).parse::<Uri>();
+        async move {
+            *request.uri_mut() = uri.map_err(|error| kube::Error::HttpError(error.into()))?;
+            client.send(request).await
+        }
+    });
+    Ok(Client::new(send, client.default_namespace()))
 }
 
 impl ExecStreams {

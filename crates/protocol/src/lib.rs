@@ -5,6 +5,7 @@ pub mod capture;
 pub mod chunks;
 pub mod code;
 pub mod e2b;
+pub mod exec;
 /// Entry points for `make fuzz`, and for the test that repeats its corpora.
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;

@@ -77,6 +77,8 @@ pub enum LogStreams {
 pub struct ExecRequest {
     pub container: String,
     pub command: Vec<String>,
+    /// User to run as, by name or id, instead of the container's.
+    pub user: Option<String>,
     pub streams: StreamSet,
 }
 

@@ -1,5 +1,6 @@
 //! Parses and validates the query parameters of streaming requests, and chooses the container.
 
+use agent_sandbox_protocol::exec::EXEC_USER;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
@@ -146,7 +147,26 @@ pub fn exec_request(query: &Query, pod: &Value) -> Result<ExecRequest, RequestEr
         return Err(RequestError::BadRequest("you must specify at least one command for the container".into()));
     }
     let streams = stream_set(query)?;
-    Ok(ExecRequest { container: choose_container(pod, query.get("container"))?, command, streams })
+    let container = choose_container(pod, query.get("container"))?;
+    let user = query.get(EXEC_USER).filter(|user| !user.is_empty()).map(str::to_owned);
+    if let Some(user) = &user
+        && must_not_be_root(pod, &container)
+    {
+        return Err(RequestError::BadRequest(format!(
+            "container {container:?} must not run as root (runAsNonRoot), so its commands cannot run as {user:?}; leave the user out"
+        )));
+    }
+    Ok(ExecRequest { container, command, user, streams })
+}
+
+/// Whether the Pod or the container says that the container must not run as root. Names of users are known to its image
+/// only, so none may be chosen then.
+fn must_not_be_root(pod: &Value, container: &str) -> bool {
+    let spec = &pod["spec"];
+    let lists = ["containers", "initContainers", "ephemeralContainers"];
+    let mut all = lists.iter().flat_map(|list| spec[list].as_array().into_iter().flatten());
+    let own = all.find(|one| one["name"] == container).map(|one| &one["securityContext"]["runAsNonRoot"]);
+    own.and_then(Value::as_bool).or_else(|| spec["securityContext"]["runAsNonRoot"].as_bool()) == Some(true)
 }
 
 pub fn attach_request(query: &Query, pod: &Value) -> Result<(String, StreamSet), RequestError> {
@@ -226,6 +246,23 @@ mod tests {
         assert_eq!(good.streams, StreamSet { stdin: false, stdout: true, stderr: false, tty: true });
         assert!(request("container=a&stdout=true").is_err());
         assert!(request("container=a&command=ls").is_err());
+    }
+
+    #[test]
+    fn a_command_runs_as_another_user_unless_the_container_must_not_be_root() {
+        let query = Query::parse(Some("container=a&command=id&stdout=true&agent-sandbox-user=root"));
+        let user = |pod: Value, own: Value| {
+            let spec =
+                json!({"securityContext": pod, "containers": [{"name": "a", "securityContext": own}, {"name": "b"}]});
+            exec_request(&query, &json!({ "spec": spec })).map(|request| request.user)
+        };
+        let (free, bound) = (json!({"runAsNonRoot": false}), json!({"runAsNonRoot": true}));
+        assert_eq!(user(Value::Null, Value::Null), Ok(Some("root".to_owned())));
+        assert_eq!(user(bound.clone(), free), Ok(Some("root".to_owned())), "the container's own setting wins");
+        for (pod, own) in [(Value::Null, bound.clone()), (bound, Value::Null)] {
+            let Err(RequestError::BadRequest(message)) = user(pod, own) else { panic!("allowed") };
+            assert!(message.contains("runAsNonRoot") && message.contains("root"), "{message}");
+        }
     }
 
     #[test]

@@ -248,7 +248,7 @@ pub(crate) struct ExecArgs {
     /// Folder to start in
     #[arg(long, short, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
-    /// User to run as, by name or id; changing it needs root in the sandbox
+    /// User to run as, by name or id; on a cluster, changing it needs root in the sandbox
     #[arg(long, short, value_name = "USER")]
     pub(crate) user: Option<String>,
     /// Stop after this time, for example 30s or 5m; the exit code is then 124

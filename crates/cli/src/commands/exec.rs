@@ -25,11 +25,15 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 pub(crate) async fn exec(cluster: &ClusterClient, args: ExecArgs) -> Result<ExitCode> {
     check_terminal(args.tty)?;
-    let options = ExecOptions { container: args.container, stdin: args.interactive || args.tty, tty: args.tty };
+    // The local engine starts the command as the user; the wrapper only checks that.
+    let user = args.user.clone().filter(|_| cluster.is_local());
+    let options = ExecOptions { container: args.container, user, stdin: args.interactive || args.tty, tty: args.tty };
     let mut surroundings = if args.tty { Surroundings::of_terminal() } else { Surroundings::default() };
     // Later variables replace earlier ones of the same name.
     surroundings.env.extend(args.env);
-    (surroundings.working_dir, surroundings.user) = (args.workdir, args.user);
+    let name = |user: String| user.split(':').next().unwrap_or_default().to_owned();
+    surroundings.user = if options.user.is_some() { args.user.map(name) } else { args.user };
+    surroundings.working_dir = args.workdir;
     let command = surroundings.wrap(&args.command);
     let running = run_in(cluster, &args.name, &command, options);
     match tokio::time::timeout(args.timeout.unwrap_or(Duration::MAX), running).await {
@@ -44,7 +48,7 @@ pub(crate) async fn exec(cluster: &ClusterClient, args: ExecArgs) -> Result<Exit
 
 pub(crate) async fn shell(cluster: &ClusterClient, args: ShellArgs) -> Result<ExitCode> {
     let tty = std::io::stdin().is_terminal();
-    let options = ExecOptions { container: args.container, stdin: true, tty };
+    let options = ExecOptions { container: args.container, stdin: true, tty, ..ExecOptions::default() };
     let surroundings = if tty { Surroundings::of_terminal() } else { Surroundings::default() };
     run_in(cluster, &args.name, &surroundings.wrap(&wrapper::shell(&args.name)), options).await
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     archive::Image,
-    fixture::{Engine, Mode, eventually, in_both_modes},
+    fixture::{Engine, Mode, eventually, in_both_modes, is_root},
 };
 use std::{
     fs,
@@ -32,9 +32,15 @@ fn exec_takes_environment_folder_user_and_timeout(mode: Mode) {
     assert!(code == 2 && said.contains("this shell has no variable `NO_SUCH_VARIABLE`"), "{said}");
     let own = engine.ok(&["exec", "box", "id", "-u"]);
     assert_eq!(engine.ok(&["exec", "-u", own.trim(), "box", "id", "-u"]), own);
-    if own.trim() != "0" {
-        let (code, _, said) = engine.fails(&["exec", "-u", "root", "box", "id"]);
-        assert!(code == 126 && said.contains("cannot run as root"), "{said}");
+    let as_root = engine.run(&["exec", "-u", "root", "-w", "/", "box", "id", "-u"]);
+    let as_number = engine.run(&["exec", "-u", "12:34", "box", "sh", "-c", "id -u; id -g"]);
+    if mode == Mode::PlainUser {
+        for refused in [as_root, as_number] {
+            let said = String::from_utf8_lossy(&refused.stderr);
+            assert!(refused.status.code() == Some(126) && said.contains("has no such user id"), "{said}");
+        }
+    } else if is_root() {
+        assert_eq!((as_root.stdout.as_slice(), as_number.stdout.as_slice()), (&b"0\n"[..], &b"12\n34\n"[..]));
     }
     let (code, _, said) = engine.fails(&["exec", "--timeout", "1s", "box", "sleep", "4321"]);
     assert!(code == 124 && said.contains("longer than --timeout"), "{said}");

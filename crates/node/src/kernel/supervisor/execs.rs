@@ -84,7 +84,7 @@ impl Supervisor {
             (Fork::Parent(pid), _) => pid,
         };
         drop((streams, child_report));
-        let Started { terminal, .. } = wait_for_exec(pid, &report)?;
+        let Started { terminal, .. } = wait_for_exec(pid, &report).map_err(|failure| name_user(failure, &call))?;
         self.execs.push(RunningExec::new(pid, (connection, request), None, group, oom_kills_before));
         Ok(terminal)
     }
@@ -184,5 +184,22 @@ fn streams_of(call: &ExecCall, descriptors: Vec<OwnedFd>) -> Result<Streams, Fai
     match <[OwnedFd; 3]>::try_from(descriptors) {
         Ok([stdin, stdout, stderr]) => Ok(Streams::Pipes { stdin, stdout, stderr }),
         Err(_) => Err(protocol("an exec without its three streams")),
+    }
+}
+
+/// The failure of a command, with the user's name if it is an id that does not exist in the Pod.
+fn name_user(failure: Failure, call: &ExecCall) -> Failure {
+    match (&failure, &call.user) {
+        (Failure::Kernel { step, errno: libc::EINVAL }, Some(user)) if step.starts_with("setting the ") => {
+            Failure::CannotRun {
+                command: call.command.first().cloned().unwrap_or_default(),
+                message: format!(
+                    "the sandbox has no such user id: {:?}; it has more of them where root runs the engine, or a user with ranges in /etc/subuid and /etc/subgid",
+                    user.user
+                ),
+                missing: false,
+            }
+        }
+        _ => failure,
     }
 }

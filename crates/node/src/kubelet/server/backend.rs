@@ -81,6 +81,7 @@ pub fn log_options(options: &LogOptions) -> logs::LogOptions {
 pub fn exec_request(request: &ExecRequest) -> runtime::ExecRequest {
     runtime::ExecRequest {
         command: request.command.clone(),
+        user: request.user.clone().map(|user| runtime::User { user, ..runtime::User::default() }),
         // As containerd does: without a type of terminal, programs such as `clear` and `less` fail.
         env: if request.streams.tty { vec![("TERM".to_owned(), "xterm".to_owned())] } else { Vec::new() },
         stdin: request.streams.stdin,
