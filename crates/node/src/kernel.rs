@@ -31,6 +31,7 @@ pub use image::ImageAlias;
 pub use kernel_runtime::{KernelRuntime, SnapshotRequest, SnapshotTaken};
 pub(crate) use storage::atomic_file::replace_durably;
 pub use storage::owned_files::remove_data;
+pub use storage::snapshot_count::SnapshotCount;
 pub use supervisor::plan::Isolation;
 
 /// Gives the calling thread a mount namespace of its own.

@@ -73,7 +73,7 @@ pub struct KernelRuntime {
     unmounts: Arc<DeferredUnmounts>,
     sealed: SealedLayers,
     snapshots: Snapshots,
-    /// Held while sealed layers are created or removed, and while a new writable layer begins to use some.
+    /// Held while records that name sealed layers are written, and while those that none names are removed.
     sealed_lock: Arc<tokio::sync::Mutex<()>>,
     /// This runtime, for background tasks.
     this: Weak<Self>,
@@ -174,6 +174,13 @@ impl KernelRuntime {
             // In the background.
             tokio::spawn(async move { drop(preparing.images.host().await) });
         }
+        let sweeping = Arc::clone(&runtime);
+        // In the background: layers that an earlier node was making when it died.
+        tokio::spawn(async move {
+            if let Err(error) = sweeping.sweep_sealed_layers().await {
+                tracing::warn!(%error, "Unused layers of snapshots could not be removed");
+            }
+        });
         // Addresses of running Pods are known only once they have been recovered.
         if runtime.pod_folders().is_empty() {
             runtime.refill();
@@ -315,10 +322,13 @@ impl PodRuntime for KernelRuntime {
         let step = |source| RuntimeError::Kernel { step: "removing kept layers".to_owned(), source };
         let folder = self.layers_dir().join(layers::single_component(owner).map_err(step)?);
         let storage = Arc::clone(&self.storage);
-        tokio::task::spawn_blocking(move || storage.remove(&folder))
-            .await
-            .map_err(|_| RuntimeError::Timeout("removing kept layers"))?
-            .map_err(step)?;
+        {
+            let _layers = self.sealed_lock.lock().await;
+            tokio::task::spawn_blocking(move || storage.remove(&folder))
+                .await
+                .map_err(|_| RuntimeError::Timeout("removing kept layers"))?
+                .map_err(step)?;
+        }
         self.ids.lock().forget(owner).map_err(step)?;
         self.sweep_sealed_layers().await.map(drop)
     }

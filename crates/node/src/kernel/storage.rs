@@ -21,6 +21,7 @@ mod loop_files;
 pub(crate) mod owned_files;
 mod quota;
 pub(crate) mod sealed;
+pub(crate) mod snapshot_count;
 pub(crate) mod snapshots;
 pub(crate) mod termination_message;
 mod trash;
@@ -123,6 +124,15 @@ impl Storage {
         Ok(StorageMechanism::LoopFile)
     }
 
+    /// Mounts an existing folder that is a file system of its own, if it is not mounted: until then, nothing of it can be
+    /// read.
+    pub(crate) fn make_readable(&self, folder: &Path) -> io::Result<()> {
+        match has_file_system(folder) {
+            true => self.ensure(folder, None).map(drop),
+            false => Ok(()),
+        }
+    }
+
     /// Removes a folder and everything in it. The folder is gone when this returns; its disk space is freed a moment
     /// later, or at once when the disk is nearly full.
     pub(crate) fn remove(&self, folder: &Path) -> io::Result<()> {
@@ -197,9 +207,14 @@ fn loop_file_of(folder: &Path) -> PathBuf {
     folder.with_file_name(format!(".{name}.ext4"))
 }
 
+/// Whether a folder is a file system of its own, mounted or not.
+pub(crate) fn has_file_system(folder: &Path) -> bool {
+    loop_file_of(folder).exists()
+}
+
 /// The mechanism that limits a folder.
 pub(crate) fn mechanism_of(folder: &Path) -> StorageMechanism {
-    if loop_file_of(folder).exists() {
+    if has_file_system(folder) {
         StorageMechanism::LoopFile
     } else if quota::project_of(folder).is_some() {
         StorageMechanism::ProjectQuota

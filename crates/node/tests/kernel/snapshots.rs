@@ -1,11 +1,16 @@
 //! Snapshots: sealed and copied layers, forks with other user ids, going back, and what is removed.
 
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use agent_sandbox_node::kernel::{SnapshotRequest, SnapshotTaken};
 use agent_sandbox_node::runtime::{PodRuntime, PodSandboxSpec, RuntimeError, SnapshotOrigin, chain};
 
-use crate::fixture::{Node, is_root, pod};
+use crate::fixture::{DEADLINE, Node, is_root, pod};
 
 fn of(uid: &str, owner: &str) -> PodSandboxSpec {
     PodSandboxSpec { owner: owner.into(), ..pod(uid) }
@@ -189,4 +194,169 @@ async fn folders_replaced_and_files_deleted_through_several_snapshots_stay_so() 
         assert_eq!(script(&node, &uid, 0, list).await, expected, "snapshot {number}");
         node.runtime.remove_pod(&uid).await.unwrap();
     }
+}
+
+/// Blocks every open of a file until it is dropped.
+struct OpenGate(File);
+
+impl OpenGate {
+    #[expect(unsafe_code, reason = "fanotify has no safe interface here")]
+    fn on(path: &Path) -> Self {
+        let flags = libc::FAN_CLASS_CONTENT | libc::FAN_CLOEXEC;
+        // SAFETY: takes no pointers.
+        let group = unsafe { libc::fanotify_init(flags, libc::O_RDONLY as u32) };
+        assert!(group >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: a new descriptor that nothing else owns.
+        let group = unsafe { File::from_raw_fd(group) };
+        let name = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&group);
+        // SAFETY: the name lives until the call returns.
+        let marked =
+            unsafe { libc::fanotify_mark(fd, libc::FAN_MARK_ADD, libc::FAN_OPEN_PERM, libc::AT_FDCWD, name.as_ptr()) };
+        assert_eq!(marked, 0, "{}", std::io::Error::last_os_error());
+        Self(group)
+    }
+
+    /// Waits until something tries to open the file; returns what lets it go on.
+    fn wait(&mut self) -> [u8; 8] {
+        let mut waiting = [rustix::event::PollFd::from_borrowed_fd(self.0.as_fd(), rustix::event::PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut waiting, Some(&limit)).unwrap(), 1, "nothing opens the file");
+        let mut event = [0; 24];
+        assert_eq!(self.0.read(&mut event).unwrap(), event.len());
+        let [.., a, b, c, d, _, _, _, _] = event;
+        let [e, f, g, h] = libc::FAN_ALLOW.to_ne_bytes();
+        [a, b, c, d, e, f, g, h]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_sandboxes_start_and_are_deleted_while_files_are_copied() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    node.runtime.create_pod(of("p1", "parent")).await.unwrap();
+    script(&node, "p1", 0, "echo one > /home/user/kept; chmod 640 /home/user/kept").await;
+    let mut gate = OpenGate::on(&node.data().join("layers/parent/c/upper/home/user/kept"));
+    let taken = {
+        let taking = take(&node, "parent", "first");
+        let others = async {
+            let (go_on, gate) = tokio::task::spawn_blocking(move || (gate.wait(), gate)).await.unwrap();
+            node.runtime.create_pod(of("p2", "other")).await.unwrap();
+            let going_on = async {
+                assert_eq!(script(&node, "p2", 0, "echo started").await, "started");
+                node.runtime.remove_pod("p2").await.unwrap();
+                // Removes the layers that nothing uses, and must not take the one that is being made.
+                node.runtime.delete_owner_storage("other").await.unwrap();
+            };
+            let gone_on = tokio::time::timeout(DEADLINE, going_on).await;
+            (&gate.0).write_all(&go_on).unwrap();
+            drop(gate);
+            gone_on.expect("sandboxes start and are deleted while files are copied");
+        };
+        let (taken, ()) = tokio::join!(taking, others);
+        taken.unwrap()
+    };
+    assert!(taken.frozen.is_some());
+    node.runtime.create_pod(from_snapshot("f1", "f1", "first", "")).await.unwrap();
+    assert_eq!(script(&node, "f1", 0, SHOW).await, "one\n1000 640");
+    for uid in ["p1", "f1"] {
+        node.runtime.remove_pod(uid).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_fails_leaves_no_layer() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    node.runtime.create_pod(of("p1", "parent")).await.unwrap();
+    let nest = "cd /home/user; i=0; while [ $i -lt 410 ]; do mkdir d; cd d; i=$((i+1)); done; echo made";
+    assert_eq!(script(&node, "p1", 0, nest).await, "made");
+    let failed = chain(&take(&node, "parent", "first").await.unwrap_err());
+    assert!(failed.contains("nested more than 400 deep"), "{failed}");
+    assert_eq!(sealed_layers(&node), 0);
+    node.runtime.remove_pod("p1").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_with_as_many_layers_as_are_mounted_is_refused_and_can_still_start() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    node.runtime.create_pod(of("p1", "parent")).await.unwrap();
+    script(&node, "p1", 0, "echo one > /home/user/kept; chmod 640 /home/user/kept").await;
+    node.runtime.remove_pod("p1").await.unwrap();
+    for number in 0..40 {
+        take(&node, "parent", &format!("s{number}")).await.unwrap();
+    }
+    let refused = take(&node, "parent", "one-more").await.unwrap_err();
+    assert!(matches!(refused, RuntimeError::Refused(_)), "{refused:?}");
+    assert!(chain(&refused).contains("40 layers from earlier snapshots"), "{refused:?}");
+    node.runtime.create_pod(of("p2", "parent")).await.unwrap();
+    assert_eq!(script(&node, "p2", 0, SHOW).await, "one\n1000 640");
+    node.runtime.remove_pod("p2").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_was_taken_without_root_is_refused_and_the_sandbox_keeps_its_files() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    node.runtime.create_pod(of("p1", "parent")).await.unwrap();
+    script(&node, "p1", 0, "echo one > /home/user/kept; chmod 640 /home/user/kept").await;
+    node.runtime.remove_pod("p1").await.unwrap();
+    take(&node, "parent", "first").await.unwrap();
+    let layer = std::fs::read_dir(node.data().join("sealed")).unwrap().next().unwrap().unwrap().path();
+    let described = std::fs::read_to_string(layer.join("sealed.json")).unwrap();
+    assert!(described.contains("trusted"), "{described}");
+    std::fs::write(layer.join("sealed.json"), described.replace("trusted", "user")).unwrap();
+    node.runtime.create_pod(of("p2", "other")).await.unwrap();
+    script(&node, "p2", 0, "echo other > /home/user/kept; chmod 640 /home/user/kept").await;
+    node.runtime.remove_pod("p2").await.unwrap();
+    node.runtime.create_pod(from_snapshot("p3", "other", "first", "now")).await.unwrap();
+    let container = node.container("p3", "c", &["true"]).await;
+    let refused = node.runtime.start_container("p3", container).await.unwrap_err();
+    assert!(matches!(refused, RuntimeError::Refused(_)), "{refused:?}");
+    assert!(chain(&refused).contains("taken without root, and this node runs with"), "{refused:?}");
+    node.runtime.remove_pod("p3").await.unwrap();
+    node.runtime.create_pod(of("p4", "other")).await.unwrap();
+    assert_eq!(script(&node, "p4", 0, SHOW).await, "other\n1000 640");
+    node.runtime.remove_pod("p4").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspended_sandbox_with_a_size_limit_keeps_the_layers_below_after_a_restart() {
+    if !is_root() {
+        return;
+    }
+    let node = Node::start().await;
+    let limited = async |node: &Node, pod: &str, script: &str| {
+        let mut container = node.container(pod, "c", &["sh", "-c", script]).await;
+        container.limits.layer_bytes = Some(16 << 20);
+        node.run(pod, container).await;
+        node.output(pod, "c")
+    };
+    node.runtime.create_pod(of("p1", "parent")).await.unwrap();
+    limited(&node, "p1", "echo one > /home/user/kept; chmod 640 /home/user/kept").await;
+    node.runtime.remove_pod("p1").await.unwrap();
+    take(&node, "parent", "first").await.unwrap();
+    node.runtime.create_pod(from_snapshot("f1", "fork", "first", "")).await.unwrap();
+    assert_eq!(limited(&node, "f1", SHOW).await, "one\n1000 640");
+    node.runtime.remove_pod("f1").await.unwrap();
+    node.runtime.remove_snapshot("default", "first", "uid-of-first").await.unwrap();
+    // Unmounts the file systems of layers with a limit.
+    node.runtime.close();
+    let node = node.restart().await;
+    node.runtime.list().await.unwrap();
+    node.runtime.delete_owner_storage("parent").await.unwrap();
+    assert_eq!(sealed_layers(&node), 1);
+    take(&node, "fork", "second").await.unwrap();
+    node.runtime.create_pod(from_snapshot("f2", "fork", "first", "")).await.unwrap();
+    assert_eq!(limited(&node, "f2", SHOW).await, "one\n1000 640");
+    node.runtime.remove_pod("f2").await.unwrap();
 }

@@ -385,7 +385,8 @@ impl KernelRuntime {
         let lowers = || match snapshot {
             Some(snapshot) => {
                 let namespace = &pod.plan.spec.namespace;
-                self.snapshots.layers_for(namespace, &snapshot.name, &spec.name, &spec.image.digest)
+                let found = self.snapshots.layers_for(namespace, &snapshot.name, &spec.name, &spec.image.digest)?;
+                self.sealed.lowers(&found, self.marks()).map(|_| found)
             }
             None => Ok(Vec::new()),
         };
@@ -397,7 +398,7 @@ impl KernelRuntime {
             let _sealed = self.sealed_lock.lock().await;
             layers::ensure(&self.layers_dir(), wanted, &self.storage, &self.sealed, lowers).map_err(failed)?
         };
-        let sealed = self.sealed.lowers(&layer.below.layers).map_err(step("reading the sealed layers"))?;
+        let sealed = self.sealed.lowers(&layer.below.layers, self.marks()).map_err(failed)?;
         let layer = layer.folder;
         self.sync_mark(layer.join(layers::MARK));
         let copies = self.make_copies(pod, &spec).await?;

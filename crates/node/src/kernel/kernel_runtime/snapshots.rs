@@ -11,7 +11,7 @@ use super::pod::Pod;
 use super::{KernelRuntime, folders_in};
 use crate::changes::Marks;
 use crate::kernel::host::cgroup::FrozenGroup;
-use crate::kernel::storage::sealed::{Below, SealedLayers};
+use crate::kernel::storage::sealed::{Below, HeldLayers, NewLayer, SealedLayers};
 use crate::kernel::storage::snapshots::{ContainerLayers, SnapshotRecord, Snapshots};
 use crate::kernel::storage::{self, DiskSpace, Storage, copy_tree, layers};
 use crate::runtime::{RuntimeError, StorageMechanism};
@@ -46,14 +46,28 @@ struct Work {
     layers_dir: PathBuf,
     storage: Arc<Storage>,
     sealed: SealedLayers,
+    /// Not held while files are copied: every start of a container takes it.
+    sealed_lock: Arc<tokio::sync::Mutex<()>>,
     snapshots: Snapshots,
     marks: Marks,
+}
+
+/// The layers of a snapshot that no record names yet.
+#[derive(Default)]
+struct Layers {
+    containers: BTreeMap<String, ContainerLayers>,
+    held: Vec<HeldLayers>,
 }
 
 impl KernelRuntime {
     /// Whether this node keeps writable layers of an owner.
     pub fn keeps_layers_of(&self, owner: &str) -> bool {
         layers::single_component(owner).is_ok_and(|owner| self.layers_dir().join(owner).is_dir())
+    }
+
+    /// The attributes that overlayfs writes on this node.
+    pub(super) fn marks(&self) -> Marks {
+        if self.privileged { Marks::Trusted } else { Marks::User }
     }
 
     /// Takes a snapshot. It is on disk when this returns; a node that dies before has the old state.
@@ -92,12 +106,18 @@ impl KernelRuntime {
                 layers_dir: this.layers_dir(),
                 storage: Arc::clone(&this.storage),
                 sealed: this.sealed.clone(),
+                sealed_lock: Arc::clone(&this.sealed_lock),
                 snapshots: this.snapshots.clone(),
-                marks: if this.privileged { Marks::Trusted } else { Marks::User },
+                marks: this.marks(),
             };
-            let _layers = this.sealed_lock.lock().await;
             let taken = tokio::task::spawn_blocking(move || work.take(pod.as_deref())).await;
-            taken.map_err(|_| RuntimeError::Timeout(STEP))?
+            let taken = taken.map_err(|_| RuntimeError::Timeout(STEP))?;
+            if taken.is_err()
+                && let Err(error) = this.sweep_sealed_layers().await
+            {
+                tracing::warn!(%error, "The layers of a snapshot that failed are kept until the next sweep");
+            }
+            taken
         };
         tokio::spawn(work).await.map_err(|_| RuntimeError::Timeout(STEP))?
     }
@@ -116,8 +136,11 @@ impl KernelRuntime {
         let (sealed, snapshots, storage) = (self.sealed.clone(), self.snapshots.clone(), Arc::clone(&self.storage));
         let layers_dir = self.layers_dir();
         let work = move || -> io::Result<usize> {
+            if sealed.all()?.is_empty() {
+                return Ok(0);
+            }
             let mut used = snapshots.used_layers()?;
-            used.extend(SealedLayers::used_by_layers(&layers_dir)?);
+            used.extend(SealedLayers::used_by_layers(&layers_dir, |layer| storage.make_readable(layer))?);
             sealed.sweep(&used, &storage)
         };
         let swept = tokio::task::spawn_blocking(work).await.map_err(|_| RuntimeError::Timeout(STEP))?;
@@ -134,7 +157,12 @@ impl Work {
             return Ok(SnapshotTaken { bytes: self.bytes(&record), frozen: None });
         }
         let folder = self.layers_dir.join(layers::single_component(&request.owner).map_err(failed)?);
-        let layers: Vec<PathBuf> = folders_in(&folder).filter(|layer| layer.join(layers::MARK).exists()).collect();
+        let mut layers: Vec<PathBuf> = folders_in(&folder).collect();
+        {
+            let _layers = self.sealed_lock.blocking_lock();
+            layers.iter().try_for_each(|layer| self.storage.make_readable(layer)).map_err(failed)?;
+        }
+        layers.retain(|layer| layer.join(layers::MARK).exists());
         if layers.is_empty() && pod.is_some() {
             return Err(failed(in_between()));
         }
@@ -144,6 +172,7 @@ impl Work {
             ));
         }
         for layer in &layers {
+            let _layers = self.sealed_lock.blocking_lock();
             self.sealed.complete(layer, &self.storage).map_err(failed)?;
             let depth = Below::read(layer).map_err(failed)?.layers.len();
             if depth >= MAX_LAYERS {
@@ -152,43 +181,45 @@ impl Work {
                 )));
             }
         }
-        let (containers, frozen) = match pod {
+        let (Layers { containers, held }, frozen) = match pod {
             None => (self.seal(&layers).map_err(failed)?, None),
             Some(pod) => self.copy(&layers, pod)?,
         };
         let record = SnapshotRecord { uid: request.uid.clone(), containers };
-        self.snapshots.write(&request.namespace, &request.name, &record).map_err(failed)?;
+        {
+            let _layers = self.sealed_lock.blocking_lock();
+            self.snapshots.write(&request.namespace, &request.name, &record).map_err(failed)?;
+            drop(held);
+        }
         Ok(SnapshotTaken { bytes: self.bytes(&record), frozen })
     }
 
     /// Seals the layers of a sandbox of which nothing is mounted.
-    fn seal(&self, layers: &[PathBuf]) -> io::Result<BTreeMap<String, ContainerLayers>> {
-        let mut containers = BTreeMap::new();
+    fn seal(&self, layers: &[PathBuf]) -> io::Result<Layers> {
+        let mut found = Layers::default();
         for layer in layers {
             let below = match storage::mechanism_of(layer) {
                 // A file system of its own cannot be a part of the folder with the sealed layers.
                 StorageMechanism::LoopFile => {
-                    self.storage.ensure(layer, None)?;
+                    let (new, _) = self.begin_copy(layer, &mut found.held)?;
                     let mut below = Below::read(layer)?;
-                    let (id, _) = self.begin_copy(layer)?;
-                    below.layers.insert(0, id);
+                    below.layers.insert(0, new);
                     below
                 }
                 StorageMechanism::ProjectQuota | StorageMechanism::Measured => {
-                    self.sealed.seal(layer, self.marks, &self.storage)?
+                    let _layers = self.sealed_lock.blocking_lock();
+                    let below = self.sealed.seal(layer, self.marks, &self.storage)?;
+                    found.held.push(self.sealed.hold(below.layers.clone()));
+                    below
                 }
             };
-            insert(&mut containers, layer, below.layers)?;
+            insert(&mut found.containers, layer, below.layers)?;
         }
-        Ok(containers)
+        Ok(found)
     }
 
     /// Copies the layers of a running sandbox: first while it runs, then what changed meanwhile while it is frozen.
-    fn copy(
-        &self,
-        layers: &[PathBuf],
-        pod: &Pod,
-    ) -> Result<(BTreeMap<String, ContainerLayers>, Option<Duration>), RuntimeError> {
+    fn copy(&self, layers: &[PathBuf], pod: &Pod) -> Result<(Layers, Option<Duration>), RuntimeError> {
         let failed =
             |source| RuntimeError::Kernel { step: "copying the files of a running sandbox".to_owned(), source };
         if pod.plan.cgroup.unified.is_none() {
@@ -196,9 +227,10 @@ impl Work {
                 "this host has no cgroup in which the node may freeze a running sandbox; suspend it first".to_owned(),
             ));
         }
+        let mut found = Layers::default();
         let mut copies = Vec::new();
         for layer in layers {
-            copies.push((layer, self.begin_copy(layer).map_err(failed)?));
+            copies.push((layer, self.begin_copy(layer, &mut found.held).map_err(failed)?));
         }
         let group = FrozenGroup::freeze(&pod.plan.cgroup)
             .map_err(|source| RuntimeError::Kernel { step: "freezing the sandbox".to_owned(), source })?;
@@ -207,21 +239,23 @@ impl Work {
         group.thaw().map_err(failed)?;
         let frozen = began.elapsed();
         updated.map_err(failed)?;
-        let mut containers = BTreeMap::new();
         for (layer, (id, _)) in copies {
             rustix::fs::syncfs(std::fs::File::open(self.sealed.path(&id).map_err(failed)?).map_err(failed)?)
                 .map_err(|errno| failed(errno.into()))?;
             let mut below = Below::read(layer).map_err(failed)?.layers;
             below.insert(0, id);
-            insert(&mut containers, layer, below).map_err(failed)?;
+            insert(&mut found.containers, layer, below).map_err(failed)?;
         }
-        Ok((containers, Some(frozen)))
+        Ok((found, Some(frozen)))
     }
 
-    /// Copies the files of a writable layer into a new sealed one.
-    fn begin_copy(&self, layer: &Path) -> io::Result<(String, copy_tree::TreeCopy)> {
-        let id = self.sealed.create(&SealedLayers::describe(layer, self.marks)?, &self.storage)?;
-        let copy = copy_tree::TreeCopy::take(&layer.join("upper"), &self.sealed.upper(&id)?)?;
+    /// Copies the files of a writable layer into a new sealed one. That one and those below are held from now on.
+    fn begin_copy(&self, layer: &Path, held: &mut Vec<HeldLayers>) -> io::Result<(String, copy_tree::TreeCopy)> {
+        held.push(self.sealed.hold(Below::read(layer)?.layers));
+        let NewLayer { id, held: new } =
+            self.sealed.create(&SealedLayers::describe(layer, self.marks)?, &self.storage)?;
+        held.push(new);
+        let copy = copy_tree::TreeCopy::take(&layer.join("upper"), &self.sealed.upper(&id)?, self.marks)?;
         Ok((id, copy))
     }
 

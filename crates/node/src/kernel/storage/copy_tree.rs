@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -16,6 +17,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::tree;
+use crate::changes::Marks;
 
 /// Maximum depth of folders: each level holds two descriptors.
 const MAX_DEPTH: usize = 400;
@@ -26,10 +28,16 @@ const CLOCK_MARGIN: i64 = 50_000_000;
 /// Attributes with which overlayfs refers to other files by number. They would name files of the original.
 const REFERENCES: [&[u8]; 4] = [b".overlay.origin", b".overlay.impure", b".overlay.uuid", b".overlay.nlink"];
 
+/// Attributes that are data of the sandbox where overlayfs writes [`Marks::Trusted`]. An overlay that is mounted
+/// without root would follow them.
+const MARKS_WITHOUT_ROOT: &[u8] = b"user.overlay.";
+
 /// A copy that can be brought up to date.
 pub(crate) struct TreeCopy {
     from: PathBuf,
     to: PathBuf,
+    /// The attributes that overlayfs wrote into the original.
+    marks: Marks,
     /// Files with a later change are copied again.
     since: (i64, i64),
     /// Inode of each copied folder: a folder with another one was moved to its place, with files of any age.
@@ -38,11 +46,11 @@ pub(crate) struct TreeCopy {
 
 impl TreeCopy {
     /// Copies a tree to `to`, which does not exist yet.
-    pub(crate) fn take(from: &Path, to: &Path) -> io::Result<Self> {
+    pub(crate) fn take(from: &Path, to: &Path, marks: Marks) -> io::Result<Self> {
         // Writes everything out, so that each later write through a memory mapping changes the time of its file.
         rustix::fs::syncfs(File::open(from)?)?;
         let since = clock_of(to)?;
-        let mut copy = Self { from: from.to_owned(), to: to.to_owned(), since, folders: HashMap::new() };
+        let mut copy = Self { from: from.to_owned(), to: to.to_owned(), marks, since, folders: HashMap::new() };
         copy.pass(false)?;
         Ok(copy)
     }
@@ -114,7 +122,7 @@ impl Pass<'_> {
             }
         }
         let stat = rustix::fs::fstat(from)?;
-        copy_attributes(from, to)?;
+        copy_attributes(from, to, self.copy.marks)?;
         set_metadata(to, &stat)
     }
 
@@ -156,7 +164,7 @@ impl Pass<'_> {
             self.links.insert(stat.st_ino, path.to_owned());
         }
         match kind {
-            FileType::RegularFile => copy_file(from, to, name),
+            FileType::RegularFile => copy_file(from, to, name, self.copy.marks),
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(from, name, Vec::new())?;
                 rustix::fs::symlinkat(&target, to, name)?;
@@ -182,7 +190,7 @@ fn at(path: &Path, error: io::Error) -> io::Error {
     }
 }
 
-fn copy_file(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+fn copy_file(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, marks: Marks) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let source = File::from(rustix::fs::openat(from, name, flags, Mode::empty())?);
     let stat = rustix::fs::fstat(&source)?;
@@ -195,7 +203,7 @@ fn copy_file(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr) -> io::Resul
     if rustix::fs::ioctl_ficlone(&target, &source).is_err() {
         copy_extents(&source, &target)?;
     }
-    copy_attributes(source.as_fd(), target.as_fd())?;
+    copy_attributes(source.as_fd(), target.as_fd(), marks)?;
     set_metadata(target.as_fd(), &stat)
 }
 
@@ -210,27 +218,52 @@ fn copy_extents(source: &File, target: &File) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         };
         let end = rustix::fs::seek(source, SeekFrom::Hole(start))?;
-        let (mut read, mut write) = (start, start);
-        while read < end {
-            let length = usize::try_from(end - read).unwrap_or(usize::MAX);
-            if rustix::fs::copy_file_range(source, Some(&mut read), target, Some(&mut write), length)? == 0 {
-                break;
-            }
-        }
+        copy_range(source, target, start, end)?;
         at = end;
     }
     target.set_len(source.metadata()?.len())
 }
 
-/// Copies all attributes but references to other files.
-fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+fn copy_range(source: &File, target: &File, start: u64, end: u64) -> io::Result<()> {
+    let (mut read, mut write) = (start, start);
+    while read < end {
+        let length = usize::try_from(end - read).unwrap_or(usize::MAX);
+        match rustix::fs::copy_file_range(source, Some(&mut read), target, Some(&mut write), length) {
+            Ok(0) => break,
+            Ok(_) => {}
+            // A layer with a size limit is a file system of its own.
+            Err(Errno::XDEV | Errno::NOSYS | Errno::OPNOTSUPP) => return copy_bytes(source, target, read, end),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn copy_bytes(source: &File, target: &File, mut at: u64, end: u64) -> io::Result<()> {
+    let mut buffer = vec![0; 256 * 1024];
+    while at < end {
+        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+        let Some(part) = buffer.get_mut(..wanted) else { break };
+        let length = source.read_at(part, at)?;
+        if length == 0 {
+            break;
+        }
+        target.write_all_at(part.get(..length).unwrap_or_default(), at)?;
+        at += u64::try_from(length).unwrap_or(u64::MAX);
+    }
+    Ok(())
+}
+
+/// Copies all attributes but references to other files, and marks that only the sandbox can have made.
+fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>, marks: Marks) -> io::Result<()> {
     for name in attribute_names(to)? {
         if attribute(from, &name)?.is_none() {
             rustix::fs::fremovexattr(to, &*name)?;
         }
     }
     for name in attribute_names(from)? {
-        if REFERENCES.iter().any(|reference| name.to_bytes().ends_with(reference)) {
+        let is_foreign = marks == Marks::Trusted && name.to_bytes().starts_with(MARKS_WITHOUT_ROOT);
+        if is_foreign || REFERENCES.iter().any(|reference| name.to_bytes().ends_with(reference)) {
             continue;
         }
         if let Some(value) = attribute(from, &name)? {

@@ -1,12 +1,14 @@
 //! Sealed layers: writable layers of which a snapshot was taken. Nothing writes to them any more, so any number of
 //! sandboxes mount the same one below a writable layer of their own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{Storage, atomic_file, layers};
@@ -69,11 +71,41 @@ pub(crate) struct LowerLayer {
 #[derive(Debug, Clone)]
 pub(crate) struct SealedLayers {
     folder: PathBuf,
+    /// Layers that are kept although nothing on disk may name them yet, and by how many [`HeldLayers`].
+    held: Arc<Mutex<BTreeMap<String, usize>>>,
+}
+
+/// Layers that no sweep removes as long as this exists.
+#[derive(Debug)]
+pub(crate) struct HeldLayers {
+    ids: Vec<String>,
+    held: Arc<Mutex<BTreeMap<String, usize>>>,
+}
+
+impl Drop for HeldLayers {
+    fn drop(&mut self) {
+        let mut held = self.held.lock();
+        for id in &self.ids {
+            let left = held.get(id).map_or(0, |count| count.saturating_sub(1));
+            match left {
+                0 => held.remove(id),
+                _ => held.insert(id.clone(), left),
+            };
+        }
+    }
+}
+
+/// A layer that was just created, without its files.
+#[derive(Debug)]
+pub(crate) struct NewLayer {
+    pub(crate) id: String,
+    /// Dropped when a record names the layer.
+    pub(crate) held: HeldLayers,
 }
 
 impl SealedLayers {
     pub(crate) fn new(data_dir: &Path) -> Self {
-        Self { folder: data_dir.join("sealed") }
+        Self { folder: data_dir.join("sealed"), held: Arc::default() }
     }
 
     pub(crate) fn path(&self, id: &str) -> io::Result<PathBuf> {
@@ -88,19 +120,47 @@ impl SealedLayers {
         atomic_file::read(&self.path(id)?.join(DESCRIPTION))
     }
 
-    /// The layers that a container mounts below its own, topmost first.
-    pub(crate) fn lowers(&self, ids: &[String]) -> io::Result<Vec<LowerLayer>> {
-        let lower = |id: &String| Ok(LowerLayer { path: self.upper(id)?, root: self.read(id)?.root });
+    /// The layers that a container mounts below its own, topmost first. The node writes and reads `marks`: under
+    /// others, deleted files and replaced folders of the layers below would show through.
+    pub(crate) fn lowers(&self, ids: &[String], marks: Marks) -> io::Result<Vec<LowerLayer>> {
+        let lower = |id: &String| {
+            let layer = self.read(id)?;
+            if layer.marks != marks {
+                let (then, now) = match marks {
+                    Marks::User => ("with root", "without"),
+                    Marks::Trusted => ("without root", "with"),
+                };
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!(
+                        "the files come from a snapshot that was taken {then}, and this node runs {now}: overlayfs \
+                         records deletions differently then; start the node {then} to use them"
+                    ),
+                ));
+            }
+            Ok(LowerLayer { path: self.upper(id)?, root: layer.root })
+        };
         ids.iter().map(lower).collect()
     }
 
+    /// Keeps layers from being swept.
+    pub(crate) fn hold(&self, ids: Vec<String>) -> HeldLayers {
+        let mut held = self.held.lock();
+        for id in &ids {
+            *held.entry(id.clone()).or_default() += 1;
+        }
+        drop(held);
+        HeldLayers { ids, held: Arc::clone(&self.held) }
+    }
+
     /// Creates the folder of a new layer, without its files.
-    pub(crate) fn create(&self, layer: &SealedLayer, storage: &Storage) -> io::Result<String> {
+    pub(crate) fn create(&self, layer: &SealedLayer, storage: &Storage) -> io::Result<NewLayer> {
         let id = uuid::Uuid::new_v4().simple().to_string();
+        let held = self.hold(vec![id.clone()]);
         let folder = self.path(&id)?;
         storage.ensure(&folder, None)?;
         atomic_file::replace_durably(&folder.join(DESCRIPTION), layer)?;
-        Ok(id)
+        Ok(NewLayer { id, held })
     }
 
     /// Describes the files of a writable layer.
@@ -115,8 +175,8 @@ impl SealedLayers {
     /// lies below it now. A node that dies meanwhile completes this with [`Self::complete`].
     pub(crate) fn seal(&self, layer: &Path, marks: Marks, storage: &Storage) -> io::Result<Below> {
         self.complete(layer, storage)?;
-        let id = self.create(&Self::describe(layer, marks)?, storage)?;
-        atomic_file::replace_durably(&layer.join(SEALING), &id)?;
+        let new = self.create(&Self::describe(layer, marks)?, storage)?;
+        atomic_file::replace_durably(&layer.join(SEALING), &new.id)?;
         self.complete(layer, storage)?;
         Below::read(layer)
     }
@@ -145,10 +205,15 @@ impl SealedLayers {
         fs::remove_file(layer.join(SEALING))
     }
 
-    /// The layers that writable layers below `base` need.
-    pub(crate) fn used_by_layers(base: &Path) -> io::Result<BTreeSet<String>> {
+    /// The layers that writable layers below `base` need. `prepare` makes the files of each of those readable: a layer
+    /// with a size limit may have to be mounted.
+    pub(crate) fn used_by_layers(
+        base: &Path,
+        prepare: impl Fn(&Path) -> io::Result<()>,
+    ) -> io::Result<BTreeSet<String>> {
         let mut used = BTreeSet::new();
         for layer in folders(base)?.iter().map(|owner| folders(owner)).collect::<io::Result<Vec<_>>>()?.concat() {
+            prepare(&layer)?;
             used.extend(Below::read(&layer)?.layers);
             match atomic_file::read::<String>(&layer.join(SEALING)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -158,17 +223,22 @@ impl SealedLayers {
         Ok(used)
     }
 
-    /// Removes every layer that is not in `used`.
+    /// Removes every layer that is neither in `used` nor held.
     pub(crate) fn sweep(&self, used: &BTreeSet<String>, storage: &Storage) -> io::Result<usize> {
         let mut removed = 0;
-        for folder in folders(&self.folder)? {
-            let id = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if !used.contains(&id) {
-                storage.remove(&folder)?;
+        for id in self.all()? {
+            if !used.contains(&id) && !self.held.lock().contains_key(&id) {
+                storage.remove(&self.path(&id)?)?;
                 removed += 1;
             }
         }
         Ok(removed)
+    }
+
+    /// The ids of all layers.
+    pub(crate) fn all(&self) -> io::Result<BTreeSet<String>> {
+        let name = |folder: PathBuf| folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(folders(&self.folder)?.into_iter().map(name).collect())
     }
 
     /// Digests of the images below all sealed layers.
@@ -236,7 +306,7 @@ mod tests {
         }
 
         fn used(&self) -> BTreeSet<String> {
-            SealedLayers::used_by_layers(&self.data.path().join("layers")).unwrap()
+            SealedLayers::used_by_layers(&self.data.path().join("layers"), |_| Ok(())).unwrap()
         }
     }
 
@@ -259,13 +329,64 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_that_is_being_made_is_not_swept() {
+        let world = World::new();
+        let described = SealedLayers::describe(&world.layer(), Marks::Trusted).unwrap();
+        let new = world.sealed.create(&described, &world.storage).unwrap();
+        let again = world.sealed.hold(vec![new.id.clone()]);
+        for held in [new.held, again] {
+            assert_eq!(world.sealed.sweep(&BTreeSet::new(), &world.storage).unwrap(), 0);
+            drop(held);
+        }
+        assert_eq!(world.sealed.sweep(&BTreeSet::new(), &world.storage).unwrap(), 1);
+    }
+
+    #[test]
+    fn layers_with_the_marks_of_the_other_mode_are_refused_with_the_reason() {
+        for (then, now, expected) in [
+            (Marks::Trusted, Marks::User, "was taken with root, and this node runs without:"),
+            (Marks::User, Marks::Trusted, "was taken without root, and this node runs with:"),
+        ] {
+            let world = World::new();
+            let below = world.sealed.seal(&world.layer(), then, &world.storage).unwrap();
+            assert_eq!(world.sealed.lowers(&below.layers, then).unwrap().len(), 1);
+            let error = world.sealed.lowers(&below.layers, now).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_layer_with_a_size_limit_is_mounted_before_it_is_asked_what_it_needs() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let data = tempfile::tempdir().unwrap();
+        let storage = Storage::new(data.path(), true, FileAccess::Direct);
+        let layer = data.path().join("layers/owner/main");
+        if storage.ensure(&layer, Some(8 << 20)).unwrap() != crate::runtime::StorageMechanism::LoopFile {
+            eprintln!("skipped: needs mkfs.ext4, loop devices and a file system without project quotas");
+            return;
+        }
+        Below { origin: None, layers: vec!["id".to_owned()] }.write(&layer).unwrap();
+        // As after a restart of the node.
+        storage.close();
+        assert!(!layer.join(BELOW).exists(), "it is not mounted");
+        let base = data.path().join("layers");
+        let used = SealedLayers::used_by_layers(&base, |layer| storage.make_readable(layer)).unwrap();
+        assert_eq!(used.into_iter().collect::<Vec<_>>(), ["id"]);
+        storage.close();
+    }
+
+    #[test]
     fn a_sealing_that_ended_after_any_step_is_completed_with_every_byte() {
         // What each step leaves behind, in order.
         for steps in 0..4 {
             let world = World::new();
             let layer = world.layer();
-            let id =
-                world.sealed.create(&SealedLayers::describe(&layer, Marks::Trusted).unwrap(), &world.storage).unwrap();
+            let described = SealedLayers::describe(&layer, Marks::Trusted).unwrap();
+            let id = world.sealed.create(&described, &world.storage).unwrap().id;
             if steps >= 1 {
                 atomic_file::replace_durably(&layer.join(SEALING), &id).unwrap();
             }

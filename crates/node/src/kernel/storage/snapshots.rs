@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use agent_sandbox_api::keys::annotations;
 use serde::{Deserialize, Serialize};
 
 use super::{atomic_file, layers};
@@ -83,7 +84,10 @@ impl Snapshots {
         let refused = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let record = self.read(namespace, name)?.ok_or_else(|| {
             refused(format!(
-                "this node has no snapshot {name:?} in namespace {namespace}: it was deleted, or is on another node"
+                "this node has no snapshot {name:?} in namespace {namespace}: it was deleted, or is on another node; \
+                 set the sandbox back to another one (`agent-sandbox rollback`), or remove its annotation {}: without \
+                 it, the sandbox starts with the files that it had last",
+                annotations::SNAPSHOT
             ))
         })?;
         let layers = record
@@ -102,13 +106,24 @@ impl Snapshots {
     /// The sealed layers that snapshots need.
     pub(crate) fn used_layers(&self) -> io::Result<BTreeSet<String>> {
         let mut used = BTreeSet::new();
-        for namespace in entries(&self.folder)? {
-            for file in entries(&namespace)?.iter().filter(|file| file.extension().is_some_and(|end| end == ENDING)) {
-                let record: SnapshotRecord = atomic_file::read(file)?;
-                used.extend(record.containers.into_values().flat_map(|container| container.layers));
-            }
+        for file in self.files()? {
+            let record: SnapshotRecord = atomic_file::read(&file)?;
+            used.extend(record.containers.into_values().flat_map(|container| container.layers));
         }
         Ok(used)
+    }
+
+    pub(crate) fn count(&self) -> io::Result<usize> {
+        Ok(self.files()?.len())
+    }
+
+    fn files(&self) -> io::Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        for namespace in entries(&self.folder)? {
+            found.extend(entries(&namespace)?);
+        }
+        found.retain(|file| file.extension().is_some_and(|end| end == ENDING));
+        Ok(found)
     }
 }
 

@@ -62,7 +62,7 @@ fn trees() -> (tempfile::TempDir, PathBuf, PathBuf) {
 #[test]
 fn a_copy_has_every_kind_of_entry() {
     let (_folder, from, to) = trees();
-    TreeCopy::take(&from, &to).unwrap();
+    TreeCopy::take(&from, &to, Marks::Trusted).unwrap();
     assert_eq!(listing(&from), listing(&to));
     let inode = |name: &str| fs::metadata(to.join(name)).unwrap().ino();
     assert_eq!(inode("a/one"), inode("a/other"), "a hard link");
@@ -75,7 +75,7 @@ fn a_copy_has_every_kind_of_entry() {
 #[test]
 fn the_second_pass_brings_a_copy_up_to_date() {
     let (_folder, from, to) = trees();
-    let mut copy = TreeCopy::take(&from, &to).unwrap();
+    let mut copy = TreeCopy::take(&from, &to, Marks::Trusted).unwrap();
     // Same size, and a time of modification in the past.
     fs::write(from.join("a/b/file"), "new").unwrap();
     let past = std::time::SystemTime::UNIX_EPOCH;
@@ -98,13 +98,30 @@ fn folders_that_changed_places_between_the_passes_keep_their_old_files() {
         fs::create_dir_all(from.join(name).join("deep")).unwrap();
         fs::write(from.join(name).join("deep/file"), name).unwrap();
     }
-    let mut copy = TreeCopy::take(&from, &to).unwrap();
+    let mut copy = TreeCopy::take(&from, &to, Marks::Trusted).unwrap();
     fs::rename(from.join("x"), from.join("z")).unwrap();
     fs::rename(from.join("y"), from.join("x")).unwrap();
     fs::rename(from.join("z"), from.join("y")).unwrap();
     copy.update().unwrap();
     assert_eq!(listing(&from), listing(&to));
     assert_eq!(fs::read_to_string(to.join("x/deep/file")).unwrap(), "y");
+}
+
+#[test]
+fn marks_that_a_sandbox_made_itself_are_not_copied() {
+    for (marks, kept) in [(Marks::Trusted, false), (Marks::User, true)] {
+        let (_folder, from, to) = trees();
+        for name in ["a", "a/b/file"] {
+            rustix::fs::setxattr(from.join(name), "user.overlay.opaque", b"y", XattrFlags::empty()).unwrap();
+        }
+        let mut copy = TreeCopy::take(&from, &to, marks).unwrap();
+        copy.update().unwrap();
+        let has = |name: &str, attribute: &str| rustix::fs::getxattr(to.join(name), attribute, &mut [0; 8]).is_ok();
+        for name in ["a", "a/b/file"] {
+            assert_eq!(has(name, "user.overlay.opaque"), kept, "{name}, {marks:?}");
+        }
+        assert!(has("a", "user.note"), "other attributes are copied");
+    }
 }
 
 #[test]
@@ -117,7 +134,7 @@ fn a_tree_that_is_too_deep_is_refused_with_the_reason() {
         rustix::fs::mkdirat(&inner, "d", Mode::from_raw_mode(0o700)).unwrap();
         inner = open_folder(&inner, "d").unwrap();
     }
-    let error = TreeCopy::take(&from, &folder.path().join("to")).err().unwrap().to_string();
+    let error = TreeCopy::take(&from, &folder.path().join("to"), Marks::Trusted).err().unwrap().to_string();
     assert!(error.contains("nested more than"), "{error}");
     tree::remove(&from).unwrap();
 }
