@@ -4,6 +4,7 @@
 use crate::fixture::{Engine, PROGRAM, can_run, eventually, is_root};
 use std::{
     fs,
+    io::{BufRead as _, BufReader, Write as _},
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -226,24 +227,99 @@ fn a_home_folder_and_the_root_are_refused() {
     }
 }
 
+fn has_git() -> bool {
+    let found = Command::new("git").arg("--version").output().is_ok();
+    if !found {
+        eprintln!("SKIPPED: git is not here");
+    }
+    found
+}
+
+/// Standard output of a git command that succeeds.
+fn git(project: &Project, folder: &Path, words: &[&str]) -> String {
+    let mut command = Command::new("git");
+    command.args(["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "safe.directory=*"]);
+    command.args(["-c", "protocol.file.allow=always"]).args(words).current_dir(folder);
+    let output = command.env("HOME", project.at("home")).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// The project as a repository with one commit.
+fn repository(project: &Project) -> PathBuf {
+    let repo = project.at("repo");
+    git(project, &repo, &["init", "-q", "-b", "main"]);
+    git(project, &repo, &["add", "."]);
+    git(project, &repo, &["commit", "-qm", "first"]);
+    repo
+}
+
+#[test]
+fn a_submodule_of_git_works_and_its_commits_are_applied() {
+    let Some(project) = Project::new(None) else { return };
+    if !has_git() {
+        return;
+    }
+    let repo = repository(&project);
+    let outer = project.at("outer");
+    fs::create_dir(&outer).unwrap();
+    git(&project, &outer, &["init", "-q", "-b", "main"]);
+    git(&project, &outer, &["submodule", "--quiet", "add", repo.to_str().unwrap(), "lib"]);
+    git(&project, &outer, &["commit", "-qm", "with a submodule"]);
+    let lib = outer.join("lib");
+    assert!(lib.join(".git").is_file(), "git keeps its own folder outside");
+    let script = "set -e; git config --global safe.directory '*'; echo more >> readme; \
+                  git -c user.name=a -c user.email=a@example.org commit -qam second; git log --format=%s";
+    let run = |words: &[&str]| project.command(words).current_dir(&lib).output().unwrap();
+    let output = run(&["run", "--here", "--env", "HOME=/tmp", "--", "sh", "-c", script]);
+    assert_eq!(text(&output.stdout), "second\nfirst\n", "{}", text(&output.stderr));
+    assert_eq!(git(&project, &lib, &["log", "--format=%s"]), "first\n", "the submodule did not change");
+    let output = run(&["changes", "apply"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(git(&project, &lib, &["log", "--format=%s"]), "second\nfirst\n");
+    assert_eq!(git(&project, &outer, &["status", "--porcelain"]), " M lib\n", "only the submodule's commit is new");
+}
+
+/// The user goes to another branch while a command works on its copy.
+#[test]
+fn files_that_another_branch_has_otherwise_are_conflicts() {
+    let Some(project) = Project::new(None) else { return };
+    if !has_git() {
+        return;
+    }
+    let repo = repository(&project);
+    git(&project, &repo, &["checkout", "-qb", "other"]);
+    for name in ["src/main", "readme"] {
+        fs::write(repo.join(name), "of the other branch\n").unwrap();
+    }
+    git(&project, &repo, &["commit", "-qam", "other"]);
+    git(&project, &repo, &["checkout", "-q", "main"]);
+    let script = "echo inside > src/main; echo new > src/new; echo working; read line";
+    let mut run = project.command(&["run", "--here", "-i", "--", "sh", "-c", script]);
+    let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(run.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "working\n");
+    git(&project, &repo, &["checkout", "-q", "other"]);
+    run.stdin.take().unwrap().write_all(b"go on\n").unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let refused = project.fails(&["changes", "apply"]);
+    let named: Vec<&str> = refused.lines().filter(|line| line.contains("src/") || line.contains("readme")).collect();
+    assert!(matches!(named[..], [line] if line.contains("src/main")), "{refused}");
+    project.ok(&["changes", "apply", "--path", "src/new"]);
+    assert_eq!(git(&project, &repo, &["status", "--porcelain"]), "?? src/new\n", "the other branch is as it was");
+    project.ok(&["changes", "discard"]);
+}
+
 #[test]
 fn a_work_tree_of_git_works_and_its_commits_are_applied() {
     let Some(project) = Project::new(None) else { return };
-    if Command::new("git").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: git is not here");
+    if !has_git() {
         return;
     }
-    let git = |folder: &Path, words: &[&str]| {
-        let mut command = Command::new("git");
-        command.args(["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "safe.directory=*"]);
-        let output = command.args(words).current_dir(folder).env("HOME", project.at("home")).output().unwrap();
-        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    };
-    let repo = project.at("repo");
-    git(&repo, &["init", "-q", "-b", "main"]);
-    git(&repo, &["add", "."]);
-    git(&repo, &["commit", "-qm", "first"]);
+    let git = |folder: &Path, words: &[&str]| git(&project, folder, words);
+    let repo = repository(&project);
     git(&repo, &["worktree", "add", "-q", "../tree"]);
     let script = "set -e; git config --global safe.directory '*'; echo more >> readme; \
                   git -c user.name=a -c user.email=a@example.org commit -qam second; git log --format=%s";

@@ -104,8 +104,7 @@ impl Job<'_> {
             Some(after) => self.write(path, (folder, name), now.as_ref(), &after)?,
         }
         let now = tree::stat(folder, name)?;
-        self.base.applied(path, now.as_ref());
-        Ok(())
+        Ok(self.base.applied(path, now.as_ref())?)
     }
 
     fn write(

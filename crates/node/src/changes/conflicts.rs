@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::entry::Entry;
 use super::layer::Change;
-use super::record::{Record, Stamp};
+use super::record::{Journal, Record, Stamp};
 use super::tree::Tree;
 
 /// What happened to the real file meanwhile.
@@ -38,11 +38,17 @@ pub struct Conflict {
 pub struct Base {
     record: Option<Record>,
     began: (i64, u32),
+    journal: Option<Journal>,
 }
 
 impl Base {
     pub fn new(record: Option<Record>, began: (i64, u32)) -> Self {
-        Self { record, began }
+        Self { record, began, journal: None }
+    }
+
+    /// Notes every change in a journal, too, as soon as it is applied.
+    pub fn note_in(&mut self, journal: Journal) {
+        self.journal = Some(journal);
     }
 
     /// How the real file at a path moved on, if it did.
@@ -62,10 +68,11 @@ impl Base {
     }
 
     /// Notes that a path was brought to the sandbox's version.
-    pub(super) fn applied(&mut self, path: &Path, now: Option<&Entry>) {
+    pub(super) fn applied(&mut self, path: &Path, now: Option<&Entry>) -> io::Result<()> {
         if let Some(record) = &mut self.record {
             record.set(path, now);
         }
+        self.journal.as_mut().map_or(Ok(()), |journal| journal.add(path, now))
     }
 
     /// The record, with what was applied since.

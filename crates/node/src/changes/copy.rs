@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::layer::{self, Diff, Marks};
-use super::record::Record;
+use super::record::{Journal, Record};
 use super::tree::Tree;
 
 /// Name of the file that describes a copy. It is written last: a copy without it is not complete.
@@ -110,6 +110,11 @@ impl Copy {
         record.write(&self.record_path())
     }
 
+    /// Begins to note what is applied; `record` is what [`Self::record`] has read.
+    pub fn begin_journal(&self, record: &Record) -> io::Result<Journal> {
+        Journal::begin(&self.record_path(), record)
+    }
+
     /// Keeps other commands from applying or discarding the same changes meanwhile; `None` if one does.
     pub fn lock_description(&self) -> io::Result<Option<File>> {
         try_lock(&self.folder.join(DESCRIPTION))
@@ -131,10 +136,7 @@ impl Copy {
             use std::os::unix::fs::MetadataExt as _;
             std::os::unix::fs::lchown(&folder, Some(like.uid()), Some(like.gid()))?;
         }
-        match fs::remove_file(self.record_path()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        Record::remove(&self.record_path())
     }
 }
 

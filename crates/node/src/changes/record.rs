@@ -3,6 +3,9 @@
 //!
 //! The record is taken in the background while the sandbox runs already. Until it is complete, a file counts as moved
 //! on if it changed after the moment at which the sandbox began.
+//!
+//! What is applied to the folder is noted in a [`Journal`] beside the record, change by change: a command that is killed
+//! leaves what it did so far.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -19,6 +22,12 @@ use super::tree::{self, Tree};
 
 /// First bytes of the file: its format.
 const MAGIC: &[u8; 8] = b"asbrec1\n";
+
+/// Ending of the journal's file.
+const JOURNAL: &str = "applied";
+
+/// Takes the place of a file's kind in the journal when the file was deleted.
+const GONE: u8 = u8::MAX;
 
 /// Maximum number of recorded paths. A larger folder has no record, and is judged by times alone.
 const MAX_ENTRIES: usize = 4_000_000;
@@ -70,14 +79,40 @@ impl Record {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
                 other => other?,
             }
-            let mut path = vec![0; usize::try_from(u32::from_le_bytes(length)).unwrap_or_default().min(1 << 16)];
-            reader.read_exact(&mut path)?;
-            let mut fixed = [0; FIXED];
-            reader.read_exact(&mut fixed)?;
+            let (path, fixed) = read_entry(&mut reader, length)?;
             let stamp = decode(&fixed).ok_or_else(invalid)?;
-            entries.insert(PathBuf::from(OsString::from_vec(path)), stamp);
+            entries.insert(path, stamp);
         }
-        Ok(Some(Self(entries)))
+        let mut record = Self(entries);
+        record.add_journal(path)?;
+        Ok(Some(record))
+    }
+
+    /// Adds what a command noted that was killed before it wrote the record. Its last entry may be incomplete.
+    fn add_journal(&mut self, record: &Path) -> io::Result<()> {
+        let file = match File::open(record.with_extension(JOURNAL)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other?,
+        };
+        let mut reader = BufReader::with_capacity(1 << 16, file);
+        loop {
+            let mut length = [0; 4];
+            let entry = reader.read_exact(&mut length).and_then(|()| read_entry(&mut reader, length));
+            let (path, fixed) = match entry {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                other => other?,
+            };
+            match decode(&fixed) {
+                Some(stamp) => self.0.insert(path, stamp),
+                None => self.0.remove(&path),
+            };
+        }
+    }
+
+    /// Removes the file of a record, and its journal.
+    pub fn remove(path: &Path) -> io::Result<()> {
+        remove_if_there(path)?;
+        remove_if_there(&path.with_extension(JOURNAL))
     }
 
     pub fn get(&self, path: &Path) -> Option<&Stamp> {
@@ -99,6 +134,50 @@ impl Record {
             writer.add(name, stamp)?;
         }
         writer.finish()
+    }
+}
+
+/// What was applied since the file of a record was written.
+#[derive(Debug)]
+pub struct Journal(File);
+
+impl Journal {
+    /// Begins an empty journal beside the file of a record. What a killed command noted there, and `record` has
+    /// therefore, is moved to that file first.
+    pub fn begin(path: &Path, record: &Record) -> io::Result<Self> {
+        let journal = path.with_extension(JOURNAL);
+        if journal.exists() {
+            record.write(path)?;
+        }
+        Ok(Self(File::create(journal)?))
+    }
+
+    /// Notes the present version of a path, or that it is gone.
+    pub(super) fn add(&mut self, path: &Path, entry: Option<&Entry>) -> io::Result<()> {
+        let fixed = match entry {
+            Some(entry) => encode(&Stamp::of(entry)),
+            None => vec![GONE; FIXED],
+        };
+        let name = path.as_os_str().as_bytes();
+        let length = u32::try_from(name.len()).unwrap_or(u32::MAX).to_le_bytes();
+        // In one call, so that nothing is left in a buffer.
+        self.0.write_all(&[&length, name, &fixed].concat())
+    }
+}
+
+/// Reads what follows the length of a path.
+fn read_entry(reader: &mut impl Read, length: [u8; 4]) -> io::Result<(PathBuf, [u8; FIXED])> {
+    let mut path = vec![0; usize::try_from(u32::from_le_bytes(length)).unwrap_or_default().min(1 << 16)];
+    reader.read_exact(&mut path)?;
+    let mut fixed = [0; FIXED];
+    reader.read_exact(&mut fixed)?;
+    Ok((PathBuf::from(OsString::from_vec(path)), fixed))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -164,7 +243,9 @@ impl RecordWriter {
 
     fn finish(mut self) -> io::Result<()> {
         self.file.flush()?;
-        std::fs::rename(&self.temporary, &self.path)
+        std::fs::rename(&self.temporary, &self.path)?;
+        // The record has what the journal says.
+        remove_if_there(&self.path.with_extension(JOURNAL))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::changes::conflicts;
 use crate::changes::layer::{Marks, diff};
-use crate::changes::record::{self, Record};
+use crate::changes::record::{self, Journal, Record};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::AtomicBool;
@@ -167,6 +167,37 @@ fn the_same_text_written_later_is_no_conflict_and_touching_is() {
     assert_eq!(fixture.conflicts(), [("src/main".into(), Moved::Changed)]);
     fixture.base = Base::new(None, (i64::MAX, 0));
     assert_eq!(fixture.conflicts(), []);
+}
+
+#[test]
+fn what_a_killed_command_applied_is_no_conflict_when_the_sandbox_changes_it_again() {
+    let mut fixture = Fixture::new();
+    let (record, journal) = (fixture.at("record"), fixture.at("record.applied"));
+    let change = |fixture: &Fixture, text: &str| {
+        for name in ["fresh", "made/inner", "src/main"] {
+            fixture.inside(name, text);
+        }
+    };
+    change(&fixture, "first");
+    fixture.whiteout("readme");
+    fixture.base.note_in(Journal::begin(&record, fixture.base.record().unwrap()).unwrap());
+    fixture.apply_all();
+    // The next command reads what the killed one left.
+    fixture.base = Base::new(Record::read(&record).unwrap(), (0, 0));
+    change(&fixture, "second");
+    fs::remove_file(fixture.at("upper/readme")).unwrap();
+    fixture.inside("readme", "written again");
+    assert_eq!(fixture.conflicts(), []);
+    // Killed while it noted the last change: only that one is not known.
+    let noted = File::options().write(true).open(&journal).unwrap();
+    noted.set_len(noted.metadata().unwrap().len() - 3).unwrap();
+    fixture.base = Base::new(Record::read(&record).unwrap(), (0, 0));
+    assert_eq!(fixture.conflicts(), [("src/main".into(), Moved::Changed)]);
+    // The next command moves it to the record.
+    drop(Journal::begin(&record, fixture.base.record().unwrap()).unwrap());
+    assert_eq!(fs::metadata(&journal).unwrap().len(), 0);
+    fixture.base = Base::new(Record::read(&record).unwrap(), (0, 0));
+    assert_eq!(fixture.conflicts(), [("src/main".into(), Moved::Changed)]);
 }
 
 #[test]
