@@ -25,7 +25,8 @@ pub struct SnapshotRequest {
     pub expires_after: Option<Duration>,
 }
 
-/// Takes a snapshot and waits until it is complete. One that fails is deleted again.
+/// Takes a snapshot and waits until it is complete. One that fails is deleted again. With a limit of zero it is returned
+/// as soon as it is asked for.
 pub async fn take_snapshot(
     client: &Client,
     namespace: &str,
@@ -53,6 +54,9 @@ pub async fn take_snapshot(
         }
         _ => ClientError::api(format!("create a snapshot of `{sandbox}`"))(error),
     })?;
+    if limit.is_zero() {
+        return Ok(created);
+    }
     let taken = wait::snapshot_ready(client, namespace, created.name(), limit).await;
     if taken.is_err() {
         let only_this = Preconditions { uid: created.metadata.uid.clone(), resource_version: None };

@@ -6,7 +6,10 @@ use crate::{
 };
 use agent_sandbox_engine::{DataDir, host_check};
 use agent_sandbox_node::{
-    kernel::{KernelConfig, KernelRuntime, Leftover, NodeDefaults, leftovers as find_leftovers, remove_leftover},
+    kernel::{
+        KernelConfig, KernelRuntime, Leftover, NodeDefaults, SnapshotCount, leftovers as find_leftovers,
+        remove_leftover,
+    },
     kubelet::eviction::StoragePolicy,
     runtime::{PodRuntime as _, WeaknessKind},
 };
@@ -61,6 +64,7 @@ pub(crate) async fn doctor(global: &GlobalArgs, args: &DoctorArgs) -> Result<Exi
     checks.extend(isolation().await?);
     checks.push(default_limits());
     checks.extend(leftovers(args.fix));
+    checks.push(snapshots(SnapshotCount::of(&data.path().join("node/kernel"))));
     checks.push(program("kubectl", "install kubectl to use the engine with it"));
     checks.push(oci_runtimes());
     checks.push(disk(data.path()));
@@ -153,6 +157,34 @@ fn leftovers(fix: bool) -> Vec<Check> {
         }
     };
     left.iter().map(check).collect()
+}
+
+/// Snapshots of this engine, and layers that are kept for nothing or are missing.
+fn snapshots(count: std::io::Result<SnapshotCount>) -> Check {
+    let SnapshotCount { snapshots, layers, unused, missing } = match count {
+        Ok(count) => count,
+        Err(error) => {
+            let what = format!("the snapshots of this engine cannot be read: {error}");
+            return Check::new(Status::Weaker, what, "run doctor as the user who started the engine");
+        }
+    };
+    let kept = format!("{snapshots} snapshots, {layers} layers of snapshots");
+    if missing > 0 {
+        return Check::new(
+            Status::Weaker,
+            format!("{kept}; {missing} layers that they or sandboxes need are missing"),
+            "delete the snapshots from which nothing can be created, and take them again",
+        );
+    }
+    match unused {
+        Some(0) => Check::good(format!("{kept}, all in use")),
+        None => Check::good(kept),
+        Some(unused) => Check::new(
+            Status::Weaker,
+            format!("{kept}, {unused} of which nothing uses"),
+            "unless a snapshot is being taken: start the engine again, which removes them",
+        ),
+    }
 }
 
 fn describe(stray: &Leftover) -> String {
@@ -271,6 +303,17 @@ mod tests {
         assert_eq!(names(&checks), "broken\n");
         assert_eq!(names(&checks[..2]), "weaker\n");
         assert_eq!(names(&checks[..1]), "good\n");
+    }
+
+    #[test]
+    fn layers_that_nothing_uses_or_that_are_missing_are_reported() {
+        let count = |unused, missing| snapshots(Ok(SnapshotCount { snapshots: 1, layers: 3, unused, missing }));
+        assert_eq!(count(Some(0), 0), Check::good("1 snapshots, 3 layers of snapshots, all in use"));
+        assert_eq!(count(None, 0).status, Status::Good);
+        assert_eq!(count(Some(2), 0).status, Status::Weaker);
+        assert!(count(Some(2), 0).what.ends_with("2 of which nothing uses"));
+        assert!(count(Some(2), 1).what.ends_with("1 layers that they or sandboxes need are missing"));
+        assert_eq!(snapshots(Err(std::io::ErrorKind::PermissionDenied.into())).status, Status::Weaker);
     }
 
     #[test]

@@ -6,12 +6,18 @@ use crate::{
     cluster::ClusterClient,
     output::{self, Table, age},
 };
-use agent_sandbox_api::{snapshot::SandboxSnapshot, v1beta1::Sandbox};
+use agent_sandbox_api::{keys::annotations, snapshot::SandboxSnapshot, v1beta1::Sandbox};
 use agent_sandbox_client::{self as sdk, SnapshotRequest};
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
-use kube::ResourceExt;
-use std::collections::BTreeMap;
+use kube::{Api, ResourceExt};
+use std::{collections::BTreeMap, time::Duration};
+
+/// Time for a step that a command needs although it does not wait for the sandbox (`--wait 0`).
+const STEP_LIMIT: Duration = Duration::from_secs(180);
+
+/// Time after which the snapshot of a fork expires, beyond the command's own waiting: the command may be killed.
+const FORK_SNAPSHOT_LIFE: Duration = Duration::from_secs(3_600);
 
 pub(crate) async fn snapshot(cluster: &ClusterClient, args: SnapshotArgs) -> Result<()> {
     let (client, namespace) = (&cluster.client, cluster.namespace.as_str());
@@ -45,9 +51,14 @@ pub(crate) async fn fork(cluster: &ClusterClient, args: ForkArgs) -> Result<()> 
     let (client, namespace) = (&cluster.client, cluster.namespace.as_str());
     cluster.announce_change();
     let kept = args.keep_snapshot.is_some();
-    let request =
-        SnapshotRequest { sandbox: args.sandbox.clone(), name: args.keep_snapshot, ..SnapshotRequest::default() };
-    let taken = sdk::take_snapshot(client, namespace, request, args.wait.wait).await?;
+    let waits = !args.wait.wait.is_zero();
+    let request = SnapshotRequest {
+        sandbox: args.sandbox.clone(),
+        name: args.keep_snapshot,
+        expires_after: (!kept).then(|| args.wait.wait.saturating_mul(2).saturating_add(FORK_SNAPSHOT_LIFE)),
+        ..SnapshotRequest::default()
+    };
+    let taken = sdk::take_snapshot(client, namespace, request, step_limit(&args.wait)).await?;
     let names = match args.names.is_empty() {
         false => args.names,
         true => {
@@ -60,14 +71,42 @@ pub(crate) async fn fork(cluster: &ClusterClient, args: ForkArgs) -> Result<()> 
     )
     .await;
     if !kept {
-        // The new sandboxes keep the layers.
-        sdk::delete_snapshot(client, namespace, taken.name()).await?;
+        let unready = names.iter().zip(&made).filter(|(_, made)| !waits || made.is_err()).map(|(name, _)| name);
+        match is_needed(cluster, &taken, unready).await? {
+            true => eprintln!(
+                "snapshot {} is kept for the sandboxes that have not started; it expires in an hour",
+                taken.name()
+            ),
+            // The new sandboxes keep the layers.
+            false => sdk::delete_snapshot(client, namespace, taken.name()).await?,
+        }
     }
     for (name, made) in names.iter().zip(made) {
         made.with_context(|| format!("cannot make sandbox {name} from sandbox {}", args.sandbox))?;
-        output::print(&format!("sandbox {name} has the files of {}\n", args.sandbox))?;
+        let verb = if waits { "has" } else { "starts with" };
+        output::print(&format!("sandbox {name} {verb} the files of {}\n", args.sandbox))?;
     }
     Ok(())
+}
+
+/// Whether a sandbox that is not ready still has to find the snapshot when it starts.
+async fn is_needed(
+    cluster: &ClusterClient,
+    taken: &SandboxSnapshot,
+    unready: impl Iterator<Item = &String>,
+) -> Result<bool> {
+    let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    for name in unready {
+        let found = api.get_opt(name).await.with_context(|| format!("cannot read sandbox {name}"))?;
+        if found.is_some_and(|found| found.annotation(annotations::SNAPSHOT) == Some(taken.name())) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn step_limit(args: &WaitArgs) -> Duration {
+    if args.wait.is_zero() { STEP_LIMIT } else { args.wait }
 }
 
 /// What the names of forks begin with: the generated name of their snapshot, or the sandbox's.
@@ -94,7 +133,7 @@ pub(crate) async fn rollback(cluster: &ClusterClient, args: RollbackArgs) -> Res
     let (client, namespace) = (&cluster.client, cluster.namespace.as_str());
     let snapshot = sdk::find_snapshot(client, namespace, &args.snapshot).await?;
     cluster.announce_change();
-    let sandbox = sdk::roll_back(client, namespace, &args.sandbox, &snapshot, args.wait.wait).await?;
+    let sandbox = sdk::roll_back(client, namespace, &args.sandbox, &snapshot, step_limit(&args.wait)).await?;
     let name = sandbox.name_any();
     let runs = sandbox.operating_mode() == agent_sandbox_api::v1beta1::OperatingMode::Running;
     if runs && !args.wait.wait.is_zero() {
@@ -110,6 +149,9 @@ fn summary(taken: &SandboxSnapshot) -> String {
     let frozen = status.and_then(|status| status.frozen_milliseconds);
     let frozen = frozen.map(|time| format!(", frozen for {time} ms")).unwrap_or_default();
     let (name, sandbox) = (taken.name(), &taken.spec.sandbox_name);
+    if !taken.is_ready() {
+        return format!("snapshot {name} of sandbox {sandbox} is being taken\n");
+    }
     format!(
         "snapshot {name} of sandbox {sandbox}: {size}{frozen}\n  a sandbox from it:  agent-sandbox create NAME --snapshot {name}\n  go back to it:      agent-sandbox rollback {sandbox} {name}\n"
     )

@@ -26,6 +26,11 @@ fn read(engine: &Engine, sandbox: &str) -> String {
     engine.ok(&["exec", sandbox, "--", "cat", "file"]).trim().to_owned()
 }
 
+/// Waits until a sandbox runs commands.
+fn runs(engine: &Engine, sandbox: &str) {
+    eventually("the sandbox runs", || engine.run(&["exec", sandbox, "--", "true"]).status.success());
+}
+
 fn snapshots(engine: &Engine) -> Vec<Value> {
     serde_json::from_str(&engine.ok(&["snapshot", "list", "-o", "json"])).unwrap()
 }
@@ -44,6 +49,8 @@ fn files_are_kept_forked_and_set_back() {
     write(&engine, "box", "one");
     let said = engine.ok(&["snapshot", "create", "box", "first", "--label", "step=1"]);
     assert!(said.starts_with("snapshot first of sandbox box: ") && said.contains("frozen for"), "{said}");
+    let found = snapshots(&engine).remove(0);
+    assert_eq!(found["metadata"]["labels"]["step"], "1");
     let (_, _, said) = engine.fails(&["snapshot", "create", "box", "first"]);
     assert!(said.contains("`first` already exists"), "{said}");
     write(&engine, "box", "two");
@@ -121,6 +128,91 @@ fn a_pool_of_a_snapshot_is_warm_with_its_files_and_a_snapshot_expires() {
     eventually("the snapshot has expired", || snapshots(&engine).len() == 1);
 }
 
+#[test]
+fn a_fork_that_is_not_waited_for_finds_its_files_and_its_snapshot_expires() {
+    let Some(engine) = start() else { return };
+    engine.ok(&["create", "box"]);
+    write(&engine, "box", "one");
+    assert_eq!(engine.ok(&["fork", "box", "a", "--wait", "0s"]), "sandbox a starts with the files of box\n");
+    let left = snapshots(&engine);
+    let [left] = left.as_slice() else { panic!("{left:?}") };
+    assert!(left["spec"]["expiresAt"].is_string(), "nothing deletes it otherwise: {left}");
+    runs(&engine, "a");
+    assert_eq!(read(&engine, "a"), "one");
+    let taking = engine.ok(&["snapshot", "create", "box", "later", "--wait", "0s"]);
+    assert_eq!(taking, "snapshot later of sandbox box is being taken\n");
+    let is_ready = |found: &Value| found["status"]["conditions"][0]["status"] == "True";
+    eventually("it is taken", || snapshots(&engine).iter().all(is_ready));
+    write(&engine, "box", "two");
+    engine.ok(&["rollback", "box", "later", "--wait", "0s"]);
+    runs(&engine, "box");
+    assert_eq!(read(&engine, "box"), "one");
+    // With a name of its own there is nothing to make, so that nothing needs the snapshot.
+    let (_, _, said) = engine.fails(&["fork", "box", "a"]);
+    assert!(said.contains("`a` already exists"), "{said}");
+    eventually("the snapshot of the refused fork is deleted", || snapshots(&engine).len() == 2);
+}
+
+#[test]
+fn a_sandbox_whose_snapshot_is_gone_says_how_to_start_it_and_keeps_its_files() {
+    let Some(engine) = start() else { return };
+    engine.ok(&["create", "box"]);
+    write(&engine, "box", "one");
+    engine.ok(&["snapshot", "create", "box", "first"]);
+    write(&engine, "box", "two");
+    engine.ok(&["suspend", "box"]);
+    engine.ok(&["rollback", "box", "first"]);
+    engine.ok(&["snapshot", "delete", "first"]);
+    let (_, _, said) = engine.fails(&["resume", "box"]);
+    assert!(said.contains("no snapshot \"first\" in namespace default"), "{said}");
+    assert!(said.contains("agent-sandbox.github.io/snapshot") && said.contains("agent-sandbox rollback"), "{said}");
+    engine.ok(&["suspend", "box"]);
+    let kubeconfig = engine.data().join("kubeconfig");
+    let kubectl = Command::new("kubectl")
+        .arg("--kubeconfig")
+        .arg(kubeconfig)
+        .args(["annotate", "sandbox", "box"])
+        .arg("agent-sandbox.github.io/snapshot-")
+        .output()
+        .unwrap();
+    assert!(kubectl.status.success(), "{}", String::from_utf8_lossy(&kubectl.stderr));
+    engine.ok(&["resume", "box"]);
+    assert_eq!(read(&engine, "box"), "two");
+}
+
+/// A Secret's value belongs to the Secret alone.
+#[test]
+fn a_snapshot_names_secrets_and_holds_none_of_their_values() {
+    let Some(engine) = start() else { return };
+    let value = "the-value-of-the-secret";
+    let file = engine.folder.path().join("objects.yaml");
+    let objects = [
+        serde_json::json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key"}, "stringData": {"token": value},
+        }),
+        serde_json::json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": "box"},
+            "spec": {"podTemplate": {"spec": {"containers": [{
+                "name": "sandbox", "image": "host", "command": ["sleep", "infinity"],
+                "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "key", "key": "token"}}}],
+            }]}}},
+        }),
+    ];
+    std::fs::write(&file, objects.map(|object| object.to_string()).join("\n---\n")).unwrap();
+    engine.ok(&["apply", "-f", file.to_str().unwrap()]);
+    runs(&engine, "box");
+    engine.ok(&["snapshot", "create", "box", "first"]);
+    engine.ok(&["create", "fork", "--snapshot", "first"]);
+    assert_eq!(engine.ok(&["exec", "fork", "--", "sh", "-c", "echo $TOKEN"]).trim(), value);
+    let found = snapshots(&engine).remove(0).to_string();
+    assert!(found.contains("secretKeyRef") && !found.contains(value), "{found}");
+    let record = engine.data().join("node/kernel/snapshots/default/first.json");
+    assert!(!std::fs::read_to_string(record).unwrap().contains(value));
+    let grep =
+        Command::new("grep").args(["-rl", value]).arg(engine.data().join("node/kernel/sealed")).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&grep.stdout), "", "files of the snapshot");
+}
+
 /// Rows that a program outside has seen committed are in every snapshot that begins afterwards.
 #[test]
 fn a_database_that_is_written_meanwhile_is_whole_in_every_fork() {
@@ -195,6 +287,7 @@ fn a_killed_engine_loses_neither_files_nor_completed_snapshots() {
         std::thread::sleep(std::time::Duration::from_millis(round * 15));
         let pid = engine.pid().to_string();
         assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        eventually("the engine is gone", || engine.run(&["status"]).status.code() == Some(3));
         for command in &mut taking {
             command.kill().unwrap();
             command.wait().unwrap();
