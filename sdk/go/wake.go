@@ -29,30 +29,55 @@ func wakesOnRequest(box *agents.Sandbox) bool {
 	return false
 }
 
-// wake asks the controller to resume a suspended sandbox, and waits until it is ready. Only the annotation is written, and
-// only to the version that was read: a sandbox that changed meanwhile is looked at again by the wait.
-func (k *kube) wake(ctx context.Context, box *agents.Sandbox) (*agents.Sandbox, error) {
-	// In milliseconds, rounded up, as other clients write it.
-	at := time.Now().UTC().Add(time.Millisecond - time.Nanosecond).Format("2006-01-02T15:04:05.000Z")
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": box.UID, "resourceVersion": box.ResourceVersion, "annotations": map[string]string{wakeRequestedAt: at},
-	}})
-	if err != nil {
-		return nil, err
+// wakeAttempts bounds the attempts at the wake of a sandbox that changes while the wake is requested.
+const wakeAttempts = 5
+
+// requestWake asks the controller to resume a suspended sandbox. Only the annotation is written, and only to the version that
+// was read. It returns the sandbox as it is afterwards: with the request, or as another client left it if it needs none.
+func (k *kube) requestWake(ctx context.Context, box *agents.Sandbox) (*agents.Sandbox, error) {
+	for attempt := 1; ; attempt++ {
+		// In milliseconds, rounded up, as other clients write it.
+		at := time.Now().UTC().Add(time.Millisecond - time.Nanosecond).Format("2006-01-02T15:04:05.000Z")
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"uid": box.UID, "resourceVersion": box.ResourceVersion, "annotations": map[string]string{wakeRequestedAt: at},
+		}})
+		if err != nil {
+			return nil, err
+		}
+		asked := &agents.Sandbox{}
+		err = k.agents.Patch(types.MergePatchType).Namespace(box.Namespace).Resource("sandboxes").Name(box.Name).
+			Body(patch).Do(ctx).Into(asked)
+		if err == nil {
+			return asked, nil
+		}
+		if !apierrors.IsConflict(err) || attempt == wakeAttempts {
+			return nil, apiError(fmt.Sprintf("wake %q", box.Name), err)
+		}
+		// It changed meanwhile: another client woke it, or the controller wrote its status.
+		current := &agents.Sandbox{}
+		err = k.agents.Get().Namespace(box.Namespace).Resource("sandboxes").Name(box.Name).Do(ctx).Into(current)
+		if err != nil {
+			return nil, apiError(fmt.Sprintf("wake %q", box.Name), err)
+		}
+		if current.Spec.OperatingMode != "Suspended" || !wakesOnRequest(current) {
+			return current, nil
+		}
+		box = current
 	}
-	asked := &agents.Sandbox{}
-	err = k.agents.Patch(types.MergePatchType).Namespace(box.Namespace).Resource("sandboxes").Name(box.Name).
-		Body(patch).Do(ctx).Into(asked)
-	// After a conflict, which may be another request's wake, any generation may be the one that sleeps.
-	known := err == nil
-	if err != nil && !apierrors.IsConflict(err) {
-		return nil, apiError(fmt.Sprintf("wake %q", box.Name), err)
+}
+
+// wake asks the controller to resume a suspended sandbox, and waits until it is ready. One that may not be woken any more is
+// returned as it is.
+func (k *kube) wake(ctx context.Context, box *agents.Sandbox) (*agents.Sandbox, error) {
+	asked, err := k.requestWake(ctx, box)
+	if err != nil || (asked.Spec.OperatingMode == "Suspended" && !wakesOnRequest(asked)) {
+		return asked, err
 	}
 	var awake *agents.Sandbox
 	last := ""
 	err = k.waitSandbox(ctx, box.Namespace, box.Name, "awake", func(found *agents.Sandbox) (bool, error) {
 		if found.Spec.OperatingMode == "Suspended" {
-			if known && found.Generation > asked.Generation {
+			if found.Generation > asked.Generation {
 				return false, fmt.Errorf("%q was suspended again: %w", box.Name, ErrNotReady)
 			}
 			return false, nil

@@ -76,7 +76,7 @@ pub async fn new_sandbox_ready(
     Ok(ready)
 }
 
-/// Waits until a Sandbox whose wake was requested at `generation` is Ready again.
+/// Waits until a Sandbox that was suspended and asked to wake, or running, at `generation` is Ready.
 pub(crate) async fn sandbox_awake(
     client: &Client,
     namespace: &str,
@@ -86,7 +86,7 @@ pub(crate) async fn sandbox_awake(
 ) -> Result<Sandbox, ClientError> {
     let waiting = Wait { client, namespace, name, kind: "sandbox", wanted: "awake", limit };
     let ready = waiting.until(|sandbox: &Sandbox| match sandbox.operating_mode() {
-        OperatingMode::Suspended if sandbox.metadata.generation == generation || generation.is_none() => {
+        OperatingMode::Suspended if sandbox.metadata.generation == generation => {
             Progress::Pending("the controller has not resumed it yet".to_owned())
         }
         OperatingMode::Suspended => {
