@@ -54,13 +54,14 @@ pub(crate) struct WakeTicket<'a> {
 impl Drop for WakeTicket<'_> {
     fn drop(&mut self) {
         let mut wakes = self.waker.wakes.lock();
-        // The map's and this one.
+        // The map's and this one. Both are released under the lock, so that the last of several tickets dropped at once
+        // finds itself alone.
         if Arc::strong_count(&self.wake) == 2 {
             wakes.remove(&self.key);
         }
-        drop(wakes);
         // With the last ticket the places become free, which the namespace's entry has to see.
         drop(std::mem::take(&mut self.wake));
+        drop(wakes);
         let mut namespaces = self.waker.namespaces.lock();
         if namespaces.get(&self.key.0).is_some_and(|places| {
             Arc::strong_count(places) == 1 && places.available_permits() == MAX_WAKES_PER_NAMESPACE
@@ -237,6 +238,25 @@ mod tests {
         }
         until("nothing is kept", || waker.wakes.lock().is_empty() && waker.namespaces.lock().is_empty()).await;
         assert_eq!(waker.places.available_permits(), MAX_WAKES);
+    }
+
+    /// Requests of one burst end on different threads at the same moment.
+    #[test]
+    fn tickets_dropped_at_once_leave_nothing() {
+        let (waker, _) = waker();
+        for _ in 0..2_000 {
+            let barrier = std::sync::Barrier::new(3);
+            std::thread::scope(|scope| {
+                for ticket in (0..3).map(|_| waker.ticket("one", "box", 0).unwrap()).collect::<Vec<_>>() {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        drop(ticket);
+                    });
+                }
+            });
+            assert!(waker.wakes.lock().is_empty());
+        }
     }
 
     #[tokio::test]
