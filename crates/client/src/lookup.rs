@@ -128,8 +128,6 @@ pub async fn running_pod(client: &Client, sandbox: &Sandbox) -> Result<Pod, Clie
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails at the first error")]
-
     use super::*;
     use http::{Method, Request, Response};
     use http_body_util::Full;
