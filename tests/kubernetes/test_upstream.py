@@ -163,6 +163,7 @@ REFUSED_CLAIMS = {
     "a label of another domain": ({"additionalPodMetadata": {"labels": {"example.com/team": "a"}}}, "keys need a domain"),
     "a long label value": ({"additionalPodMetadata": {"labels": {"sandbox.users.io/team": "a" * 64}}}, "at most 63"),
     "a reserved annotation": ({"additionalPodMetadata": {"annotations": {"pod.kubernetes.io/x": "y"}}}, "reserved"),
+    "an annotation of ours": ({"additionalPodMetadata": {"annotations": {"agent-sandbox.github.io/snapshot": "other"}}}, "reserved"),
     "two volumes of one name": ({"volumeClaimTemplates": [{"metadata": {"name": "a"}, "spec": {}}] * 2}, "metadata.name of its own"),
     "a variable with an equals sign": ({"env": [{"name": "A=B", "value": "c"}]}, "env: a name"),
 }
@@ -172,10 +173,13 @@ def test_admission_refuses_what_the_controller_would(cluster, tmp_path):
     """The chart's policy for claims, on a real API server: refused claims are named, allowed ones pass."""
     # Objects of the tests before cannot be read as v1alpha1 while no webhook runs, so that ours would not be served.
     put_upstreams_crds(cluster)
+    namespace = cluster.namespace()
+    older = objects.claim("older", additionalPodMetadata={"labels": {"team": "a"}})
+    older["metadata"]["finalizers"] = ["example.com/wait"]
+    cluster.api.eventually("claims are served", lambda: cluster.api.request("POST", objects.claims(namespace), older).status in (201, 409))
     rendered = cluster.helm("template", "agent-sandbox", str(CHART), "--set", "controller.extensions=true,admission.claims.enabled=true",
                             "-s", "templates/controller/admission.yaml").stdout
     cluster.kubectl("apply", "-f", "-", input=rendered)
-    namespace = cluster.namespace()
     first = objects.claim("first", additionalPodMetadata={"labels": {"team": "a"}})
 
     def refuses():
@@ -190,6 +194,16 @@ def test_admission_refuses_what_the_controller_would(cluster, tmp_path):
         additionalPodMetadata={"labels": {"x.sandbox.users.io/team": ""}, "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true", "note": "n"}},
     ))
     cluster.api.must("DELETE", objects.claims(namespace, "allowed"))
+
+    # A claim that is older than the policy: its metadata can be written, its spec only as the policy has it, and it can end.
+    def patch(body):
+        return cluster.kubectl("patch", "sandboxclaim", "older", "-n", namespace, "--type=merge", "-p", json.dumps(body), check=False)
+    assert patch({"metadata": {"annotations": {"note": "n"}}}).returncode == 0
+    changed = patch({"spec": {"additionalPodMetadata": {"labels": {"team": "b"}}}})
+    assert changed.returncode != 0 and "keys need a domain" in changed.stderr, changed.stderr
+    cluster.api.must("DELETE", objects.claims(namespace, "older"))
+    assert patch({"metadata": {"finalizers": None}}).returncode == 0
+    cluster.api.eventually("the claim is gone", lambda: cluster.api.get(objects.claims(namespace, "older")).status == 404)
     cluster.kubectl("delete", "-f", "-", input=rendered)
 
 

@@ -7,6 +7,9 @@ pub const DEFAULT_LABEL_DOMAIN: &str = "sandbox.users.io";
 
 /// Domains whose annotations a claim may not set.
 const RESTRICTED_DOMAINS: [&str; 3] = ["kubernetes.io", "k8s.io", "agents.x-k8s.io"];
+/// Our own domains: what a claim may set of them are annotations of the claim itself, such as its idle time. Domains
+/// below them are open (E2B's API sets `e2b.agent-sandbox.github.io/traffic`).
+const OWN_DOMAINS: [&str; 2] = ["agent-sandbox.github.io", "agent-sandbox.dev"];
 /// Maximum length of the name part of a key, and of a label value.
 const NAME_LIMIT: usize = 63;
 /// Maximum length of the domain part of a key.
@@ -56,7 +59,9 @@ fn validate_label(key: &str, value: &str, label_domains: &[String]) -> Result<()
 
 fn validate_annotation(key: &str) -> Result<(), String> {
     let domain = qualified_name(key)?;
-    let restricted = domain.is_some_and(|domain| RESTRICTED_DOMAINS.iter().any(|system| is_within(domain, system)));
+    let restricted = domain.is_some_and(|domain| {
+        RESTRICTED_DOMAINS.iter().any(|system| is_within(domain, system)) || OWN_DOMAINS.contains(&domain)
+    });
     if restricted && key != annotations::SAFE_TO_EVICT {
         return Err(format!("restricted system domain: \"{key}\" is not allowed in AdditionalPodMetadata"));
     }

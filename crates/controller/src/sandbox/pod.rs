@@ -19,6 +19,10 @@ use crate::cache::{Meta, Pod, Sandbox};
 
 type StringMap = BTreeMap<String, String>;
 
+/// Where a Pod's files come from. Taken from the Sandbox at the Pod's creation, and never changed on a Pod afterwards: a
+/// node that finds another snapshot there replaces the files.
+const ORIGIN_OF_FILES: [&str; 2] = [annotations::SNAPSHOT, annotations::RESTORED_AT];
+
 /// The template's metadata without keys that only controllers may set.
 struct Template {
     labels: StringMap,
@@ -78,8 +82,7 @@ pub(super) fn new_pod(sandbox: &Sandbox) -> Value {
         }
     }
     let mut pod_annotations = template.annotations.clone();
-    // At creation only: where a running Pod's files came from does not change.
-    for key in [annotations::SNAPSHOT, annotations::RESTORED_AT] {
+    for key in ORIGIN_OF_FILES {
         pod_annotations.extend(sandbox.annotation(key).map(|value| (key.to_owned(), value.to_owned())));
     }
     for (key, recorded) in [
@@ -148,6 +151,12 @@ pub(super) fn metadata_patch(sandbox: &Sandbox, pod: &Pod) -> Option<Value> {
     let mut want_annotations = have_annotations.clone();
     prune(&mut want_annotations, recorded(have_annotations, annotations::PROPAGATED_ANNOTATIONS), &bookkeeping);
     want_annotations.extend(template.annotations.clone());
+    for key in ORIGIN_OF_FILES {
+        match have_annotations.get(key) {
+            Some(value) => want_annotations.insert(key.to_owned(), value.clone()),
+            None => want_annotations.remove(key),
+        };
+    }
     for (key, keys) in bookkeeping.into_iter().zip([joined(&template.labels), joined(&template.annotations)]) {
         // A missing record equals an empty one.
         if have_annotations.get(key).map(String::as_str).unwrap_or_default() != keys {

@@ -123,7 +123,11 @@ async fn x_057_system_annotations_are_closed() {
             message.starts_with(&format!("invalid additionalPodMetadata: failed to validate annotation \"{name}\": "))
         );
     }
-    for name in ["plain", "example.com/x", "mykubernetes.io/x"] {
+    // Another snapshot would replace the files of the Sandbox at its next start.
+    for name in [annotations::SNAPSHOT, annotations::COPIED_VOLUMES, annotations::EGRESS] {
+        assert!(refused(json!({"annotations": {name: "v"}})).await.contains("restricted system domain"), "{name}");
+    }
+    for name in ["plain", "example.com/x", "mykubernetes.io/x", annotations::E2B_TRAFFIC] {
         accepted("", json!({"annotations": {name: "any value at all"}})).await;
     }
 }

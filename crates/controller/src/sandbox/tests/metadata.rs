@@ -1,5 +1,7 @@
 //! How a Pod's labels and annotations follow the Sandbox.
 
+use agent_sandbox_api::keys::annotations;
+
 use super::*;
 
 const POOL: &str = "agents.x-k8s.io/warm-pool-sandbox";
@@ -38,6 +40,34 @@ async fn s_032_s_120_a_new_pod_carries_the_templates_metadata() {
     assert_eq!(annotation_of(&pod, LABELS).as_deref(), Some("a,b"));
     assert_eq!(annotation_of(&pod, ANNOTATIONS).as_deref(), Some("note"));
     assert_eq!(fixture.sandbox().annotation(POD_NAME), Some(NAME));
+}
+
+/// A node replaces the files of a Pod that names another snapshot than before: the Sandbox's own counts, and the Pod of a
+/// Sandbox that was set back keeps it although the template names another.
+#[tokio::test]
+async fn the_snapshot_of_a_pod_is_that_of_its_creation() {
+    let mut fixture = SandboxFixture::new();
+    fixture.create(with(template(json!({ "a": "1" }), json!({ annotations::SNAPSHOT: "of-template" }))));
+    fixture.api.edit(
+        Kind::Sandbox,
+        &key(),
+        json!({ "metadata": { "annotations": { annotations::SNAPSHOT: "own", annotations::RESTORED_AT: "now" } } }),
+    );
+    fixture.converge().await;
+    let origin = |pod: &Pod| [annotations::SNAPSHOT, annotations::RESTORED_AT].map(|key| annotation_of(pod, key));
+    let own = [Some("own".to_owned()), Some("now".to_owned())];
+    assert_eq!(origin(&fixture.pod()), own);
+    // A new label is written; the snapshot stays, whatever the template or the Sandbox names meanwhile.
+    let named = json!({ annotations::SNAPSHOT: "later" });
+    assert_eq!(after(&mut fixture, template(json!({ "a": "2" }), named)).await, 1);
+    assert_eq!((origin(&fixture.pod()), label_of(&fixture.pod(), "a").as_deref()), (own.clone(), Some("2")));
+    assert_eq!(
+        after(&mut fixture, json!({ "metadata": { "annotations": { annotations::SNAPSHOT: "next" } } })).await,
+        0
+    );
+    assert_eq!(origin(&fixture.pod()), own);
+    assert_eq!(after(&mut fixture, template(Value::Null, json!({ annotations::SNAPSHOT: null }))).await, 1);
+    assert_eq!(origin(&fixture.pod()), own);
 }
 
 /// S-121, S-124: reserved keys of a template are ignored and not recorded.
