@@ -166,7 +166,7 @@ NODE_EVENTS = {
     "NoEgress": "without root and pasta no traffic leaves the Pod",
     "OpenToRoot": "other programs of root on this machine can connect to Pods, because cgroups (v2) cannot tell them from the engine",
     "SharedUserLimits": "without root, inotify instances, timers and message queues of all sandboxes count for your user; each may use a quarter",
-    "NoLandlock": "the kernel has no Landlock; the other walls stand",
+    "NoLandlock": "the kernel has no Landlock; all other isolation is in place",
 }
 
 
