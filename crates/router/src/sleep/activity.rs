@@ -40,9 +40,15 @@ pub(crate) enum Due {
 }
 
 /// The use of one Sandbox. Times are milliseconds after `started`, at least 1; 0 is never.
+///
+/// They advance with the monotonic clock, and with the wall clock where that one has advanced further: the monotonic
+/// clock stands still while the machine is suspended, and what is written is compared with the clocks of others. A wall
+/// clock that is set back changes nothing, so that a Sandbox may sleep too late, but never during its use.
 #[derive(Debug)]
 pub(crate) struct SandboxActivity {
     started: (Instant, Timestamp),
+    /// The farthest that the wall clock was seen ahead of the monotonic one.
+    ahead: AtomicU64,
     open: AtomicU32,
     last_use: AtomicU64,
     /// The last use that the API is known to have a record of.
@@ -58,6 +64,7 @@ impl Default for SandboxActivity {
         let zero = AtomicU64::default;
         Self {
             started: (Instant::now(), Timestamp::now()),
+            ahead: zero(),
             open: AtomicU32::new(0),
             last_use: zero(),
             recorded: zero(),
@@ -69,7 +76,15 @@ impl Default for SandboxActivity {
 
 impl SandboxActivity {
     fn now(&self) -> u64 {
-        self.started.0.elapsed().as_millis() as u64 + 1
+        self.moment(self.started.0.elapsed(), Timestamp::now())
+    }
+
+    /// The moment at which the monotonic clock has advanced by `elapsed` and the wall clock shows `wall`.
+    fn moment(&self, elapsed: Duration, wall: Timestamp) -> u64 {
+        let elapsed = elapsed.as_millis() as u64;
+        let wall = u64::try_from(wall.duration_since(self.started.1).as_millis()).unwrap_or(0);
+        let ahead = wall.saturating_sub(elapsed);
+        elapsed + ahead.max(self.ahead.fetch_max(ahead, Ordering::SeqCst)) + 1
     }
 
     /// The last use, as a moment for [`Self::confirm`] and as a time. It is now while a request is open.
@@ -166,6 +181,30 @@ mod tests {
         for (age, expected) in [(0, Freshness::Recent), (1500, Freshness::Ageing), (2500, Freshness::Old)] {
             assert_eq!(aged(Duration::from_secs(age)).freshness(IDLE), expected, "{age}");
         }
+    }
+
+    /// The machine is suspended, and then its clock is set back by more than that.
+    #[test]
+    fn moments_follow_the_wall_clock_forwards_only() {
+        let activity = SandboxActivity::default();
+        let (started, second, hour) = (activity.started.1, Duration::from_secs(1), Duration::from_secs(3600));
+        assert_eq!(activity.moment(second, started + second), 1_001);
+        assert_eq!(activity.moment(second * 2, started + second * 2 + hour), 3_602_001);
+        assert_eq!(activity.moment(second * 3, started - hour), 3_603_001);
+    }
+
+    #[test]
+    fn a_use_during_which_the_machine_was_suspended_is_recorded_with_the_present_time() {
+        let suspended = Duration::from_secs(1200);
+        let activity =
+            Arc::new(SandboxActivity { started: (Instant::now(), Timestamp::now() - suspended), ..Default::default() });
+        activity.confirm(1);
+        let open = ActivityGuard::begin(&activity);
+        assert_eq!(activity.freshness(IDLE), Freshness::Ageing, "it is recorded again");
+        assert_eq!(activity.due(IDLE), Due::Record);
+        let (_, at) = activity.last_use();
+        assert!((Timestamp::now() - at).get_seconds().abs() < 60, "{at}");
+        drop(open);
     }
 
     #[test]
