@@ -53,8 +53,29 @@ impl EgressRules {
 pub struct Ceilings {
     /// Of each known namespace; `None` for one without a ceiling.
     by_namespace: BTreeMap<String, Option<String>>,
-    /// All namespaces have been listed.
-    listed: bool,
+    listing: Listing,
+}
+
+/// What this node knows about which namespaces exist.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Listing {
+    /// The first list has not ended.
+    #[default]
+    Pending,
+    Listed,
+    /// The node has no right to list them, and has never listed them.
+    Forbidden,
+}
+
+/// How the ceiling of a namespace holds its Pods that have no rules of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// Network policies alone decide.
+    Free,
+    /// The namespace is not known yet and may have a ceiling: its Pods reach no wide block of addresses.
+    Unknown,
+    /// The Pods have the rules by domain of the ceiling.
+    Ceiling,
 }
 
 impl Ceilings {
@@ -71,15 +92,25 @@ impl Ceilings {
 
     /// Notes that all namespaces that exist have been put.
     pub fn set_listed(&mut self) {
-        self.listed = true;
+        self.listing = Listing::Listed;
     }
 
-    /// Whether all Pods of a namespace are held by a ceiling, also those without rules of their own. A namespace that is
-    /// not known yet has one that allows nothing.
-    pub fn apply_to(&self, namespace: &str) -> bool {
+    /// Notes that the node may not list namespaces. Returns whether that is news; what was listed before stays known.
+    pub fn set_forbidden(&mut self) -> bool {
+        let news = self.listing == Listing::Pending;
+        if news {
+            self.listing = Listing::Forbidden;
+        }
+        news
+    }
+
+    /// How the Pods of a namespace are held, also those without rules of their own.
+    pub fn hold(&self, namespace: &str) -> Hold {
         match self.by_namespace.get(namespace) {
-            Some(ceiling) => ceiling.is_some(),
-            None => self.listed,
+            Some(Some(_)) => Hold::Ceiling,
+            Some(None) => Hold::Free,
+            None if self.listing == Listing::Forbidden => Hold::Free,
+            None => Hold::Unknown,
         }
     }
 
@@ -157,8 +188,11 @@ mod tests {
     #[test]
     fn a_pod_without_rules_is_left_to_network_policies() {
         assert_eq!(rules(json!({"other": "x"})), None);
-        assert!(!ceilings(None).apply_to("ns"));
-        assert!(!Ceilings::default().apply_to("ns"), "namespaces that a node may not list");
+        assert_eq!(ceilings(None).hold("ns"), Hold::Free);
+        let mut not_listable = Ceilings::default();
+        assert!(not_listable.set_forbidden());
+        assert!(!not_listable.set_forbidden(), "once");
+        assert_eq!(not_listable.hold("ns"), Hold::Free, "namespaces that a node may not list");
     }
 
     #[test]
@@ -175,14 +209,17 @@ mod tests {
     #[test]
     fn a_ceiling_holds_pods_without_rules_and_an_unknown_namespace_is_closed() {
         let known = ceilings(Some("*"));
-        assert!(known.apply_to("ns"));
+        assert_eq!(known.hold("ns"), Hold::Ceiling);
         assert!(!allows(&known.policy("ns", None).unwrap(), "a.com"), "a ceiling allows nothing by itself");
         let own = rules(json!({annotations::EGRESS: "*"}));
         assert!(allows(&known.policy("ns", own.as_ref()).unwrap(), "a.com"));
         assert!(!allows(&known.policy("later", own.as_ref()).unwrap(), "a.com"), "not known yet");
+        assert_eq!(known.hold("later"), Hold::Unknown, "before the first list has ended");
         let mut listed = known;
         listed.set_listed();
-        assert!(listed.apply_to("later"));
+        assert_eq!(listed.hold("later"), Hold::Unknown);
+        assert!(!listed.set_forbidden(), "a right that was taken away");
+        assert_eq!((listed.hold("ns"), listed.hold("later")), (Hold::Ceiling, Hold::Unknown));
     }
 
     #[test]

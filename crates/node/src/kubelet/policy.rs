@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::kubelet::egress::{Ceilings, EgressRules};
+use crate::kubelet::egress::{Ceilings, EgressRules, Hold};
 use crate::runtime::{Allow, IpBlock, PodRules, PortRange, Protocol};
 
 mod selector;
@@ -112,8 +112,9 @@ impl PolicyInputs {
         if selected && !egress_ruled {
             rules.egress.push(Allow { peers: self.any_address(), ports: Vec::new() });
         }
-        if pod.egress.is_some() || self.ceilings.apply_to(&pod.namespace) {
-            rules.by_domain = true;
+        let hold = self.ceilings.hold(&pod.namespace);
+        rules.by_domain = pod.egress.is_some() || hold == Hold::Ceiling;
+        if rules.by_domain || hold == Hold::Unknown {
             // The domain rules say which part of the world the Pod reaches; what names a part of it stays.
             for allow in &mut rules.egress {
                 allow.peers.retain(|block| block.prefix >= SMALLEST_PART);

@@ -80,15 +80,7 @@ impl Manager {
 
     /// Logs an interrupted watch, which is restarted by itself; a forbidden one is logged as a warning once.
     pub(super) fn watch_interrupted(&mut self, what: &'static str, error: &watcher::Error) {
-        let (watcher::Error::InitialListFailed(source)
-        | watcher::Error::WatchStartFailed(source)
-        | watcher::Error::WatchFailed(source)) = error
-        else {
-            debug!(%error, what, "A watch was interrupted");
-            return;
-        };
-        let forbidden = matches!(source, kube::Error::Api(status) if status.code == 403);
-        if forbidden && self.forbidden.insert(what) {
+        if is_forbidden(error) && self.forbidden.insert(what) {
             warn!(
                 what,
                 "This node is not allowed to list these: flows that depend on them stay closed and their names unknown"
@@ -135,7 +127,12 @@ impl Manager {
             }
             Ok(watcher::Event::Init) => {}
             Ok(watcher::Event::InitDone) => self.policy_inputs.ceilings.set_listed(),
-            Err(error) => self.watch_interrupted("namespaces", &error),
+            Err(error) => {
+                self.watch_interrupted("namespaces", &error);
+                if is_forbidden(&error) && self.policy_inputs.ceilings.set_forbidden() {
+                    self.refresh_rules().await;
+                }
+            }
         }
     }
 
@@ -211,5 +208,15 @@ impl Manager {
             self.rules.insert(key.to_owned(), rules.clone());
             let _ = handle.inbox.send(Message::Rules(rules)).await;
         }
+    }
+}
+
+/// Whether a watch failed because this node lacks the right.
+fn is_forbidden(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(source)
+        | watcher::Error::WatchStartFailed(source)
+        | watcher::Error::WatchFailed(source) => matches!(source, kube::Error::Api(status) if status.code == 403),
+        _ => false,
     }
 }

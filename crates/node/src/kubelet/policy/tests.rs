@@ -10,6 +10,7 @@ fn inputs(policies: &[Value]) -> PolicyInputs {
         inputs.policies.insert(format!("p{number}"), serde_json::from_value(object).unwrap());
     }
     inputs.namespaces.insert("ns".into(), Labels::new());
+    inputs.ceilings.put("ns", &Default::default());
     inputs.namespaces.insert("other".into(), Labels::from([("team".into(), "red".into())]));
     for (uid, namespace, label, ip) in
         [("1", "ns", "me", "10.80.0.1"), ("2", "ns", "db", "10.80.0.2"), ("3", "other", "db", "10.80.0.3")]
@@ -188,4 +189,19 @@ fn rules_by_domain_replace_a_permission_for_the_world_and_leave_what_names_a_par
     let ceiling = json!({"metadata": {"annotations": {agent_sandbox_api::keys::annotations::EGRESS_CEILING: "*"}}});
     inputs.ceilings.put("ns", &serde_json::from_value(ceiling).unwrap());
     assert_eq!(inputs.rules(&inputs.pods["1"]), by_domain);
+}
+
+#[test]
+fn a_namespace_that_is_not_listed_yet_gives_no_permission_for_the_world() {
+    let policy = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
+        {"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}, {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}]});
+    let mut inputs = inputs(&[policy]);
+    let both = ["0.0.0.0/0-10.80.0.0/16 []", "192.0.2.0/24-10.80.0.0/16 []"];
+    assert_eq!(shown(&inputs.rules(&inputs.pods["1"]).egress), both);
+    inputs.ceilings = Ceilings::default();
+    let unknown = inputs.rules(&inputs.pods["1"]);
+    assert_eq!(shown(&unknown.egress), both[1..]);
+    assert!(!unknown.by_domain, "a node that cannot enforce rules by domain does not refuse the Pod");
+    assert!(inputs.ceilings.set_forbidden());
+    assert_eq!(shown(&inputs.rules(&inputs.pods["1"]).egress), both);
 }
