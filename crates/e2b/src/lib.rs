@@ -7,6 +7,7 @@
 //! `lifecycle`, `network`, `snapshots`, `templates`, `observe`. `record` reads a sandbox from the cluster and shows it as clients
 //! expect it.
 
+mod block;
 mod create;
 mod error;
 /// Entry points for `make fuzz`, and for the test that repeats its corpora.

@@ -9,10 +9,11 @@ use kube::api::{Patch, PatchParams};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::block::Block;
 use crate::error::Error;
 use crate::server::Call;
 
-/// Addresses that are not the Internet: never reached unless a client allows them by address.
+/// Addresses that are not the Internet: never reached unless a client allows one of these blocks, or a part of it.
 const PRIVATE_V4: [&str; 4] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"];
 const PRIVATE_V6: [&str; 2] = ["fc00::/7", "fe80::/10"];
 const ALL_V4: &str = "0.0.0.0/0";
@@ -46,12 +47,12 @@ impl Network {
             return Err(Error::Unsupported(format!("network.{name} is not supported")));
         }
         for entry in self.allow_out.iter().flatten() {
-            if block(entry).is_none() {
+            if entry.parse::<Block>().is_err() {
                 let why = format!("network.allowOut: {entry:?} is not an address; rules by name are not supported yet");
                 return Err(Error::Unsupported(why));
             }
         }
-        match self.deny_out.iter().flatten().find(|entry| block(entry).is_none()) {
+        match self.deny_out.iter().flatten().find(|entry| entry.parse::<Block>().is_err()) {
             Some(entry) => Err(Error::Invalid(format!("network.denyOut: {entry:?} is not an address"))),
             None => Ok(()),
         }
@@ -76,42 +77,40 @@ impl Network {
 
     /// What the sandbox may reach. What is allowed by address is never denied.
     fn egress(&self) -> Value {
-        let (mut to, mut except_v4, mut except_v6) =
-            (Vec::new(), PRIVATE_V4.map(str::to_owned).to_vec(), PRIVATE_V6.map(str::to_owned).to_vec());
-        let mut internet = self.allow_internet_access.unwrap_or(true);
-        for denied in self.deny_out.iter().flatten().filter_map(|entry| block(entry)) {
-            match denied.as_str() {
-                ALL_V4 | ALL_V6 => internet = false,
-                _ if denied.contains(':') => except_v6.push(denied),
-                _ => except_v4.push(denied),
+        let denied: Vec<Block> = blocks(&self.deny_out).collect();
+        let mut to: Vec<Value> =
+            blocks(&self.allow_out).map(|allowed| peer(&allowed.to_string(), private_parts(&allowed))).collect();
+        if self.allow_internet_access.unwrap_or(true) && !denied.iter().any(Block::is_everything) {
+            let (v4, v6): (Vec<Block>, Vec<Block>) = denied.into_iter().partition(Block::is_v4);
+            for (all, private, denied) in [(ALL_V4, &PRIVATE_V4[..], v4), (ALL_V6, &PRIVATE_V6[..], v6)] {
+                let private = private.iter().map(|text| (*text).to_owned());
+                to.push(peer(all, private.chain(denied.iter().map(Block::to_string)).collect()));
             }
-        }
-        to.extend(
-            self.allow_out
-                .iter()
-                .flatten()
-                .filter_map(|entry| block(entry))
-                .map(|cidr| json!({ "ipBlock": { "cidr": cidr } })),
-        );
-        if internet {
-            to.push(json!({ "ipBlock": { "cidr": ALL_V4, "except": except_v4 } }));
-            to.push(json!({ "ipBlock": { "cidr": ALL_V6, "except": except_v6 } }));
         }
         // An empty list of peers would allow everything.
         if to.is_empty() { json!([]) } else { json!([{ "to": to }]) }
     }
 }
 
-/// An address or a block of addresses as a block.
-fn block(entry: &str) -> Option<String> {
-    let (address, length) = match entry.split_once('/') {
-        Some((address, length)) => (address, Some(length.parse::<u8>().ok()?)),
-        None => (entry, None),
-    };
-    let address: std::net::IpAddr = address.parse().ok()?;
-    let most = if address.is_ipv4() { 32 } else { 128 };
-    let length = length.unwrap_or(most);
-    (length <= most).then(|| format!("{address}/{length}"))
+fn blocks(entries: &Option<Vec<String>>) -> impl Iterator<Item = Block> {
+    entries.iter().flatten().filter_map(|entry| entry.parse().ok())
+}
+
+/// The private blocks that an allowed one contains without naming them: it is larger.
+fn private_parts(allowed: &Block) -> Vec<String> {
+    let private = PRIVATE_V4.iter().chain(&PRIVATE_V6).filter_map(|text| text.parse::<Block>().ok());
+    private
+        .filter(|private| allowed.contains(private) && allowed != private)
+        .map(|private| private.to_string())
+        .collect()
+}
+
+/// A peer of a NetworkPolicy.
+fn peer(cidr: &str, except: Vec<String>) -> Value {
+    match except.is_empty() {
+        true => json!({ "ipBlock": { "cidr": cidr } }),
+        false => json!({ "ipBlock": { "cidr": cidr, "except": except } }),
+    }
 }
 
 impl Call<'_> {
@@ -187,6 +186,22 @@ mod tests {
         assert_eq!(one.egress(), json!([{ "to": [{ "ipBlock": { "cidr": "1.1.1.1/32" } }] }]));
         let some = network(json!({"denyOut": ["8.8.8.0/24"]})).egress();
         assert_eq!(some[0]["to"][0]["ipBlock"]["except"][4], "8.8.8.0/24");
+    }
+
+    /// E-032, E-043
+    #[test]
+    fn private_addresses_are_open_only_where_a_block_names_them() {
+        let only = |allowed: &str| {
+            let found = network(json!({ "allowOut": [allowed], "denyOut": [ALL_V4] })).egress();
+            found[0]["to"][0]["ipBlock"].clone()
+        };
+        assert_eq!(only("0.0.0.0/0"), json!({ "cidr": ALL_V4, "except": PRIVATE_V4 }));
+        assert_eq!(only("9.9.9.9/0"), only("0.0.0.0/0"), "however it is written");
+        assert_eq!(only("::/0"), json!({ "cidr": ALL_V6, "except": PRIVATE_V6 }));
+        assert_eq!(only("192.0.0.0/8"), json!({ "cidr": "192.0.0.0/8", "except": ["192.168.0.0/16"] }));
+        for named in ["10.0.0.0/8", "192.168.1.0/24", "172.16.0.1/32"] {
+            assert_eq!(only(named), json!({ "cidr": named }), "{named}");
+        }
     }
 
     /// E-126
