@@ -1,4 +1,5 @@
-//! The cluster that a command talks to: the one that flags or the environment name, else the running local engine.
+//! The cluster that a command talks to: the one that flags or the environment name, else the local engine. A kubeconfig
+//! that names the local engine counts as that engine, also while it does not run.
 
 use crate::args::GlobalArgs;
 use agent_sandbox_client::{ClientError, LocalEngine, connect};
@@ -74,11 +75,21 @@ impl ClusterClient {
     /// Chooses the cluster and creates a client for it. Sends no request.
     pub(crate) async fn open(global: &GlobalArgs) -> Result<Self, ClusterError> {
         let source = choose(global, |name| std::env::var_os(name));
+        let data = DataDir::locate(global.data_dir.as_deref());
+        let is_local = match (&source, &data) {
+            (Source::Local, _) => true,
+            (Source::File { path, context, .. }, Ok(data)) => {
+                LocalEngine::is_named_by(Some(data.path()), std::slice::from_ref(path), context.as_deref())
+            }
+            (Source::File { .. }, Err(_)) => false,
+        };
+        let running = data.as_ref().ok().and_then(DataDir::running);
         let (path, context, named_by) = match source {
+            Source::File { .. } if is_local && running.is_none() => return Err(ClusterError::Nothing),
             Source::File { path, context, named_by } => (path, context, Some(named_by)),
             Source::Local => {
-                let data = DataDir::locate(global.data_dir.as_deref()).map_err(ClusterError::DataDir)?;
-                data.running().ok_or(ClusterError::Nothing)?;
+                let data = data.map_err(ClusterError::DataDir)?;
+                running.as_ref().ok_or(ClusterError::Nothing)?;
                 (data.kubeconfig(), None, None)
             }
         };
@@ -87,10 +98,9 @@ impl ClusterClient {
             Some(named_by) => format!("chosen by {named_by}: {}", path.display()),
             None => "the engine on this machine".to_owned(),
         };
-        // A kubeconfig that names the engine on this machine counts as local.
-        let running = DataDir::locate(global.data_dir.as_deref()).ok().and_then(|data| data.running());
-        let same = running.is_some_and(|running| config.cluster_url.to_string().trim_end_matches('/') == running.api);
-        let remote_name = (named_by.is_some() && !same).then(|| format!("{name} ({})", config.cluster_url));
+        let api = config.cluster_url.to_string();
+        let same = is_local || running.is_some_and(|running| api.trim_end_matches('/') == running.api);
+        let remote_name = (!same).then(|| format!("{name} ({})", config.cluster_url));
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = connect(config.clone(), &chosen_by)
             .map_err(|source| ClusterError::Client { name, source: Box::new(source) })?;

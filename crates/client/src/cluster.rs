@@ -13,6 +13,8 @@ use tower::{BoxError, util::MapErrLayer};
 const TARGET: &str = "AGENT_SANDBOX_TARGET";
 /// What chose `~/.kube/config`.
 const DEFAULT: &str = "default";
+/// What messages call the local engine.
+const LOCAL: &str = "the engine on this machine";
 
 /// How a cluster is selected. The default uses the environment.
 #[derive(Clone, Debug, Default)]
@@ -100,7 +102,11 @@ async fn from_environment(options: &ClusterOptions) -> Result<Cluster, ClientErr
         let config = kube::Config::incluster().map_err(|error| configuration(&error))?;
         return from_config(config, "the cluster that this process runs in", None);
     }
-    if variable("KUBECONFIG").is_some() {
+    if let Some(files) = variable("KUBECONFIG") {
+        let files: Vec<PathBuf> = std::env::split_paths(&files).filter(|path| !path.as_os_str().is_empty()).collect();
+        if LocalEngine::is_named_by(None, &files, options.context.as_deref()) {
+            return named_engine(options).await;
+        }
         let merged = Kubeconfig::from_env().map_err(|error| configuration(&error))?;
         if let Some(merged) = merged {
             return from_kubeconfig(merged, options.context.clone(), "chosen by KUBECONFIG", None).await;
@@ -123,18 +129,31 @@ async fn from_environment(options: &ClusterOptions) -> Result<Cluster, ClientErr
 }
 
 async fn local(options: &ClusterOptions) -> Result<Cluster, ClientError> {
+    of_engine(find_or_start(options).await?).await
+}
+
+/// The local engine that runs, or that is started if the options say so.
+async fn find_or_start(options: &ClusterOptions) -> Result<LocalEngine, ClientError> {
     let folder = options.data_dir.as_deref();
-    let engine = if options.start_local {
-        LocalEngine::find_or_start(folder).await?
-    } else {
-        let none = || ClientError::NoCluster { tried: "no engine runs on this machine".to_owned() };
-        LocalEngine::find(folder).ok_or_else(none)?
-    };
-    of_engine(engine).await
+    if options.start_local {
+        return LocalEngine::find_or_start(folder).await;
+    }
+    let none = || ClientError::NoCluster { tried: "no engine runs on this machine".to_owned() };
+    LocalEngine::find(folder).ok_or_else(none)
+}
+
+/// The local engine that KUBECONFIG names, with the credentials and the namespace from there.
+async fn named_engine(options: &ClusterOptions) -> Result<Cluster, ClientError> {
+    let engine = find_or_start(options).await?;
+    // Read now: the engine may have written another address into it.
+    match Kubeconfig::from_env().map_err(|error| configuration(&error))? {
+        Some(merged) => from_kubeconfig(merged, options.context.clone(), LOCAL, Some(engine)).await,
+        None => of_engine(engine).await,
+    }
 }
 
 async fn of_engine(engine: LocalEngine) -> Result<Cluster, ClientError> {
-    from_file(&engine.kubeconfig(), None, "the engine on this machine", Some(engine)).await
+    from_file(&engine.kubeconfig(), None, LOCAL, Some(engine)).await
 }
 
 async fn from_file(

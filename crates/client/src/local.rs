@@ -1,6 +1,7 @@
 //! The local engine: finds a running `agent-sandbox up`, and starts one on request.
 
 use crate::ClientError;
+use kube::config::Kubeconfig;
 use serde::Deserialize;
 use std::{
     ffi::OsStr,
@@ -94,8 +95,48 @@ impl LocalEngine {
 
     /// Path of the kubeconfig for its API.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.folder.join("kubeconfig")
+        kubeconfig_in(&self.folder)
     }
+
+    /// Whether merged kubeconfig files name the engine of `folder`, or of the user's default data folder, whether it
+    /// runs or not: the only file is the engine's own, which need not exist yet, or the cluster of the context (`None`:
+    /// the current one) has the engine's certificate authority.
+    pub fn is_named_by(folder: Option<&Path>, files: &[PathBuf], context: Option<&str>) -> bool {
+        let Some(folder) = folder.map(Path::to_path_buf).or_else(default_data_dir) else { return false };
+        let own = kubeconfig_in(&folder);
+        if let ([file], None) = (files, context)
+            && resolved(file) == resolved(&own)
+        {
+            return true;
+        }
+        let Ok(own) = Kubeconfig::read_from(own) else { return false };
+        let mut merged = Kubeconfig::default();
+        for file in files {
+            match Kubeconfig::read_from(file).and_then(|next| merged.merge(next)) {
+                Ok(more) => merged = more,
+                Err(_) => return false,
+            }
+        }
+        authority(&own, None).is_some_and(|own| authority(&merged, context) == Some(own))
+    }
+}
+
+/// The engine's kubeconfig in its data folder.
+fn kubeconfig_in(folder: &Path) -> PathBuf {
+    folder.join("kubeconfig")
+}
+
+/// The path without links, or as it is where there is no such file.
+fn resolved(path: &Path) -> PathBuf {
+    path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The certificate authority of the cluster of a context, or of the current one.
+fn authority<'a>(file: &'a Kubeconfig, context: Option<&str>) -> Option<&'a str> {
+    let name = context.or(file.current_context.as_deref())?;
+    let context = file.contexts.iter().find(|entry| entry.name == name)?.context.as_ref()?;
+    let cluster = file.clusters.iter().find(|entry| entry.name == context.cluster)?.cluster.as_ref()?;
+    cluster.certificate_authority_data.as_deref()
 }
 
 /// Locks the data folder against other processes that start an engine on it, and waits for one that is ending.
@@ -167,5 +208,44 @@ mod tests {
         assert_eq!(found.kubeconfig(), folder.path().join("kubeconfig"));
         announce(folder.path(), ticks + 1);
         assert_eq!(LocalEngine::find(Some(folder.path())), None, "the pid was reused by another process");
+    }
+
+    /// A kubeconfig with one context for each name, whose cluster has a certificate authority.
+    fn kubeconfig_of(current: &str, clusters: &[(&str, &str)]) -> String {
+        let entries = |kind: &str, body: &dyn Fn(&str, &str) -> String| {
+            let lines = clusters.iter().map(|(name, ca)| format!("- name: {name}\n  {kind}: {}\n", body(name, ca)));
+            format!("{kind}s:\n{}", lines.collect::<String>())
+        };
+        let cluster =
+            entries("cluster", &|_, ca| format!("{{server: \"https://a\", certificate-authority-data: {ca}}}"));
+        let context = entries("context", &|name, _| format!("{{cluster: {name}, user: u}}"));
+        format!("apiVersion: v1\nkind: Config\ncurrent-context: {current}\n{cluster}{context}users: []\n")
+    }
+
+    #[test]
+    fn a_kubeconfig_of_the_engine_is_known_although_the_engine_does_not_run() {
+        let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let own = folder.path().join("kubeconfig");
+        let named = |file: &Path, context| LocalEngine::is_named_by(Some(folder.path()), &[file.to_owned()], context);
+        assert!(named(&own, None), "no engine has written it yet");
+        let write = |name: &str, text: String| {
+            let path = elsewhere.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let foreign = write("foreign", kubeconfig_of("prod", &[("prod", "AAAA")]));
+        assert!(!named(&foreign, None));
+        std::fs::write(&own, kubeconfig_of("agent-sandbox", &[("agent-sandbox", "BBBB")])).unwrap();
+        std::os::unix::fs::symlink(&own, elsewhere.path().join("link")).unwrap();
+        assert!(named(&own, None) && named(&elsewhere.path().join("link"), None));
+        assert!(!named(&foreign, None));
+        let both = [("prod", "AAAA"), ("agent-sandbox", "BBBB")];
+        let (ours, theirs) =
+            (write("ours", kubeconfig_of("agent-sandbox", &both)), write("theirs", kubeconfig_of("prod", &both)));
+        assert!(named(&ours, None) && !named(&ours, Some("prod")));
+        assert!(!named(&theirs, None) && named(&theirs, Some("agent-sandbox")));
+        assert!(!named(&write("other", kubeconfig_of("agent-sandbox", &[("agent-sandbox", "CCCC")])), None));
+        assert!(LocalEngine::is_named_by(Some(folder.path()), &[own.clone(), foreign.clone()], None));
+        assert!(!LocalEngine::is_named_by(Some(folder.path()), &[foreign, own], None), "the first file decides");
     }
 }

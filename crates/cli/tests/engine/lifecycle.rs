@@ -110,6 +110,11 @@ fn a_kubeconfig_of_the_local_engine_counts_as_local() {
     let output = engine.command(&["create", "box"]).env("KUBECONFIG", path.trim()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "no cluster is announced");
+    engine.ok(&["down"]);
+    let output = engine.command(&["create", "next"]).env("KUBECONFIG", path.trim()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("note: started the engine on this machine") && !said.contains("target:"), "{said}");
 }
 
 #[test]
