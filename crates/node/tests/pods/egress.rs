@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use agent_sandbox_api::keys::annotations;
 use agent_sandbox_node::runtime::{ExecRequest, PodRuntime};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::{Api, Patch, PatchParams};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
@@ -417,6 +418,47 @@ async fn sandboxes_are_apart_rules_change_live_and_without_an_engine_nothing_ope
         ("path", "/"),
         ("rule", "b.example")
     ]));
+    fixture.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_end_connections_that_a_network_policy_had_opened() {
+    if !is_root() {
+        return;
+    }
+    let internet = Internet::open(192).await;
+    let (web, other) = (internet.address(10), internet.address(11));
+    let fixture = internet.fixture().await;
+    pod(&fixture, "box", json!({})).await;
+    let policies: Api<NetworkPolicy> = Api::namespaced(fixture.client.clone(), "default");
+    let blocks = ["0.0.0.0/0".to_owned(), format!("{other}/32")];
+    let egress: Vec<Value> = blocks.iter().map(|cidr| json!({"to": [{"ipBlock": {"cidr": cidr}}]})).collect();
+    let spec = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": egress});
+    let policy = serde_json::from_value(json!({"metadata": {"name": "world"}, "spec": spec})).unwrap();
+    policies.create(&PostParams::default(), &policy).await.unwrap();
+    until(&fixture, "box", &format!("print(connect('{web}', 2222))"), "open").await;
+    // One connection to a proxied port, one to another port, and one to an address that the policy names.
+    let connected = format!(
+        "import http.client, time
+def ask(c):
+    c.request('GET', '/'); answer = c.getresponse(); answer.read(); return answer.status
+web, other = [http.client.HTTPConnection(a, 80, timeout=20) for a in ('{web}', '{other}')]
+echo = socket.create_connection(('{web}', 2222), 20)
+ask(web), ask(other); web.auto_open = other.auto_open = 0
+open('/tmp/connected', 'w').close()
+try:
+    while True: ask(web); time.sleep(0.01)
+except OSError as e: print(errno.errorcode.get(e.errno, e))
+echo.sendall(b'x'); print(echo.recv(1).decode(), ask(other))"
+    );
+    let talking = python(&fixture, "box", &connected);
+    let change = async {
+        until(&fixture, "box", "import os; print(os.path.exists('/tmp/connected'))", "True").await;
+        let namespaces: Api<Namespace> = Api::all(fixture.client.clone());
+        annotate(&namespaces, "default", annotations::EGRESS_CEILING, "a.example").await;
+    };
+    let (ended, ()) = tokio::join!(tokio::time::timeout(LIMIT, talking), change);
+    assert_eq!(ended.expect("the connection ends"), "ECONNRESET\nx 200");
     fixture.close().await;
 }
 

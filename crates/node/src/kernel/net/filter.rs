@@ -42,6 +42,8 @@ pub(super) enum Match {
     FromSet(String),
     ToSet(String),
     Established,
+    /// Sent in the direction in which its connection was opened.
+    Original,
     /// A TCP segment that accepts a connection.
     TcpAccept,
     /// A TCP segment that does not open a connection.
@@ -70,6 +72,8 @@ pub(super) enum Verdict {
     Drop,
     /// Drops the packet and tells the sender at once (ICMP administratively prohibited).
     Reject,
+    /// Drops a TCP segment and ends the sender's connection.
+    Reset,
     /// Allowed by this chain; the calling chain continues.
     Return,
     Jump(String),
@@ -123,11 +127,16 @@ pub(super) fn divert_rules(own: Ipv4Addr, gateway: Ipv4Addr, rules: &PodRules) -
     let spoofed = Match::Source { address: own, prefix: 32, inverted: true };
     let mut list = vec![rule(vec![spoofed], Verdict::Drop)];
     list.extend(rules.egress.iter().flat_map(|allow| allow_rules(allow, false)));
-    list.extend(DIVERTED_PORTS.map(|port| {
-        let matches = vec![Match::Protocol(libc::IPPROTO_TCP as u8), Match::Ports { first: port, last: port }];
-        rule(matches, Verdict::Divert { address: gateway, port: PROXY_PORT })
-    }));
+    list.extend(to_diverted_ports(Verdict::Divert { address: gateway, port: PROXY_PORT }));
     list
+}
+
+/// TCP to the proxied ports.
+fn to_diverted_ports(verdict: Verdict) -> impl Iterator<Item = FilterRule> {
+    DIVERTED_PORTS.into_iter().map(move |port| {
+        let matches = vec![Match::Protocol(libc::IPPROTO_TCP as u8), Match::Ports { first: port, last: port }];
+        rule(matches, verdict.clone())
+    })
 }
 
 pub(super) fn rule(matches: Vec<Match>, verdict: Verdict) -> FilterRule {
@@ -200,9 +209,26 @@ pub(super) fn forward_rules(veth_prefix: &str, strict: bool) -> Vec<FilterRule> 
     list
 }
 
-pub(super) fn from_pods_rules(tracked: bool) -> Vec<FilterRule> {
-    pod_chain_rules(tracked, Verdict::LookUpSource("from".to_owned()))
+/// With `by_domain`, Pods with rules by domain keep no connection to a proxied port that their policies do not allow
+/// directly: it was opened before the Pod had these rules.
+pub(super) fn from_pods_rules(tracked: bool, by_domain: bool) -> Vec<FilterRule> {
+    let own_rules = || Verdict::LookUpSource("from".to_owned());
+    let mut list = pod_chain_rules(tracked, own_rules());
+    if by_domain {
+        let checked = [libc::IPPROTO_TCP, libc::IPPROTO_UDP].into_iter().flat_map(|protocol| {
+            DIVERTED_PORTS.map(|port| {
+                let pairs = Match::FromPairSet { set: BY_DOMAIN_PAIRS.to_owned(), inverted: false };
+                let to_port = Match::Ports { first: port, last: port };
+                rule(vec![Match::Protocol(protocol as u8), to_port, Match::Original, pairs], own_rules())
+            })
+        });
+        list.splice(ESTABLISHED_POSITION..ESTABLISHED_POSITION, checked);
+    }
+    list
 }
+
+/// Position in the chains of Pods of the rule about established connections: after those about other protocols.
+const ESTABLISHED_POSITION: usize = 1;
 
 pub(super) fn to_pods_rules(tracked: bool) -> Vec<FilterRule> {
     pod_chain_rules(tracked, Verdict::LookUpTarget("to".to_owned()))
@@ -232,6 +258,8 @@ pub(super) fn egress_rules(own: Ipv4Addr, rules: &PodRules) -> Vec<FilterRule> {
     if rules.by_domain {
         let open = vec![Match::Protocol(libc::IPPROTO_TCP as u8), Match::ToOpenSet(OPEN.to_owned())];
         list.push(rule(open, Verdict::Return));
+        // New connections to these ports are diverted: this one was opened before the Pod had these rules.
+        list.extend(to_diverted_ports(Verdict::Reset));
         // Programs learn at once that they must not, instead of waiting; with QUIC they turn to TCP.
         list.push(rule(Vec::new(), Verdict::Reject));
         return list;
@@ -344,12 +372,28 @@ mod tests {
         assert!(matches!(diverted[0].matches[..], [Match::Source { inverted: true, .. }]), "a spoofed address first");
         let egress = egress_rules(own, &rules);
         let verdicts: Vec<&Verdict> = egress.iter().map(|rule| &rule.verdict).collect();
-        assert_eq!(verdicts, [&Verdict::Drop, &Verdict::Return, &Verdict::Return, &Verdict::Reject]);
+        let reset = &Verdict::Reset;
+        assert_eq!(verdicts, [&Verdict::Drop, &Verdict::Return, &Verdict::Return, reset, reset, &Verdict::Reject]);
         assert!(egress[2].matches.contains(&Match::ToOpenSet(OPEN.to_owned())));
         let input = by_domain_input_rules(gateway);
         let foreign = Match::FromPairSet { set: BY_DOMAIN_PAIRS.to_owned(), inverted: true };
         assert_eq!(input[0], rule(vec![Match::FromAddressSet(BY_DOMAIN.to_owned()), foreign], Verdict::Drop));
         assert!(matches!(input[1].matches[0], Match::FromPairSet { inverted: false, .. }), "only Pods with rules");
+    }
+
+    #[test]
+    fn established_connections_to_proxied_ports_follow_the_rules_of_a_pod_with_rules_by_domain() {
+        let plain = from_pods_rules(true, false);
+        assert_eq!(plain[1], rule(vec![Match::Established], Verdict::Accept));
+        let rules = from_pods_rules(true, true);
+        let (checked, rest) = rules[1..].split_at(4);
+        assert_eq!((&rules[..1], rest), plain.split_at(1));
+        for rule in checked {
+            assert_eq!(rule.verdict, Verdict::LookUpSource("from".to_owned()));
+            assert!(rule.matches.contains(&Match::Original), "answers of a server in the Pod stay");
+            let pairs = Match::FromPairSet { set: BY_DOMAIN_PAIRS.to_owned(), inverted: false };
+            assert!(rule.matches.contains(&pairs), "other Pods keep theirs");
+        }
     }
 
     #[test]
@@ -377,7 +421,12 @@ mod tests {
         let rules = input_rules("asb1234", gateway, false);
         assert_eq!(rules[0], rule(vec![Match::NotFromInterfaces("asb1234".to_owned())], Verdict::Accept));
         assert_eq!(rules.last(), Some(&rule(Vec::new(), Verdict::Drop)));
-        let all = rules.iter().chain(&from_pods_rules(false)).chain(&to_pods_rules(false)).cloned().collect::<Vec<_>>();
+        let all = rules
+            .iter()
+            .chain(&from_pods_rules(false, false))
+            .chain(&to_pods_rules(false))
+            .cloned()
+            .collect::<Vec<_>>();
         assert!(all.iter().all(|rule| !rule.matches.contains(&Match::Established)), "{all:?}");
         assert!(input_rules("asb1234", gateway, true).iter().any(|rule| rule.matches == [Match::Established]));
     }

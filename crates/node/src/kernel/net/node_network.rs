@@ -112,6 +112,7 @@ impl NodeNetwork {
     /// The rules that all Pods share.
     fn fill_chains(&self, batch: &mut Batch, tracked: bool) {
         const POST_ROUTING: u32 = 4;
+        let by_domain = self.by_domain.load(Ordering::Relaxed);
         let not_forwarded = self.not_forwarded.lock();
         if let Some(interfaces) = not_forwarded.as_deref() {
             batch.add_interface_set(filter::NOT_FORWARDED, interfaces);
@@ -120,7 +121,7 @@ impl NodeNetwork {
             ("input", filter::input_rules(&self.veth_prefix, self.network.gateway(), tracked)),
             ("forward", filter::forward_rules(&self.veth_prefix, not_forwarded.is_some())),
             ("output", filter::output_rules(&self.veth_prefix, self.group.as_ref().ok().copied())),
-            (filter::FROM_PODS, filter::from_pods_rules(tracked)),
+            (filter::FROM_PODS, filter::from_pods_rules(tracked, by_domain)),
             (filter::TO_PODS, filter::to_pods_rules(tracked)),
         ];
         if tracked {
@@ -128,7 +129,7 @@ impl NodeNetwork {
             let masquerade = filter::masquerade_rules(&self.veth_prefix, self.network.base, self.network.prefix);
             chains.push(("postrouting", masquerade));
         }
-        if self.by_domain.load(Ordering::Relaxed) {
+        if by_domain {
             const PRE_ROUTING: u32 = 0;
             for set in BY_DOMAIN_SETS {
                 batch.add_set(set);

@@ -28,6 +28,14 @@ fn load_meta(list: &mut NetlinkMessage, key: u32) {
     });
 }
 
+/// Loads a property of the connection to which the packet belongs.
+fn load_connection(list: &mut NetlinkMessage, key: u32) {
+    expression(list, "ct", |data| {
+        be(data, 1, REGISTER);
+        be(data, 2, key);
+    });
+}
+
 fn load_payload(list: &mut NetlinkMessage, base: u32, offset: u32, length: u32) {
     expression(list, "payload", |data| {
         be(data, 1, REGISTER);
@@ -187,11 +195,14 @@ pub(super) fn emit_match(list: &mut NetlinkMessage, condition: &Match) {
             load_meta(list, META_FAMILY);
             compare(list, NOT_EQUAL, &[libc::NFPROTO_IPV4 as u8]);
         }
+        Match::Original => {
+            const DIRECTION: u32 = 1;
+            load_connection(list, DIRECTION);
+            compare(list, EQUAL, &[0]);
+        }
         Match::Established => {
-            expression(list, "ct", |data| {
-                be(data, 1, REGISTER);
-                be(data, 2, 0);
-            });
+            const STATE: u32 = 0;
+            load_connection(list, STATE);
             // Established and related; the state is a word in native byte order.
             mask(list, &6u32.to_ne_bytes());
             compare(list, NOT_EQUAL, &0u32.to_ne_bytes());
@@ -256,6 +267,10 @@ pub(super) fn emit_verdict(list: &mut NetlinkMessage, what: &Verdict) {
             be(data, 1, ICMPX_UNREACHABLE);
             data.attribute(2, &[ADMIN_PROHIBITED]);
         }),
+        Verdict::Reset => expression(list, "reject", |data| {
+            const TCP_RESET: u32 = 1;
+            be(data, 1, TCP_RESET);
+        }),
         simple => expression(list, "immediate", |data| {
             be(data, 1, REGISTER_VERDICT);
             data.nested(2, |operand| verdict(operand, 2, simple));
@@ -270,6 +285,7 @@ pub(super) fn verdict(message: &mut NetlinkMessage, kind: u16, what: &Verdict) {
         Verdict::Jump(_) => -3,
         Verdict::Drop
         | Verdict::Reject
+        | Verdict::Reset
         | Verdict::LookUpSource(_)
         | Verdict::LookUpTarget(_)
         | Verdict::Masquerade
