@@ -1,6 +1,7 @@
 //! `up`, `down` and `status`: the engine on this machine.
 
 mod detach;
+mod recovery;
 mod show;
 
 use super::{host_problem::with_host_problem, kubeconfig};
@@ -81,6 +82,8 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
         Ok(Some(path)) => eprintln!("note: context agent-sandbox in {} now has the new address", path.display()),
         Err(error) => eprintln!("warning: {error:#}; renew it with `agent-sandbox kubeconfig --merge`"),
     }
+    // Before the state is published, too: the first command finds the Pods of an earlier engine running.
+    recovery::wait(&engine).await.context("cannot read the Pods of an earlier engine")?;
     let running = data.publish_state(engine.api_url(), engine.router_url())?;
     output::print(&show::ready(&data, &running))?;
     if let Some(address) = engine.metrics_address() {
