@@ -72,6 +72,13 @@ impl ClusterClient {
         Ok(Self { just_started, ..Self::open(global).await? })
     }
 
+    /// Like [`open_or_start`](Self::open_or_start), unless no engine has ever run on the data folder: then there is
+    /// nothing that a command about existing objects could find.
+    pub(crate) async fn open_used(global: &GlobalArgs) -> Result<Self, ClusterError> {
+        let was_used = DataDir::locate(global.data_dir.as_deref()).is_ok_and(|data| data.api().exists());
+        if was_used { Self::open_or_start(global).await } else { Self::open(global).await }
+    }
+
     /// Chooses the cluster and creates a client for it. Sends no request.
     pub(crate) async fn open(global: &GlobalArgs) -> Result<Self, ClusterError> {
         let source = choose(global, |name| std::env::var_os(name));

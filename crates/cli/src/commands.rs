@@ -40,7 +40,6 @@ use crate::{
     args::{Cli, Command, GlobalArgs, TokenArgs, TokenCommand},
     cluster::ClusterClient,
 };
-use agent_sandbox_engine::DataDir;
 use anyhow::Result;
 use std::process::ExitCode;
 
@@ -53,20 +52,16 @@ impl Command {
     }
 }
 
-/// Runs a command with a client for the chosen cluster.
+/// Runs a command about existing objects with a client for the chosen cluster. The local engine is started if it is chosen,
+/// has run before and does not run now.
 async fn on_cluster<T>(global: &GlobalArgs, command: impl AsyncFnOnce(&ClusterClient) -> Result<T>) -> Result<T> {
-    command(&ClusterClient::open(global).await?).await
+    command(&ClusterClient::open_used(global).await?).await
 }
 
-/// Like [`on_cluster`], but starts the local engine if it is chosen and does not run.
+/// Runs a command that creates objects with a client for the chosen cluster. The local engine is started if it is chosen
+/// and does not run.
 async fn on_started<T>(global: &GlobalArgs, command: impl AsyncFnOnce(&ClusterClient) -> Result<T>) -> Result<T> {
     command(&ClusterClient::open_or_start(global).await?).await
-}
-
-/// Like [`on_started`], unless no engine has ever run on the data folder: then there is nothing that could be found.
-async fn on_existing<T>(global: &GlobalArgs, command: impl AsyncFnOnce(&ClusterClient) -> Result<T>) -> Result<T> {
-    let has_data = DataDir::locate(global.data_dir.as_deref()).is_ok_and(|data| data.api().exists());
-    if has_data { on_started(global, command).await } else { on_cluster(global, command).await }
 }
 
 /// Runs the command. Where it runs a program for the user, the exit code is that program's.
@@ -99,8 +94,8 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<ExitCode> {
             on_cluster(&global, async |cluster| snapshots::rollback(cluster, args).await).await?
         }
         Command::Delete(args) => on_cluster(&global, async |cluster| objects::delete(cluster, args).await).await?,
-        Command::Exec(args) => return on_existing(&global, async |cluster| exec::exec(cluster, args).await).await,
-        Command::Shell(args) => return on_existing(&global, async |cluster| exec::shell(cluster, args).await).await,
+        Command::Exec(args) => return on_cluster(&global, async |cluster| exec::exec(cluster, args).await).await,
+        Command::Shell(args) => return on_cluster(&global, async |cluster| exec::shell(cluster, args).await).await,
         Command::Cp(args) => copy::copy(&global, args).await?,
         Command::Logs(args) => return on_cluster(&global, async |cluster| logs::logs(cluster, args).await).await,
         Command::Changes(args) => return changes::changes(&global, args),

@@ -39,7 +39,7 @@ pub(crate) async fn apply(global: &GlobalArgs, args: ApplyArgs) -> Result<()> {
         }
         wanted.push(expanded.object);
     }
-    let cluster = ClusterClient::open(global).await?;
+    let cluster = ClusterClient::open_used(global).await?;
     if !args.dry_run {
         cluster.announce_change();
     }

@@ -59,7 +59,7 @@ pub(crate) async fn copy(global: &GlobalArgs, args: CpArgs) -> Result<()> {
             // A trailing slash means: into this folder.
             let path = if several { format!("{}/", path.trim_end_matches('/')) } else { path };
             check_local(&locations, several)?;
-            let cluster = ClusterClient::open(global).await?;
+            let cluster = ClusterClient::open_used(global).await?;
             cluster.announce_change();
             let pod = running(&cluster, &sandbox).await?;
             let files = Files::new(&cluster.client, &pod);
@@ -75,7 +75,7 @@ pub(crate) async fn copy(global: &GlobalArgs, args: CpArgs) -> Result<()> {
                 let Location::Remote { sandbox, path } = source else {
                     bail!("source or destination must be in a sandbox: write it as NAME:PATH");
                 };
-                let cluster = ClusterClient::open(global).await?;
+                let cluster = ClusterClient::open_used(global).await?;
                 let pod = running(&cluster, sandbox).await?;
                 let files = Files::new(&cluster.client, &pod);
                 match (files.kind(path).await?, &destination) {

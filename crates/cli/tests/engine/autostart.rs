@@ -24,6 +24,7 @@ in_both_modes! {
     commands_start_an_engine_that_ends_when_unused,
     a_connected_client_keeps_the_engine,
     claim_shell_and_mcp_start_the_engine,
+    commands_about_existing_sandboxes_start_the_engine,
 }
 
 /// Longer than an engine without use stays.
@@ -65,13 +66,10 @@ fn commands_start_an_engine_that_ends_when_unused(mode: Mode) {
     ok(&engine, &["delete", "busy"]);
     eventually("the engine ends", || !runs(&engine));
     assert!(engine.log().contains("nobody uses this engine"), "{}", engine.log());
-    // The next command starts it again, waits for the one that ends, and finds the files.
-    let output = command(&engine, &["exec", "a", "cat", "file"]).output().unwrap();
+    // The next command starts it again, waits for the one that ends and for the sandbox, and finds the files.
+    let output = ok(&engine, &["exec", "a", "cat", "file"]);
     assert!(String::from_utf8_lossy(&output.stderr).starts_with("note: started the engine"), "{output:?}");
-    // For a moment the Pod is shown as running although it ended with the engine.
-    eventually("the sandbox runs again, with its files", || {
-        command(&engine, &["exec", "a", "cat", "file"]).output().unwrap().stdout == b"kept\n"
-    });
+    assert_eq!(output.stdout, b"kept\n");
 }
 
 fn a_connected_client_keeps_the_engine(mode: Mode) {
@@ -88,6 +86,39 @@ fn a_connected_client_keeps_the_engine(mode: Mode) {
     eventually("the engine ends", || !runs(&engine));
 }
 
+/// Commands that name a sandbox or list objects start an engine that was used before; those about the engine do not.
+fn commands_about_existing_sandboxes_start_the_engine(mode: Mode) {
+    const NOTE: &str = "note: started the engine on this machine";
+    let Some(engine) = Engine::stopped_as(mode) else { return };
+    let (_, _, said) = engine.fails(&["list"]);
+    assert!(said.contains("no engine runs on this machine"), "nothing could be listed: {said}");
+    ok(&engine, &["create", "box"]);
+    ok(&engine, &["exec", "box", "sh", "-c", "echo kept > file"]);
+    for words in [["status"], ["top"]] {
+        engine.ok(&["down"]);
+        engine.fails(&words);
+        assert!(!runs(&engine), "{words:?} starts no engine");
+    }
+    let commands: [&[&str]; 9] = [
+        &["list"],
+        &["get", "box"],
+        &["logs", "box"],
+        &["history", "box"],
+        &["cp", "box:file", "-"],
+        &["template", "list"],
+        &["suspend", "box"],
+        &["resume", "box"],
+        &["delete", "box"],
+    ];
+    for words in commands {
+        engine.ok(&["down"]);
+        let output = ok(&engine, words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.matches(NOTE).count(), 1, "{words:?}: {output:?}");
+        assert!(words[0] != "cp" || output.stdout == b"kept\n", "{output:?}");
+    }
+}
+
 /// Every command with which a day begins starts the engine, and says so once.
 fn claim_shell_and_mcp_start_the_engine(mode: Mode) {
     const NOTE: &str = "note: started the engine on this machine";
@@ -96,8 +127,8 @@ fn claim_shell_and_mcp_start_the_engine(mode: Mode) {
     let output = command(&engine, &["claim", "python-sandbox-template", "--name", "mine"]).output().unwrap();
     assert!(output.status.success() && said(&output).matches(NOTE).count() == 1, "{output:?}");
     engine.ok(&["down"]);
-    // The claim's sandbox is started again in the background, and the shell waits for no terminal.
-    let output = command(&engine, &["shell", "mine"]).output().unwrap();
+    // The claim's sandbox is started again, and the shell waits for no terminal.
+    let output = ok(&engine, &["shell", "mine"]);
     assert_eq!(said(&output).matches(NOTE).count(), 1, "{output:?}");
     engine.ok(&["down"]);
     let mut mcp = command(&engine, &["mcp"]);
