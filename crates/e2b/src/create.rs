@@ -157,7 +157,7 @@ impl Call<'_> {
         }
         let mut network = new.network.unwrap_or_default();
         network.allow_internet_access = new.allow_internet_access;
-        network.check()?;
+        self.check_network(&network)?;
         let default =
             DEFAULT_TIMEOUT.iter().find(|(known, _)| *known == generation).map_or(300, |(_, seconds)| *seconds);
         let name = self.new_name()?;
@@ -180,6 +180,27 @@ impl Call<'_> {
             metadata: new.metadata.unwrap_or_default(),
             env,
             digest: hex(&Sha256::digest(&self.body)),
+        })
+    }
+
+    /// For a copy of a sandbox: everything as it is, except for the name and the end. What clients may open can have
+    /// changed since the sandbox was created.
+    pub(crate) fn plan_like(&self, record: &Record, end: Timestamp) -> Result<Plan, Error> {
+        let network = record.network().map(serde_json::from_value).transpose();
+        let network = network.map_err(|error| Error::Internal(format!("the stored network is not readable: {error}")));
+        let network = network?.unwrap_or_default();
+        self.check_network(&network)?;
+        let awake_for = end.duration_since(Timestamp::now()).as_secs().max(RESUMED_FOR);
+        Ok(Plan {
+            name: random_name(),
+            template: record.template().to_owned(),
+            end,
+            lifecycle: record.lifecycle(),
+            awake_for: Duration::from_secs(awake_for.unsigned_abs()),
+            network,
+            metadata: record.metadata(),
+            env: BTreeMap::new(),
+            digest: String::new(),
         })
     }
 
@@ -326,24 +347,6 @@ impl Call<'_> {
 }
 
 impl Plan {
-    /// For a copy of a sandbox: everything as it is, except for the name and the end.
-    pub(crate) fn like(record: &Record, end: Timestamp) -> Result<Self, Error> {
-        let network = record.network().map(serde_json::from_value).transpose();
-        let network = network.map_err(|error| Error::Internal(format!("the stored network is not readable: {error}")));
-        let awake_for = end.duration_since(Timestamp::now()).as_secs().max(RESUMED_FOR);
-        Ok(Self {
-            name: random_name(),
-            template: record.template().to_owned(),
-            end,
-            lifecycle: record.lifecycle(),
-            awake_for: Duration::from_secs(awake_for.unsigned_abs()),
-            network: network?.unwrap_or_default(),
-            metadata: record.metadata(),
-            env: BTreeMap::new(),
-            digest: String::new(),
-        })
-    }
-
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

@@ -16,6 +16,18 @@ use crate::server::Call;
 /// Addresses that are not the Internet: never reached unless a client allows one of these blocks, or a part of it.
 const PRIVATE_V4: [&str; 4] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"];
 const PRIVATE_V6: [&str; 2] = ["fc00::/7", "fe80::/10"];
+/// Addresses that no client may open: of the machine itself, and of services that give credentials of the machine to
+/// every program on it.
+const NEVER: [&str; 8] = [
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "100.100.100.200/32",
+    "168.63.129.16/32",
+    "192.0.0.192/32",
+    "::1/128",
+    "fe80::/10",
+    "fd00:ec2::254/128",
+];
 const ALL_V4: &str = "0.0.0.0/0";
 const ALL_V6: &str = "::/0";
 /// Resolvers of sandboxes that reach only the Internet, as for templates with the default policy.
@@ -40,16 +52,29 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Refuses what cannot be enforced.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Refuses what cannot be enforced, and what clients may not open. With a ceiling, an administrator decides what
+    /// sandboxes reach; addresses that a client allows would go past it.
+    fn check(&self, ceiling: bool) -> Result<(), Error> {
         let given = |value: &Value| !value.is_null() && value != &json!([]) && value != &json!({});
         if let Some((name, _)) = self.others.iter().find(|(_, value)| given(value)) {
             return Err(Error::Unsupported(format!("network.{name} is not supported")));
         }
         for entry in self.allow_out.iter().flatten() {
-            if entry.parse::<Block>().is_err() {
+            let Ok(allowed) = entry.parse::<Block>() else {
                 let why = format!("network.allowOut: {entry:?} is not an address; rules by name are not supported yet");
                 return Err(Error::Unsupported(why));
+            };
+            if is_never_open(&allowed) {
+                return Err(Error::Invalid(format!(
+                    "network.allowOut: {entry:?} is a loopback, link-local or metadata address, which no sandbox may reach"
+                )));
+            }
+            if ceiling {
+                return Err(Error::Forbidden(format!(
+                    "network.allowOut: {entry:?} is an address, and the namespace has the annotation {}, which says what \
+                     its sandboxes reach",
+                    annotations::EGRESS_CEILING
+                )));
             }
         }
         match self.deny_out.iter().flatten().find(|entry| entry.parse::<Block>().is_err()) {
@@ -78,8 +103,8 @@ impl Network {
     /// What the sandbox may reach. What is allowed by address is never denied.
     fn egress(&self) -> Value {
         let denied: Vec<Block> = blocks(&self.deny_out).collect();
-        let mut to: Vec<Value> =
-            blocks(&self.allow_out).map(|allowed| peer(&allowed.to_string(), private_parts(&allowed))).collect();
+        let allowed = blocks(&self.allow_out).filter(|allowed| !is_never_open(allowed));
+        let mut to: Vec<Value> = allowed.map(|allowed| peer(&allowed.to_string(), closed_parts(&allowed))).collect();
         if self.allow_internet_access.unwrap_or(true) && !denied.iter().any(Block::is_everything) {
             let (v4, v6): (Vec<Block>, Vec<Block>) = denied.into_iter().partition(Block::is_v4);
             for (all, private, denied) in [(ALL_V4, &PRIVATE_V4[..], v4), (ALL_V6, &PRIVATE_V6[..], v6)] {
@@ -96,13 +121,21 @@ fn blocks(entries: &Option<Vec<String>>) -> impl Iterator<Item = Block> {
     entries.iter().flatten().filter_map(|entry| entry.parse().ok())
 }
 
-/// The private blocks that an allowed one contains without naming them: it is larger.
-fn private_parts(allowed: &Block) -> Vec<String> {
-    let private = PRIVATE_V4.iter().chain(&PRIVATE_V6).filter_map(|text| text.parse::<Block>().ok());
-    private
-        .filter(|private| allowed.contains(private) && allowed != private)
-        .map(|private| private.to_string())
-        .collect()
+/// Whether every address of a block is one that no client may open.
+fn is_never_open(allowed: &Block) -> bool {
+    NEVER.iter().filter_map(|text| text.parse::<Block>().ok()).any(|never| never.contains(allowed))
+}
+
+/// The blocks that an allowed one contains without naming them: it is larger.
+fn closed_parts(allowed: &Block) -> Vec<String> {
+    let mut parts: Vec<String> = Vec::new();
+    for text in PRIVATE_V4.iter().chain(&PRIVATE_V6).chain(&NEVER) {
+        let inside = text.parse::<Block>().is_ok_and(|part| allowed.contains(&part) && *allowed != part);
+        if inside && !parts.iter().any(|part| part == text) {
+            parts.push((*text).to_owned());
+        }
+    }
+    parts
 }
 
 /// A peer of a NetworkPolicy.
@@ -114,6 +147,11 @@ fn peer(cidr: &str, except: Vec<String>) -> Value {
 }
 
 impl Call<'_> {
+    /// Refuses network settings that a client of this account may not have.
+    pub(crate) fn check_network(&self, network: &Network) -> Result<(), Error> {
+        network.check(self.account.egress_ceiling)
+    }
+
     /// Writes the NetworkPolicy of a Sandbox, which is deleted with it. Until there is one, our node keeps the Pod closed.
     pub(crate) async fn write_policy(&self, sandbox: &Sandbox, network: &Network) -> Result<(), Error> {
         let name = sandbox.metadata.name.as_deref().unwrap_or_default();
@@ -146,7 +184,7 @@ impl Call<'_> {
     /// Replaces the rules for what a sandbox may reach. Who reaches the sandbox stays.
     pub(crate) async fn set_network(&self, id: &str) -> Result<(), Error> {
         let mut network: Network = self.json()?;
-        network.check()?;
+        self.check_network(&network)?;
         let record = self.running(id).await?;
         network.allow_public_traffic = (!record.is_public()).then_some(false);
         if record.claim.is_some() {
@@ -195,24 +233,59 @@ mod tests {
             let found = network(json!({ "allowOut": [allowed], "denyOut": [ALL_V4] })).egress();
             found[0]["to"][0]["ipBlock"].clone()
         };
-        assert_eq!(only("0.0.0.0/0"), json!({ "cidr": ALL_V4, "except": PRIVATE_V4 }));
-        assert_eq!(only("9.9.9.9/0"), only("0.0.0.0/0"), "however it is written");
-        assert_eq!(only("::/0"), json!({ "cidr": ALL_V6, "except": PRIVATE_V6 }));
-        assert_eq!(only("192.0.0.0/8"), json!({ "cidr": "192.0.0.0/8", "except": ["192.168.0.0/16"] }));
+        let except = |allowed: &str| only(allowed)["except"].as_array().unwrap().clone();
+        let everything = except("0.0.0.0/0");
+        assert!(PRIVATE_V4.iter().all(|private| everything.contains(&json!(private))), "{everything:?}");
+        assert_eq!(except("9.9.9.9/0"), everything, "however it is written");
+        assert!(PRIVATE_V6.iter().all(|private| except("::/0").contains(&json!(private))));
+        assert_eq!(except("192.0.0.0/8"), ["192.168.0.0/16", "192.0.0.192/32"]);
         for named in ["10.0.0.0/8", "192.168.1.0/24", "172.16.0.1/32"] {
             assert_eq!(only(named), json!({ "cidr": named }), "{named}");
+        }
+    }
+
+    /// E-032, E-043
+    #[test]
+    fn metadata_and_loopback_addresses_are_never_open() {
+        for never in ["169.254.169.254", "169.254.0.0/16", "127.0.0.1", "100.100.100.200", "::1", "fe80::/64"] {
+            let asked = network(json!({ "allowOut": [never], "denyOut": [ALL_V4] }));
+            assert!(matches!(asked.check(false), Err(Error::Invalid(_))), "{never}");
+            assert_eq!(asked.egress(), json!([]), "{never}: not even if it was stored");
+        }
+        let shared = network(json!({ "allowOut": ["100.64.0.0/10"], "denyOut": [ALL_V4] }));
+        assert!(shared.check(false).is_ok());
+        assert_eq!(shared.egress()[0]["to"][0]["ipBlock"]["except"], json!(["100.100.100.200/32"]));
+        let everything = network(json!({ "allowOut": [ALL_V4] })).egress();
+        let except = everything[0]["to"][0]["ipBlock"]["except"].as_array().unwrap();
+        assert_eq!(except.iter().filter(|part| **part == "169.254.0.0/16").count(), 1, "{except:?}");
+    }
+
+    /// E-032, E-043
+    #[test]
+    fn clients_allow_no_addresses_below_a_ceiling() {
+        for allowed in ["203.0.113.0/24", "10.0.0.1", ALL_V4] {
+            let asked = network(json!({ "allowOut": [allowed] }));
+            assert!(asked.check(false).is_ok(), "{allowed}");
+            let refused = asked.check(true).unwrap_err();
+            assert!(matches!(&refused, Error::Forbidden(why) if why.contains(allowed)), "{refused}");
+        }
+        for narrower in [json!({}), json!({"denyOut": ["1.1.1.1"]}), json!({"allow_internet_access": false})] {
+            assert!(network(narrower).check(true).is_ok());
         }
     }
 
     /// E-126
     #[test]
     fn what_cannot_be_enforced_is_refused() {
-        assert!(network(json!({"allowOut": ["1.1.1.0/24"], "rules": {}, "dnsServers": []})).check().is_ok());
+        assert!(network(json!({"allowOut": ["1.1.1.0/24"], "rules": {}, "dnsServers": []})).check(false).is_ok());
         for unsupported in [json!({"allowOut": ["example.com"]}), json!({"egressProxy": {"address": "x"}})] {
-            assert!(matches!(network(unsupported).check(), Err(Error::Unsupported(_))));
+            assert!(matches!(network(unsupported).check(false), Err(Error::Unsupported(_))));
         }
         for invalid in ["example.com", "1.1.1.1/33", "x/8"] {
-            assert!(matches!(network(json!({ "denyOut": [invalid] })).check(), Err(Error::Invalid(_))), "{invalid}");
+            assert!(
+                matches!(network(json!({ "denyOut": [invalid] })).check(false), Err(Error::Invalid(_))),
+                "{invalid}"
+            );
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Account {
     pub namespace: String,
     /// A pause keeps files only, whatever the client asks for; otherwise it is refused unless the client asks for that.
     pub pauses_without_memory: bool,
+    /// The namespace's administrator has said what its sandboxes reach: clients may not allow addresses.
+    pub egress_ceiling: bool,
     /// Sends requests to sandboxes with the same rights.
     pub sandboxes: Arc<dyn Fetch>,
 }

@@ -164,10 +164,10 @@ impl Call<'_> {
         if record.state(Timestamp::now()) == State::Paused {
             return Err(Error::Conflict(format!("sandbox {id:?} is paused")));
         }
+        let plans: Vec<Plan> = (0..count).map(|_| self.plan_like(&record, end)).collect::<Result<_, _>>()?;
         let snapshot = self.snapshot_of(record.name(), BTreeMap::new(), Some(FORK_SNAPSHOT_LIFE)).await?;
-        let copies = (0..count).map(|_| async {
-            let plan = Plan::like(&record, end)?;
-            self.create_from(&plan, &snapshot).await?;
+        let copies = plans.iter().map(|plan| async {
+            self.create_from(plan, &snapshot).await?;
             let gone = || Error::Internal(format!("sandbox {:?} was deleted while it was created", plan.name()));
             Ok(self.record(plan.name()).await?.ok_or_else(gone)?.connection(self.settings))
         });

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use agent_sandbox_api::keys::annotations;
 use agent_sandbox_apiserver::{ApiServer, UserInfo};
 use agent_sandbox_e2b::{
     Account, Accounts, Api, Capacity, Fetch, Settings,
@@ -23,6 +24,7 @@ use http::{Request, Response, header::HOST};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use k8s_openapi::{api::core::v1::Namespace, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use crate::{backend::caller, embedded_router::RouterHandle};
 
@@ -84,18 +86,27 @@ struct EngineAccounts {
 #[async_trait]
 impl Accounts for EngineAccounts {
     async fn of_key(&self, key: &str) -> Result<Option<Account>, kube::Error> {
-        let found = keys::find(&self.api.client(), key, jiff::Timestamp::now()).await?;
-        Ok(found.map(|account| {
-            let user = user(&account);
-            let sandboxes = Arc::new(RouterFetch { router: self.router.clone(), caller: Arc::new(caller(&user)) });
-            Account {
-                client: self.api.client_as(user),
-                namespace: account.namespace,
-                pauses_without_memory: account.pauses_without_memory,
-                sandboxes,
-            }
+        let client = self.api.client();
+        let Some(account) = keys::find(&client, key, jiff::Timestamp::now()).await? else { return Ok(None) };
+        let namespace = kube::Api::<Namespace>::all(client).get_metadata_opt(&account.namespace).await?;
+        let user = user(&account);
+        let sandboxes = Arc::new(RouterFetch { router: self.router.clone(), caller: Arc::new(caller(&user)) });
+        Ok(Some(Account {
+            client: self.api.client_as(user),
+            namespace: account.namespace,
+            pauses_without_memory: account.pauses_without_memory,
+            egress_ceiling: has_ceiling(namespace.map(|namespace| namespace.metadata).as_ref()),
+            sandboxes,
         }))
     }
+}
+
+/// Whether an administrator narrows what sandboxes of a namespace reach. The node closes a namespace that it does not know.
+fn has_ceiling(namespace: Option<&ObjectMeta>) -> bool {
+    let annotation = |namespace: &ObjectMeta| {
+        namespace.annotations.as_ref().is_some_and(|all| all.contains_key(annotations::EGRESS_CEILING))
+    };
+    namespace.is_none_or(annotation)
 }
 
 /// The user that a ServiceAccount is for the API server.
@@ -146,5 +157,22 @@ impl Fetch for RouterFetch {
             true => Ok(body),
             false => Err(format!("the sandbox answered {status}: {}", String::from_utf8_lossy(&body).trim())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_with_the_annotation_or_an_unknown_one_has_a_ceiling() {
+        let with = |key: &str| ObjectMeta {
+            annotations: Some([(key.to_owned(), String::new())].into()),
+            ..ObjectMeta::default()
+        };
+        assert!(has_ceiling(Some(&with(annotations::EGRESS_CEILING))), "an empty one allows nothing");
+        assert!(has_ceiling(None));
+        assert!(!has_ceiling(Some(&ObjectMeta::default())));
+        assert!(!has_ceiling(Some(&with(annotations::EGRESS))));
     }
 }
