@@ -225,6 +225,12 @@ fn a_home_folder_and_the_root_are_refused() {
         let output = project.command(&["run", "--here", "--", "true"]).current_dir(folder).output().unwrap();
         assert!(!output.status.success() && text(&output.stderr).contains(reason), "{}", text(&output.stderr));
     }
+    // Without `HOME`, `/etc/passwd` decides.
+    if let Some(home) = is_root().then(|| Path::new("/root")).filter(|home| home.is_dir()) {
+        let mut command = project.command(&["run", "--here", "--", "true"]);
+        let output = command.current_dir(home).env_remove("HOME").output().unwrap();
+        assert!(text(&output.stderr).contains("your home folder /root"), "{}", text(&output.stderr));
+    }
 }
 
 fn has_git() -> bool {
