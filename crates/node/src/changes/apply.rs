@@ -1,15 +1,17 @@
 //! Writes a sandbox's changes into the real folder. The sandbox decided every name and every byte, and other programs
-//! may change the folder at the same time: every path is opened beneath the folder without following links, every file
-//! is written beside its target and renamed over it, and the target is compared with what is expected just before.
+//! may change the folder at the same time: every path is opened beneath the folder without following links, everything
+//! new is completed beside its target and then takes its place in one step, and the target is compared with what is
+//! expected just before. A command that is killed, or a full disk, leaves the old file or the new one.
 
-use std::ffi::OsString;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, XattrFlags};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -17,6 +19,7 @@ use thiserror::Error;
 use super::conflicts::{Base, Moved};
 use super::entry::{Entry, Kind};
 use super::layer::{Change, What};
+use super::record::Stamp;
 use super::tree::{self, Tree};
 
 /// Why one change could not be applied.
@@ -32,6 +35,8 @@ pub enum ApplyError {
     NoFolder,
     #[error("the folder has files that the sandbox did not see")]
     NotEmpty,
+    #[error("it was kept, because what replaces its folder could not be written")]
+    Kept,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -58,17 +63,25 @@ pub struct ApplyOptions {
     pub overwrite: bool,
 }
 
-/// Applies changes: deletions first, the deepest first, then everything else, folders before what is in them. A change
-/// that fails is reported, and the others go on. `base` learns what was applied.
+/// Applies changes: deletions first, the deepest first, then everything else, folders before what is in them. What was
+/// in a folder that a file or link replaces is deleted when the replacement is complete beside it. A change that fails
+/// is reported, and the others go on. `base` learns what was applied.
 pub fn apply(source: &Tree, upper: &Tree, base: &mut Base, changes: &[&Change], options: ApplyOptions) -> Vec<Applied> {
-    let is_deletion = |change: &&&Change| change.what == What::Deleted;
-    let deletions = changes.iter().rev().filter(|change| is_deletion(change));
-    let others = changes.iter().filter(|change| !is_deletion(change));
-    let mut job = Job { source, upper, base, options };
-    let mut applied = Vec::with_capacity(changes.len());
-    for change in deletions.chain(others) {
-        applied.push(Applied { path: change.path.clone(), outcome: job.apply(change) });
+    // The deletions in each folder that something else replaces.
+    let mut replaced: BTreeMap<&Path, Vec<&Change>> =
+        changes.iter().filter(|change| replaces_folder(change)).map(|change| (&*change.path, Vec::new())).collect();
+    let mut job = Job { source, upper, base, options, applied: Vec::with_capacity(changes.len()) };
+    for change in changes.iter().rev().filter(|change| change.what == What::Deleted) {
+        match change.path.ancestors().skip(1).find(|above| replaced.contains_key(above)) {
+            Some(above) => replaced.entry(above).or_default().push(change),
+            None => job.apply(change, &[]),
+        }
     }
+    for change in changes.iter().filter(|change| change.what != What::Deleted) {
+        let contents = replaced.get(change.path.as_path()).map_or(&[][..], Vec::as_slice);
+        job.apply(change, contents);
+    }
+    let mut applied = std::mem::take(&mut job.applied);
     // Only now: nothing could be created in a folder that is closed to its owner.
     for result in &mut applied {
         let change = changes.iter().find(|change| change.path == result.path && change.what != What::Deleted);
@@ -80,15 +93,34 @@ pub fn apply(source: &Tree, upper: &Tree, base: &mut Base, changes: &[&Change], 
     applied
 }
 
+/// Whether a file or link takes the place of a folder.
+fn replaces_folder(change: &Change) -> bool {
+    let is_folder = |entry: Entry| entry.kind == Kind::Folder;
+    change.before.is_some_and(is_folder) && change.after.is_some_and(|after| !is_folder(after))
+}
+
 struct Job<'a> {
     source: &'a Tree,
     upper: &'a Tree,
     base: &'a mut Base,
     options: ApplyOptions,
+    applied: Vec<Applied>,
 }
 
 impl Job<'_> {
-    fn apply(&mut self, change: &Change) -> Result<(), ApplyError> {
+    /// Applies a change; `contents` are the deletions in the folder that it replaces.
+    fn apply(&mut self, change: &Change, contents: &[&Change]) {
+        let before = self.applied.len();
+        let outcome = self.try_apply(change, contents);
+        if self.applied.len() == before {
+            // The replacement could not be written.
+            let kept = contents.iter().map(|change| (change.path.clone(), ApplyError::Kept));
+            self.applied.extend(kept.map(|(path, error)| Applied { path, outcome: Err(error) }));
+        }
+        self.applied.push(Applied { path: change.path.clone(), outcome });
+    }
+
+    fn try_apply(&mut self, change: &Change, contents: &[&Change]) -> Result<(), ApplyError> {
         let path = change.path.as_path();
         let (folder, name) = match self.source.parent(path) {
             Err(error) if tree::is_absent(&error) => return Err(ApplyError::NoFolder),
@@ -101,74 +133,68 @@ impl Job<'_> {
         }
         match change.after {
             None => delete(folder, name, now.as_ref())?,
-            Some(after) => self.write(path, (folder, name), now.as_ref(), &after)?,
+            Some(after) if after.kind == Kind::Folder && now.is_some_and(|now| now.kind == Kind::Folder) => {
+                self.fill_folder(path, open_folder(folder, name)?.as_fd(), &after)?;
+            }
+            Some(after) => self.replace(path, (folder, name), now.as_ref(), &after, contents)?,
         }
         let now = tree::stat(folder, name)?;
         Ok(self.base.applied(path, now.as_ref())?)
     }
 
-    fn write(
-        &self,
+    /// Puts something new at a path, completed under another name first.
+    fn replace(
+        &mut self,
         path: &Path,
-        (folder, name): (BorrowedFd<'_>, &std::ffi::OsStr),
+        (folder, name): (BorrowedFd<'_>, &OsStr),
         now: Option<&Entry>,
         after: &Entry,
+        contents: &[&Change],
     ) -> Result<(), ApplyError> {
         // Files keep their owner; new ones get that of their folder.
         let above = Entry::new(&rustix::fs::fstat(folder)?);
         let owner = now.map_or((above.uid, above.gid), |now| (now.uid, now.gid));
-        let replaces_folder = now.is_some_and(|now| now.kind == Kind::Folder) && after.kind != Kind::Folder;
-        if replaces_folder {
-            remove_folder(folder, name)?;
-        }
-        match after.kind {
-            Kind::Folder => self.write_folder(path, (folder, name), now, after, owner),
-            Kind::File | Kind::Link => {
-                let temporary = temporary_name(path);
-                remove_if_there(folder, &temporary)?;
-                let written = match after.kind {
-                    Kind::Link => self.stage_link(path, folder, &temporary, owner),
-                    _ => self.stage_file(path, folder, &temporary, owner, after),
-                };
-                let renamed = written.and_then(|()| {
-                    let still = tree::stat(folder, name)?;
-                    let expected = now.filter(|_| !replaces_folder);
-                    if still.as_ref() != expected && !self.options.overwrite {
-                        return Err(ApplyError::Moved(Moved::Changed));
-                    }
-                    Ok(rustix::fs::renameat(folder, temporary.as_os_str(), folder, name)?)
-                });
-                if renamed.is_err() {
-                    remove_if_there(folder, &temporary)?;
-                }
-                renamed
+        let temporary = temporary_name(path);
+        remove_if_there(folder, &temporary)?;
+        let staged = match after.kind {
+            Kind::Folder => self.stage_folder(path, folder, &temporary, owner, after),
+            Kind::Link => self.stage_link(path, folder, &temporary, owner),
+            Kind::File => self.stage_file(path, folder, &temporary, owner, after),
+            kind => return Err(ApplyError::Special(kind)),
+        };
+        let placed = staged.and_then(|()| {
+            contents.iter().for_each(|change| self.apply(change, &[]));
+            let still = tree::stat(folder, name)?;
+            if still.as_ref().map(Stamp::of) != now.map(Stamp::of) && !self.options.overwrite {
+                return Err(ApplyError::Moved(Moved::Changed));
             }
-            kind => Err(ApplyError::Special(kind)),
+            place(folder, &temporary, name, after, still.as_ref())
+        });
+        if placed.is_err() {
+            remove_if_there(folder, &temporary)?;
         }
+        placed
     }
 
-    fn write_folder(
+    fn stage_folder(
         &self,
         path: &Path,
-        (folder, name): (BorrowedFd<'_>, &std::ffi::OsStr),
-        now: Option<&Entry>,
-        after: &Entry,
+        folder: BorrowedFd<'_>,
+        temporary: &OsString,
         owner: (u32, u32),
+        after: &Entry,
     ) -> Result<(), ApplyError> {
-        if now.is_none_or(|now| now.kind != Kind::Folder) {
-            if now.is_some() {
-                rustix::fs::unlinkat(folder, name, AtFlags::empty())?;
-            }
-            rustix::fs::mkdirat(folder, name, Mode::from_raw_mode(0o700))?;
-        }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = rustix::fs::openat(folder, name, flags, Mode::empty())?;
-        if now.is_none_or(|now| now.kind != Kind::Folder) {
-            give(made.as_fd(), owner)?;
-        }
+        rustix::fs::mkdirat(folder, temporary.as_os_str(), Mode::from_raw_mode(0o700))?;
+        let made = open_folder(folder, temporary)?;
+        give(made.as_fd(), owner)?;
+        self.fill_folder(path, made.as_fd(), after)
+    }
+
+    /// Sets attributes and mode of a folder, which stays open to its owner.
+    fn fill_folder(&self, path: &Path, made: BorrowedFd<'_>, after: &Entry) -> Result<(), ApplyError> {
         let from = self.upper.folder(path)?;
-        copy_attributes(from.as_fd(), made.as_fd())?;
-        Ok(rustix::fs::fchmod(&made, Mode::from_raw_mode(self.mode(after) | 0o700))?)
+        copy_attributes(from.as_fd(), made)?;
+        Ok(rustix::fs::fchmod(made, Mode::from_raw_mode(self.mode(after) | 0o700))?)
     }
 
     fn set_folder_mode(&self, path: &Path, after: &Entry) -> Result<(), ApplyError> {
@@ -201,10 +227,10 @@ impl Job<'_> {
     ) -> Result<(), ApplyError> {
         let mut from = self.upper.file(path)?;
         let before = Entry::new(&rustix::fs::fstat(&from)?);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made: OwnedFd = rustix::fs::openat(folder, temporary.as_os_str(), flags, Mode::from_raw_mode(0o600))?;
         let mut to = File::from(made);
-        io::copy(&mut from, &mut to)?;
+        copy_whole(&mut from, &mut to)?;
         // A file that changed while it was read may be half of each version.
         if Entry::new(&rustix::fs::fstat(&from)?) != before {
             return Err(ApplyError::Busy);
@@ -220,7 +246,54 @@ impl Job<'_> {
     }
 }
 
-fn delete(folder: BorrowedFd<'_>, name: &std::ffi::OsStr, now: Option<&Entry>) -> Result<(), ApplyError> {
+/// Copies a file, unless something writes to it meanwhile. Writing to a mapped file changes its times late or never:
+/// what was read must be there still when all of it was read.
+fn copy_whole(from: &mut (impl Read + Seek), to: &mut (impl Read + Write + Seek)) -> Result<(), ApplyError> {
+    io::copy(from, to)?;
+    from.rewind()?;
+    to.rewind()?;
+    if tree::same_content(from, to)? { Ok(()) } else { Err(ApplyError::Busy) }
+}
+
+/// Gives what is complete under a temporary name its own name, in one step, and removes what had it.
+fn place(
+    folder: BorrowedFd<'_>,
+    temporary: &OsString,
+    name: &OsStr,
+    after: &Entry,
+    now: Option<&Entry>,
+) -> Result<(), ApplyError> {
+    let is_folder = |entry: &Entry| entry.kind == Kind::Folder;
+    // The kernel puts files in the place of files, but neither a file in that of a folder nor a folder in that of a file.
+    let Some(now) = now.filter(|now| is_folder(now) != is_folder(after)) else {
+        return Ok(rustix::fs::renameat(folder, temporary.as_os_str(), folder, name)?);
+    };
+    if is_folder(now) && !tree::names(open_folder(folder, name)?.as_fd())?.is_empty() {
+        return Err(ApplyError::NotEmpty);
+    }
+    let exchange = || rustix::fs::renameat_with(folder, temporary.as_os_str(), folder, name, RenameFlags::EXCHANGE);
+    match exchange() {
+        // Some network file systems cannot exchange.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            delete(folder, name, Some(now))?;
+            return Ok(rustix::fs::renameat(folder, temporary.as_os_str(), folder, name)?);
+        }
+        other => other?,
+    }
+    let removed = delete(folder, temporary, Some(now));
+    if removed.is_err() {
+        // Something was put into the folder at this moment.
+        exchange()?;
+    }
+    removed
+}
+
+fn open_folder(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(folder, name, flags, Mode::empty())?)
+}
+
+fn delete(folder: BorrowedFd<'_>, name: &OsStr, now: Option<&Entry>) -> Result<(), ApplyError> {
     match now {
         None => Ok(()),
         Some(now) if now.kind == Kind::Folder => remove_folder(folder, name),
@@ -228,18 +301,15 @@ fn delete(folder: BorrowedFd<'_>, name: &std::ffi::OsStr, now: Option<&Entry>) -
     }
 }
 
-fn remove_folder(folder: BorrowedFd<'_>, name: &std::ffi::OsStr) -> Result<(), ApplyError> {
+fn remove_folder(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), ApplyError> {
     match rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR) {
         Err(Errno::NOTEMPTY | Errno::EXIST) => Err(ApplyError::NotEmpty),
         other => Ok(other?),
     }
 }
 
-fn remove_if_there(folder: BorrowedFd<'_>, name: &OsString) -> Result<(), ApplyError> {
-    match rustix::fs::unlinkat(folder, name.as_os_str(), AtFlags::empty()) {
-        Err(Errno::NOENT) => Ok(()),
-        other => Ok(other?),
-    }
+fn remove_if_there(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), ApplyError> {
+    delete(folder, name, tree::stat(folder, name)?.as_ref())
 }
 
 /// Root gives files to the owner of the folder; others own what they create.

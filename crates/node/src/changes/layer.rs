@@ -209,9 +209,9 @@ impl Comparison<'_> {
     }
 
     fn same_files(&self, path: &Path) -> io::Result<bool> {
-        let (lower, upper) = (self.lower.file(path)?, self.upper.file(path)?);
+        let (mut lower, mut upper) = (self.lower.file(path)?, self.upper.file(path)?);
         let same = tree::attributes(lower.as_fd())? == tree::attributes(upper.as_fd())?;
-        Ok(same && tree::same_content(lower, upper)?)
+        Ok(same && tree::same_content(&mut lower, &mut upper)?)
     }
 
     fn same_attributes(&self, path: &Path) -> bool {

@@ -133,11 +133,11 @@ pub(super) fn attributes(file: BorrowedFd<'_>) -> io::Result<BTreeMap<OsString, 
 }
 
 /// Whether two files have the same bytes.
-pub(super) fn same_content(mut one: File, mut other: File) -> io::Result<bool> {
+pub(super) fn same_content(one: &mut impl Read, other: &mut impl Read) -> io::Result<bool> {
     let (mut left, mut right) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
     loop {
-        let first = fill(&mut one, &mut left)?;
-        let second = fill(&mut other, &mut right)?;
+        let first = fill(one, &mut left)?;
+        let second = fill(other, &mut right)?;
         if left.get(..first) != right.get(..second) {
             return Ok(false);
         }
@@ -148,7 +148,7 @@ pub(super) fn same_content(mut one: File, mut other: File) -> io::Result<bool> {
 }
 
 /// Reads until the buffer is full or the file ends.
-fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+fn fill(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match file.read(rest) {

@@ -81,6 +81,14 @@ impl Fixture {
         found.into_iter().map(|conflict| (conflict.path, conflict.moved)).collect()
     }
 
+    /// The names in the real folder, sorted.
+    fn names(&self) -> Vec<OsString> {
+        let names = fs::read_dir(self.at("real")).unwrap().map(|name| name.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
     fn read(&self, name: &str) -> String {
         fs::read_to_string(self.at("real").join(name)).unwrap()
     }
@@ -101,9 +109,7 @@ fn additions_changes_and_deletions_arrive_and_nothing_else_is_left() {
     assert_eq!((fixture.read("src/main").as_str(), fixture.read("docs/a/b").as_str()), ("new text", "added"));
     assert_eq!(fs::metadata(fixture.at("real/docs/a/b")).unwrap().mode() & 0o7777, 0o750);
     assert_eq!(fs::read_link(fixture.at("real/link")).unwrap(), Path::new("src/main"));
-    let mut names: Vec<_> = fs::read_dir(fixture.at("real")).unwrap().map(|name| name.unwrap().file_name()).collect();
-    names.sort();
-    assert_eq!(names, ["docs", "link", "src"]);
+    assert_eq!(fixture.names(), ["docs", "link", "src"]);
     // What was applied is the new base: another change of the same file is no conflict.
     fixture.inside("src/main", "newer text");
     assert_eq!(fixture.conflicts(), []);
@@ -120,6 +126,72 @@ fn a_file_becomes_a_folder_and_a_folder_a_file() {
     fixture.inside("old", "now a file");
     fixture.apply_all();
     assert_eq!((fixture.read("readme/inner").as_str(), fixture.read("old").as_str()), ("now a folder", "now a file"));
+}
+
+#[test]
+fn what_is_replaced_stays_until_its_replacement_is_complete() {
+    let mut fixture = Fixture::new();
+    fixture.inside("readme/inner", "now a folder");
+    fixture.inside("old", "now a file");
+    // Nothing can be written beside either: a folder that is not empty has the name.
+    for name in ["readme", "old"] {
+        let taken = fixture.at("real").join(temporary_name(Path::new(name)));
+        fs::create_dir(&taken).unwrap();
+        fs::write(taken.join("f"), "").unwrap();
+    }
+    let applied = fixture.apply(ApplyOptions::default());
+    assert_eq!(applied.len(), 5, "each change is reported: {applied:?}");
+    assert!(applied.iter().all(|one| one.outcome.is_err()), "{applied:?}");
+    assert_eq!((fixture.read("readme").as_str(), fixture.read("old/deep/f").as_str()), ("original", "original"));
+    for name in ["readme", "old"] {
+        fs::remove_dir_all(fixture.at("real").join(temporary_name(Path::new(name)))).unwrap();
+    }
+    // A killed command leaves what it completed, or what it replaced.
+    fs::create_dir(fixture.at("real").join(temporary_name(Path::new("old")))).unwrap();
+    fs::write(fixture.at("real").join(temporary_name(Path::new("readme"))), "half").unwrap();
+    fixture.apply_all();
+    assert_eq!(fixture.names(), ["old", "readme", "src"]);
+}
+
+#[test]
+fn a_folder_with_files_of_others_is_not_replaced() {
+    let mut fixture = Fixture::new();
+    fixture.inside("old", "now a file");
+    fs::write(fixture.at("real/old/unseen"), "made outside").unwrap();
+    let applied = fixture.apply(ApplyOptions::default());
+    let outcome = |name: &str| &applied.iter().find(|one| one.path == Path::new(name)).unwrap().outcome;
+    assert!(matches!(outcome("old/unseen"), Err(ApplyError::Moved(Moved::Created))), "{applied:?}");
+    assert!(matches!(outcome("old"), Err(ApplyError::NotEmpty)), "{applied:?}");
+    assert_eq!(fixture.read("old/unseen"), "made outside");
+    assert_eq!(fixture.names(), ["old", "readme", "src"]);
+}
+
+/// A file that is written to, without a change of its times, each time its begin is read.
+struct Mapped(io::Cursor<Vec<u8>>);
+
+impl Read for Mapped {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(first) = self.0.get_mut().first_mut() {
+            *first += 1;
+        }
+        self.0.read(buffer)
+    }
+}
+
+impl Seek for Mapped {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_copied_is_busy_whatever_its_times_say() {
+    let content = || io::Cursor::new(b"0123".to_vec());
+    let copied = copy_whole(&mut Mapped(content()), &mut io::Cursor::new(Vec::new()));
+    assert!(matches!(copied, Err(ApplyError::Busy)), "{copied:?}");
+    let mut copy = io::Cursor::new(Vec::new());
+    copy_whole(&mut content(), &mut copy).unwrap();
+    assert_eq!(copy.into_inner(), b"0123");
 }
 
 #[test]
