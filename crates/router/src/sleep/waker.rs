@@ -241,8 +241,8 @@ mod tests {
     }
 
     /// Requests of one burst end on different threads at the same moment.
-    #[test]
-    fn tickets_dropped_at_once_leave_nothing() {
+    #[tokio::test]
+    async fn tickets_dropped_at_once_leave_nothing() {
         let (waker, _) = waker();
         for _ in 0..2_000 {
             let barrier = std::sync::Barrier::new(3);
