@@ -98,6 +98,13 @@ pub fn names<B>(request: &Request<B>) -> Vec<String> {
     authority.into_iter().chain(request.headers().get_all(HOST).iter().map(lossy)).collect()
 }
 
+/// Whether a page sent the request, as far as browsers tell: they name the page's origin on requests that change something
+/// and on WebSockets, and its relation to the server on every request to a server that they trust, over TLS or on their
+/// own machine. Other clients send neither; `fetch` of Node.js sends `Sec-Fetch-Mode` alone.
+pub fn is_of_page<B>(request: &Request<B>) -> bool {
+    request.headers().contains_key(ORIGIN) || request.headers().contains_key(SEC_FETCH_SITE)
+}
+
 /// Whether the user follows a link, in contrast to a page that fetches something.
 fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
     matches!(*method, Method::GET | Method::HEAD)

@@ -199,6 +199,16 @@ impl Authorizer {
         self.modes.as_ref().and_then(|modes| modes.secrets.as_ref())
     }
 
+    /// Whether a request without a credential is accepted, for some sandbox at least.
+    pub(crate) fn accepts_anonymous(&self) -> bool {
+        self.modes.as_ref().is_none_or(|modes| modes.authenticate_anonymous().is_ok())
+    }
+
+    /// Whether a token that is not valid is refused. Mode `allow-all` accepts any.
+    pub(crate) fn checks_tokens(&self) -> bool {
+        self.modes.is_some()
+    }
+
     /// Authenticates the caller by its credential alone.
     pub(crate) async fn authenticate(&self, token: Option<&str>) -> Result<Identity, RouterError> {
         let Some(modes) = &self.modes else { return Ok(Identity::Unrestricted) };

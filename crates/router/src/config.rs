@@ -40,7 +40,9 @@ pub struct RouterConfig {
     /// Proxies in front of the router whose `X-Forwarded-For` identifies the client (for per-client limits only).
     pub trusted_proxies: Vec<Cidr>,
     /// Names by which clients may call the router, so that a web page cannot reach it through a DNS name of its own.
-    /// Connections that the API server authenticated may use any.
+    /// Where any name is allowed and no credential is required, a request of a page needs a name that no public domain
+    /// can have, or one below the domain of [`routing`](Self::routing). Connections that the API server authenticated
+    /// may use any.
     pub allowed_hosts: AllowedHosts,
     /// Pages of other origins that may name a sandbox in a URL where no credential is required.
     pub allowed_origins: AllowedOrigins,

@@ -38,6 +38,11 @@ pub(crate) enum RouterError {
     /// A web page may have sent the request.
     #[error(transparent)]
     Page(#[from] PageError),
+    /// A web page sent the request, no credential is required, and the page may have a name of its own for the router.
+    #[error(
+        "the Host {0:?} is not a name of this server for web pages; add it to --allowed-hosts of the router, or require a credential"
+    )]
+    PageHost(String),
     /// The API server could not check the token. Its error message is logged, not sent to the client.
     #[error("tokenreview: the token could not be checked")]
     TokenReview,
@@ -132,6 +137,7 @@ impl RouterError {
             Self::E2b(error) => error.status(),
             Self::Link(error) => error.status(),
             Self::Page(error) => error.status(),
+            Self::PageHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::TokenReview | Self::AccessReview => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,

@@ -103,7 +103,7 @@ impl Reader {
                 format!("Port {port} of {name} closed the connection"),
                 "The program ended the connection without an answer. It may have crashed.".to_owned(),
             ),
-            RouterError::Page(PageError::Host(host)) => (
+            RouterError::Page(PageError::Host(host)) | RouterError::PageHost(host) => (
                 "Unknown host name".to_owned(),
                 format!("This server is not called {host}. Open the address as the link shows it."),
             ),

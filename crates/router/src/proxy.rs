@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use agent_sandbox_protocol::link_token::looks_like_link;
 use agent_sandbox_protocol::router_headers::{Loopback, SANDBOX_ID, SandboxRequest};
 use agent_sandbox_protocol::sandbox_address::AddressError;
-use agent_sandbox_protocol::web::AllowedHosts;
+use agent_sandbox_protocol::web::{self, AllowedHosts, PageError};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HeaderMap, HeaderValue};
 use http::uri::PathAndQuery;
@@ -42,7 +42,7 @@ use crate::proxy::exchange::{Exchange, LinkEnd};
 use crate::proxy::extended_connect::{ConnectRequest, Handshake};
 use crate::proxy::upstream::{UpstreamProtocol, UpstreamResponse};
 use crate::server::client_connection::{ClientConnection, ConnectionAuth};
-use crate::state::Worker;
+use crate::state::{Shared, Worker};
 
 /// Handles one request; every error becomes a response.
 pub(crate) async fn handle(
@@ -121,7 +121,10 @@ async fn serve(
         return Err(RouterError::Overloaded);
     }
     match client.auth {
-        ConnectionAuth::Unauthenticated => shared.config.allowed_hosts.check(request)?,
+        ConnectionAuth::Unauthenticated => {
+            shared.config.allowed_hosts.check(request)?;
+            check_page_host(shared, request)?;
+        }
         // A forwarded port on a user's machine: any page in its browser reaches it.
         ConnectionAuth::User(_) => AllowedHosts::private([]).check(request)?,
     }
@@ -145,7 +148,12 @@ async fn serve(
     let in_url = !matches!(named, Ok(Named::InHeaders | Named::ByE2b(_)));
     let cookie = shared.config.cookie.as_ref();
     let credential = browser::credential(cookie, in_url, request);
-    let source = credential.as_ref().map(|(_, source)| *source);
+    // Where no token is checked, a page of any origin can write one into a URL.
+    let proves = |token: &str, source: Source| {
+        let is_link = shared.links.is_some() && looks_like_link(token);
+        source != Source::Query || shared.authorizer.checks_tokens() || is_link
+    };
+    let source = credential.as_ref().filter(|(token, source)| proves(token, *source)).map(|(_, source)| *source);
     let grant = match (&shared.e2b, &named) {
         (Some(e2b), Ok(named)) => e2b.decide(named, request, &shared.index, credential.is_some()),
         _ => Grant::Ordinary,
@@ -160,8 +168,8 @@ async fn serve(
         return Err(error.into());
     }
     // A port that is open to everyone is open to pages.
-    if in_url && grant == Grant::Ordinary {
-        // Headers that name a sandbox are more than a page of another origin can send.
+    if (in_url || is_open(shared, &client.auth)) && grant == Grant::Ordinary {
+        // Where a credential is required, headers that name a sandbox are more than a page of another origin can send.
         browser::check_page(cookie, &shared.config.allowed_origins, source, client.inbound.is_tls(), request)?;
     }
     let token = credential.as_ref().map(|(token, _)| token.as_ref());
@@ -234,6 +242,24 @@ async fn serve(
             })))
         }
         response => Ok(Served::Response(response)),
+    }
+}
+
+/// Whether a request of this connection may pass without a credential.
+fn is_open(shared: &Shared, auth: &ConnectionAuth) -> bool {
+    matches!(auth, ConnectionAuth::Unauthenticated) && shared.authorizer.accepts_anonymous()
+}
+
+/// Where no credential is required, refuses requests of pages that have a name of their own for the router. Clients
+/// other than browsers may use any name.
+fn check_page_host<B>(shared: &Shared, request: &Request<B>) -> Result<(), RouterError> {
+    let named_by_domain = || shared.config.routing.in_host(request).is_some();
+    if !shared.authorizer.accepts_anonymous() || !web::is_of_page(request) || named_by_domain() {
+        return Ok(());
+    }
+    match shared.page_hosts.check(request) {
+        Err(PageError::Host(host)) => Err(RouterError::PageHost(host)),
+        other => Ok(other?),
     }
 }
 

@@ -153,6 +153,7 @@ impl Router {
             None
         };
         let threads = config.workers;
+        let page_hosts = config.allowed_hosts.or_private(config.cluster_domain.clone());
         let shared = Arc::new(Shared {
             config,
             index: deps.index,
@@ -160,6 +161,7 @@ impl Router {
             dns: deps.dns,
             sleep,
             authorizer,
+            page_hosts,
             e2b: deps.e2b.map(E2bAccess::new),
             links,
             mounted: deps.mounted,

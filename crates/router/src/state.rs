@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use agent_sandbox_protocol::web::AllowedHosts;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -34,6 +35,9 @@ pub(crate) struct Shared {
     /// Wakes Sandboxes and records their use, if the router may.
     pub(crate) sleep: Option<Arc<Sleep>>,
     pub(crate) authorizer: Authorizer,
+    /// Names by which web pages may call the router where no credential is required: none that a public domain can have
+    /// without being listed.
+    pub(crate) page_hosts: AllowedHosts,
     /// Serves requests of E2B's clients, if configured.
     pub(crate) e2b: Option<E2bAccess>,
     /// Links to ports, if configured.

@@ -138,7 +138,7 @@ pub const SETTINGS: &[Setting] = &[
     value(
         "allowed-hosts",
         "",
-        "Comma list of names, *.domain or *, by which clients may call the router, beside addresses, localhost and names of Services; empty for any",
+        "Comma list of names, *.domain or *, by which clients may call the router, beside addresses, localhost and names of Services; empty for any, except for web pages where no credential is required",
     ),
     switch(
         "wake-sandboxes",

@@ -4,8 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_sandbox_protocol::scoped_token::Secret;
-use agent_sandbox_protocol::web::AllowedOrigins;
-use agent_sandbox_router::{AuthzConfig, Caller, ConnectionAuth, CookieConfig, Modes, RouterConfig, Routing, SameSite};
+use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins};
+use agent_sandbox_router::{
+    AuthzConfig, Caller, ConnectionAuth, CookieConfig, Deps, Modes, ReviewOutcome, RouterConfig, Routing, SameSite,
+    TokenReview, TokenReviewConfig,
+};
+use async_trait::async_trait;
 use http::{Method, Request, StatusCode};
 use http_body_util::{Empty, Full};
 use hyper_util::rt::TokioIo;
@@ -167,7 +171,8 @@ async fn an_attackers_page_cannot_use_the_session() {
 async fn an_attackers_page_cannot_use_a_router_without_authorisation() {
     let backend = Backend::echo().await;
     let allowed_origins = AllowedOrigins::new(["https://app.example".to_owned()]).unwrap();
-    let router = TestRouter::with(RouterConfig { allowed_origins, ..open() }, backend.addr).await;
+    let allowed_hosts = AllowedHosts::private([]).and(["router.example".to_owned(), HOST.to_owned()]).unwrap();
+    let router = TestRouter::with(RouterConfig { allowed_origins, allowed_hosts, ..open() }, backend.addr).await;
     for (uri, host) in [(format!("{BASE}/execute"), "router.example"), ("/execute".to_owned(), HOST)] {
         let foreign = [("host", host), ("origin", "https://evil.example"), ("content-type", "text/plain")];
         assert_eq!(send(&router, Method::POST, &uri, &foreign).await.status, StatusCode::FORBIDDEN, "{uri}");
@@ -179,6 +184,79 @@ async fn an_attackers_page_cannot_use_a_router_without_authorisation() {
         }
         backend.seen.lock().clear();
     }
+}
+
+/// A page whose own domain resolves to the router is of the same origin: it can name a sandbox in headers, too.
+#[tokio::test]
+async fn a_rebinding_page_cannot_use_a_router_without_authorisation() {
+    let backend = Backend::echo().await;
+    let reviewed = Modes { token_review: Some(TokenReviewConfig::default()), ..Modes::default() };
+    let any_user = Deps { token_review: Some(Arc::new(AnyUser)), ..Deps::detached() };
+    let reviewing = RouterConfig { authz: AuthzConfig::AnyOf(reviewed), ..open() };
+    for router in
+        [TestRouter::with(open(), backend.addr).await, TestRouter::with_deps(reviewing, backend.addr, any_user).await]
+    {
+        let post = async |host: &str, page: (&str, &str)| {
+            let headers = [("x-sandbox-id", "box"), ("host", host), page];
+            send(&router, Method::POST, "/execute", &headers).await
+        };
+        for page in [("origin", "http://evil.example:8080"), ("sec-fetch-site", "same-origin")] {
+            let refused = post("evil.example:8080", page).await;
+            assert_eq!(refused.status, StatusCode::MISDIRECTED_REQUEST, "{page:?}");
+            assert!(refused.detail().contains("--allowed-hosts"), "{}", refused.text());
+        }
+        let foreign = post("localhost:8080", ("origin", "http://evil.example:8080")).await;
+        assert_eq!(foreign.status, StatusCode::FORBIDDEN, "a page of another origin");
+        assert!(backend.seen.lock().is_empty());
+        for host in [
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "localhost:8080",
+            "sandbox-router-svc",
+            "sandbox-router-svc.agent-sandbox-system.svc:8080",
+            "sandbox-router-svc.agent-sandbox-system.svc.cluster.local",
+        ] {
+            let own = post(host, ("origin", &format!("http://{host}"))).await;
+            assert_eq!(own.status, StatusCode::OK, "{host}");
+        }
+        assert_eq!(post("router.example", ("user-agent", "curl")).await.status, StatusCode::OK, "no browser");
+        let sandboxs_own = [("host", HOST), ("origin", &*format!("http://{HOST}"))];
+        assert_eq!(send(&router, Method::POST, "/", &sandboxs_own).await.status, StatusCode::OK, "by host routing");
+        backend.seen.lock().clear();
+    }
+}
+
+struct AnyUser;
+
+#[async_trait]
+impl TokenReview for AnyUser {
+    async fn review(&self, _: &str, _: &[String]) -> Result<ReviewOutcome, kube::Error> {
+        Ok(ReviewOutcome { authenticated: true, audiences: Vec::new(), caller: Caller::default() })
+    }
+}
+
+/// A page of any origin can write a token into a URL: where none is checked, it proves nothing.
+#[tokio::test]
+async fn a_token_that_nobody_checks_does_not_make_a_page_trusted() {
+    let (backend, folder) = (Backend::echo().await, tempfile::tempdir().unwrap());
+    let config = RouterConfig { authz: AuthzConfig::AllowAll, ..guarded(&folder.path().join("secret")) };
+    let router = TestRouter::with(config, backend.addr).await;
+    let foreign = [("origin", "https://evil.example"), ("content-type", "text/plain")];
+    let uri = format!("{BASE}/execute?token=any");
+    assert_eq!(send(&router, Method::POST, &uri, &foreign).await.status, StatusCode::FORBIDDEN);
+    assert!(backend.seen.lock().is_empty());
+}
+
+/// A router that requires a credential is protected by it, under any name.
+#[tokio::test]
+async fn a_page_with_a_token_may_use_any_name_of_the_router() {
+    let (backend, folder) = (Backend::echo().await, tempfile::tempdir().unwrap());
+    let router = TestRouter::with(guarded(&folder.path().join("secret")), backend.addr).await;
+    let bearer = format!("Bearer {}", token("box"));
+    let page = [("x-sandbox-id", "box"), ("host", "router.example"), ("origin", "https://router.example")];
+    assert_eq!(send(&router, Method::POST, "/", &page).await.status, StatusCode::UNAUTHORIZED);
+    let known = [&page[..], &[("authorization", bearer.as_str())]].concat();
+    assert_eq!(send(&router, Method::POST, "/", &known).await.status, StatusCode::OK);
 }
 
 /// A port-forward carries its user's rights: whoever reaches the local port has them.

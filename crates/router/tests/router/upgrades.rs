@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins};
 use agent_sandbox_router::{Cidr, RouterConfig, Timeouts, UpgradeLimits};
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
@@ -102,6 +103,15 @@ fn limited(change: impl FnOnce(&mut UpgradeLimits)) -> RouterConfig {
     RouterConfig { upgrades, ..quiet() }
 }
 
+/// A router that pages of `app.example` may use as `router.example`.
+fn for_pages() -> RouterConfig {
+    RouterConfig {
+        allowed_origins: AllowedOrigins::new(["https://app.example".to_owned()]).unwrap(),
+        allowed_hosts: AllowedHosts::private([]).and(["router.example".to_owned(), "r".to_owned()]).unwrap(),
+        ..quiet()
+    }
+}
+
 /// D-136
 #[tokio::test]
 async fn messages_of_all_sizes_round_trip() {
@@ -158,13 +168,13 @@ async fn an_idle_socket_outlives_the_proxy_timeout() {
 #[tokio::test]
 async fn the_origin_is_dropped_on_upgrades_and_kept_on_requests() {
     let chat = Chat::start().await;
-    let router = TestRouter::before(chat.addr).await;
+    let router = TestRouter::with(for_pages(), chat.addr).await;
     open(&router, &[TO_BOX[0], ("origin", "https://app.example")]).await.unwrap();
     let seen = chat.handshakes.lock()[0].clone();
     assert!(!seen.contains_key("origin"));
     assert_eq!(seen["x-forwarded-for"], "127.0.0.1");
     let backend = Backend::echo().await;
-    let router = TestRouter::before(backend.addr).await;
+    let router = TestRouter::with(for_pages(), backend.addr).await;
     router.get_with("/", &[("origin", "https://app.example")]).await;
     assert_eq!(backend.only().header("origin"), Some("https://app.example"));
 }
@@ -287,7 +297,7 @@ async fn a_refused_handshake_passes_through() {
 #[tokio::test]
 async fn sockets_over_http2_reach_an_ordinary_application() {
     let chat = Chat::start().await;
-    let router = TestRouter::before(chat.addr).await;
+    let router = TestRouter::with(for_pages(), chat.addr).await;
     let stream = TcpStream::connect(router.addr).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();

@@ -11,7 +11,8 @@ use crate::auth::AuthzConfig;
 use crate::browser::{CookieConfig, SameSite, is_plain_name};
 use crate::links::LinkConfig;
 
-/// Any name without a list: only the administrator knows the names of a cluster's gateways.
+/// Any name without a list, except for web pages where no credential is required: only the administrator knows the names
+/// of a cluster's gateways.
 pub(super) fn read_hosts(reader: &mut Reader<'_>) -> AllowedHosts {
     let mut list = reader.list("allowed-hosts");
     if list.is_empty() {
