@@ -21,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 use crate::error::Error;
 use crate::lifecycle::{Lifecycle, WAIT, end_after};
 use crate::metadata::{self, Metadata};
-use crate::network::Network;
+use crate::network::{Network, Rules};
 use crate::record::Record;
 use crate::routes::Generation;
 use crate::server::Call;
@@ -251,11 +251,13 @@ impl Call<'_> {
     async fn create_sandbox(&self, plan: &Plan, image: &str) -> Result<(), Error> {
         let env = self.environment(plan);
         let container = sdk::ContainerOptions { image: image.to_owned(), env, ..sdk::ContainerOptions::default() };
-        self.create_object(plan, sdk::sandbox(&plan.name, &container, None)).await
+        let wanted = sdk::sandbox(&plan.name, &container, None);
+        self.create_object(plan, wanted, &Rules::Client(&plan.network)).await
     }
 
     /// Creates a sandbox with the files and the Pod template of a snapshot.
     pub(crate) async fn create_from(&self, plan: &Plan, snapshot: &SandboxSnapshot) -> Result<(), Error> {
+        let rules = self.rules_for(&plan.network, snapshot).await?;
         let mut wanted = sdk::sandbox_from(snapshot, &plan.name)?;
         let env = &mut wanted.spec.pod_template.spec.make_mut()["containers"][0]["env"];
         let mut kept: Vec<Value> = env.as_array().cloned().unwrap_or_default();
@@ -263,11 +265,11 @@ impl Call<'_> {
         kept.retain(|kept| !own.iter().any(|(name, _)| kept["name"] == **name));
         kept.extend(own.into_iter().map(|(name, value)| json!({ "name": name, "value": value })));
         *env = kept.into();
-        self.create_object(plan, wanted).await
+        self.create_object(plan, wanted, &rules).await
     }
 
     /// Creates a Sandbox with the settings of the plan, and waits until it is ready.
-    async fn create_object(&self, plan: &Plan, mut wanted: Sandbox) -> Result<(), Error> {
+    async fn create_object(&self, plan: &Plan, mut wanted: Sandbox, rules: &Rules<'_>) -> Result<(), Error> {
         if !plan.lifecycle.pauses {
             wanted.spec.shutdown_time = Some(Time(plan.end));
             wanted.spec.shutdown_policy = Some(ShutdownPolicy::Delete);
@@ -282,17 +284,14 @@ impl Call<'_> {
             (annotations::E2B_TRAFFIC.to_owned(), plan.network.traffic().to_owned()),
         ]);
         wanted.spec.pod_template.metadata = Some(Arc::new(pod));
-        plan.network.set_resolvers(wanted.spec.pod_template.spec.make_mut());
+        rules.prepare(&mut wanted);
         let client = sdk::SandboxClient::new(sdk::Cluster::of(self.account.client.clone()), sdk::Connection::default());
-        let complete = async |sandbox: Sandbox| self.write_policy(&sandbox, &plan.network).await;
+        let complete = async |sandbox: Sandbox| self.write_policy(&sandbox, rules).await;
         client.create_sandbox(&self.account.namespace, wanted, WAIT, complete).await
     }
 
     async fn create_claim(&self, plan: &Plan, source: &Source) -> Result<(), Error> {
-        if plan.network.restricts_egress() {
-            let why = "the network of a sandbox from a template is that of the SandboxTemplate (spec.networkPolicy)";
-            return Err(Error::Unsupported(why.to_owned()));
-        }
+        plan.network.check_of_template()?;
         let meta = self.meta(plan)?;
         let source = match source {
             Source::Pool(name) => sdk::Source::Pool(name.clone()),

@@ -1,16 +1,21 @@
 //! Network settings of clients as a NetworkPolicy of the Sandbox: addresses that may be reached, and those that may not.
 
+use std::sync::Arc;
+
 use agent_sandbox_api::keys::{annotations, labels};
 use agent_sandbox_api::names;
-use agent_sandbox_api::v1beta1::Sandbox;
+use agent_sandbox_api::snapshot::SandboxSnapshot;
+use agent_sandbox_api::template::PodTemplate;
+use agent_sandbox_api::v1beta1::{Sandbox, SandboxTemplate};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::block::Block;
 use crate::error::Error;
+use crate::record::Record;
 use crate::server::Call;
 
 /// Addresses that are not the Internet: never reached unless a client allows one of these blocks, or a part of it.
@@ -32,6 +37,8 @@ const ALL_V4: &str = "0.0.0.0/0";
 const ALL_V6: &str = "::/0";
 /// Resolvers of sandboxes that reach only the Internet, as for templates with the default policy.
 const RESOLVERS: [&str; 2] = ["8.8.8.8", "1.1.1.1"];
+/// What a client is told that wants another network for a sandbox whose files are those of a template's.
+const OF_TEMPLATE: &str = "the network of a sandbox from a template, or from a snapshot of one, is that of the SandboxTemplate (spec.networkPolicy)";
 const MANAGER: &str = "agent-sandbox-e2b";
 
 /// Network settings as clients send them.
@@ -84,7 +91,7 @@ impl Network {
     }
 
     /// Whether a client wants another network than the default.
-    pub(crate) fn restricts_egress(&self) -> bool {
+    fn restricts_egress(&self) -> bool {
         let given = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|list| !list.is_empty());
         self.allow_internet_access == Some(false) || given(&self.allow_out) || given(&self.deny_out)
     }
@@ -94,8 +101,16 @@ impl Network {
         serde_json::to_string(self).ok().filter(|text| text != "{}")
     }
 
+    /// Refuses settings that a sandbox with the network of a template does not have.
+    pub(crate) fn check_of_template(&self) -> Result<(), Error> {
+        match self.restricts_egress() {
+            true => Err(Error::Unsupported(OF_TEMPLATE.to_owned())),
+            false => Ok(()),
+        }
+    }
+
     /// Sandboxes reach no private addresses, hence no resolver of the host or the cluster.
-    pub(crate) fn set_resolvers(&self, pod: &mut Value) {
+    fn set_resolvers(pod: &mut Value) {
         pod["dnsPolicy"] = "None".into();
         pod["dnsConfig"] = json!({ "nameservers": RESOLVERS });
     }
@@ -146,19 +161,112 @@ fn peer(cidr: &str, except: Vec<String>) -> Value {
     }
 }
 
+/// Where the rules of a new sandbox come from.
+#[derive(Debug)]
+pub(crate) enum Rules<'a> {
+    /// What its client asked for.
+    Client(&'a Network),
+    /// A template, because the sandbox has files of one of its sandboxes.
+    Template {
+        /// The label that the template's Pods have.
+        hash: String,
+        /// The spec of their policy; without one the node keeps the new sandbox closed, as it keeps them.
+        policy: Option<Value>,
+    },
+}
+
+impl Rules<'_> {
+    /// Prepares a Sandbox for these rules.
+    pub(crate) fn prepare(&self, sandbox: &mut Sandbox) {
+        match self {
+            Self::Client(_) => Network::set_resolvers(sandbox.spec.pod_template.spec.make_mut()),
+            // Controllers put this label only on Pods of claims. Here it says whose rules hold for copies of this sandbox.
+            Self::Template { hash, .. } => {
+                let mut pod = sandbox.spec.pod_template.metadata();
+                pod.labels.get_or_insert_default().insert(labels::TEMPLATE_REF_HASH.to_owned(), hash.clone());
+                sandbox.spec.pod_template.metadata = Some(Arc::new(pod));
+            }
+        }
+    }
+
+    /// The spec of the Sandbox's NetworkPolicy; `None` if it has none of its own.
+    fn policy_spec(&self, sandbox: &str) -> Option<Value> {
+        let mut spec = match self {
+            Self::Client(network) => {
+                let router = json!({
+                    "namespaceSelector": {},
+                    "podSelector": { "matchLabels": { "app": "sandbox-router" } },
+                });
+                json!({
+                    "policyTypes": ["Ingress", "Egress"],
+                    "ingress": [{ "from": [router] }],
+                    "egress": network.egress(),
+                })
+            }
+            Self::Template { policy, .. } => policy.clone()?,
+        };
+        spec["podSelector"] = json!({ "matchLabels": { labels::SANDBOX_NAME_HASH: names::name_hash(sandbox) } });
+        Some(spec)
+    }
+}
+
+/// The label of the template that a sandbox with this Pod template came from, or that its files came from.
+fn template_hash(pod: &PodTemplate) -> Option<String> {
+    pod.metadata().labels?.remove(labels::TEMPLATE_REF_HASH)
+}
+
+/// Whether a policy selects Pods by the label of this template, as the template's own does.
+fn is_of_template(policy: &NetworkPolicy, hash: &str) -> bool {
+    let labels = policy.spec.as_ref().and_then(|spec| spec.pod_selector.as_ref()?.match_labels.as_ref());
+    labels.is_some_and(|labels| labels.get(labels::TEMPLATE_REF_HASH).is_some_and(|found| found == hash))
+}
+
+impl Record {
+    /// Whether the network of the sandbox is that of a template.
+    fn has_network_of_template(&self) -> bool {
+        self.claim.is_some() || template_hash(&self.sandbox.spec.pod_template).is_some()
+    }
+}
+
 impl Call<'_> {
+    /// The rules of a sandbox with the files of a snapshot: at most what the sandbox of the snapshot reaches.
+    pub(crate) async fn rules_for<'a>(
+        &self,
+        network: &'a Network,
+        snapshot: &SandboxSnapshot,
+    ) -> Result<Rules<'a>, Error> {
+        let source = snapshot.status.as_ref().and_then(|status| status.sandbox.as_ref());
+        let Some(hash) = source.and_then(|source| template_hash(&source.pod_template)) else {
+            return Ok(Rules::Client(network));
+        };
+        network.check_of_template()?;
+        let (client, namespace) = (&self.account.client, &self.account.namespace);
+        let templates: Api<SandboxTemplate> = Api::namespaced(client.clone(), namespace);
+        let templates = templates.list_metadata(&ListParams::default()).await?.items;
+        let template = templates
+            .into_iter()
+            .filter_map(|template| template.metadata.name)
+            .find(|name| names::name_hash(name) == hash);
+        let policy = match template {
+            Some(template) => {
+                let policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), namespace);
+                policies.get_opt(&names::network_policy(&template)).await?
+            }
+            None => None,
+        };
+        let policy = policy.filter(|policy| is_of_template(policy, &hash)).map(|policy| json!(policy.spec));
+        Ok(Rules::Template { hash, policy })
+    }
+
     /// Refuses network settings that a client of this account may not have.
     pub(crate) fn check_network(&self, network: &Network) -> Result<(), Error> {
         network.check(self.account.egress_ceiling)
     }
 
     /// Writes the NetworkPolicy of a Sandbox, which is deleted with it. Until there is one, our node keeps the Pod closed.
-    pub(crate) async fn write_policy(&self, sandbox: &Sandbox, network: &Network) -> Result<(), Error> {
+    pub(crate) async fn write_policy(&self, sandbox: &Sandbox, rules: &Rules<'_>) -> Result<(), Error> {
         let name = sandbox.metadata.name.as_deref().unwrap_or_default();
-        let router = json!({
-            "namespaceSelector": {},
-            "podSelector": { "matchLabels": { "app": "sandbox-router" } },
-        });
+        let Some(spec) = rules.policy_spec(name) else { return Ok(()) };
         let policy = json!({
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
@@ -169,12 +277,7 @@ impl Call<'_> {
                     "uid": sandbox.metadata.uid, "controller": false,
                 }],
             },
-            "spec": {
-                "podSelector": { "matchLabels": { labels::SANDBOX_NAME_HASH: names::name_hash(name) } },
-                "policyTypes": ["Ingress", "Egress"],
-                "ingress": [{ "from": [router] }],
-                "egress": network.egress(),
-            },
+            "spec": spec,
         });
         let policies: Api<NetworkPolicy> = Api::namespaced(self.account.client.clone(), &self.account.namespace);
         policies.patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&policy)).await?;
@@ -187,11 +290,10 @@ impl Call<'_> {
         self.check_network(&network)?;
         let record = self.running(id).await?;
         network.allow_public_traffic = (!record.is_public()).then_some(false);
-        if record.claim.is_some() {
-            let why = "the network of a sandbox from a template is that of the SandboxTemplate (spec.networkPolicy)";
-            return Err(Error::Unsupported(why.to_owned()));
+        if record.has_network_of_template() {
+            return Err(Error::Unsupported(OF_TEMPLATE.to_owned()));
         }
-        self.write_policy(&record.sandbox, &network).await?;
+        self.write_policy(&record.sandbox, &Rules::Client(&network)).await?;
         let patch = json!({
             "metadata": {
                 "uid": record.sandbox.metadata.uid,
@@ -272,6 +374,38 @@ mod tests {
         for narrower in [json!({}), json!({"denyOut": ["1.1.1.1"]}), json!({"allow_internet_access": false})] {
             assert!(network(narrower).check(true).is_ok());
         }
+    }
+
+    /// E-045
+    #[test]
+    fn a_copy_has_the_network_of_its_template_and_so_have_its_copies() {
+        let hash = names::name_hash("closed");
+        let spec = json!({
+            "podSelector": { "matchLabels": { labels::TEMPLATE_REF_HASH: hash } },
+            "policyTypes": ["Ingress", "Egress"],
+            "egress": [{ "to": [{ "ipBlock": { "cidr": "192.0.2.1/32" } }] }],
+        });
+        let policy: NetworkPolicy = serde_json::from_value(json!({ "spec": spec })).unwrap();
+        assert!(is_of_template(&policy, &hash) && !is_of_template(&policy, &names::name_hash("other")));
+
+        let rules = Rules::Template { hash: hash.clone(), policy: Some(json!(policy.spec)) };
+        let copied = rules.policy_spec("copy").unwrap();
+        assert_eq!(copied["egress"], spec["egress"]);
+        assert_eq!(copied["policyTypes"], spec["policyTypes"]);
+        let own = json!({ "matchLabels": { labels::SANDBOX_NAME_HASH: names::name_hash("copy") } });
+        assert_eq!(copied["podSelector"], own);
+        assert_eq!(Rules::Template { hash: hash.clone(), policy: None }.policy_spec("copy"), None, "it stays closed");
+
+        let mut sandbox = Sandbox::default();
+        rules.prepare(&mut sandbox);
+        assert_eq!(template_hash(&sandbox.spec.pod_template).as_deref(), Some(hash.as_str()));
+        assert_eq!(sandbox.spec.pod_template.spec["dnsConfig"], Value::Null, "resolvers are the template's");
+        assert!(Record { sandbox, claim: None }.has_network_of_template());
+
+        let mut sandbox = Sandbox::default();
+        Rules::Client(&Network::default()).prepare(&mut sandbox);
+        assert_eq!(sandbox.spec.pod_template.spec["dnsConfig"]["nameservers"], json!(RESOLVERS));
+        assert!(!Record { sandbox, claim: None }.has_network_of_template());
     }
 
     /// E-126
