@@ -355,10 +355,13 @@ impl Plan {
         let mut found = BTreeMap::new();
         if self.lifecycle.pauses {
             found.insert(annotations::SUSPEND_AT.to_owned(), self.end.to_string());
-            found.insert(annotations::AWAKE_FOR.to_owned(), sleep::format_duration(self.awake_for));
         }
         if self.lifecycle.resumes {
             found.insert(annotations::WAKE.to_owned(), "Always".to_owned());
+        }
+        // A paused sandbox has no other end: without this time it would run for ever after a request has resumed it.
+        if self.lifecycle != Lifecycle::default() {
+            found.insert(annotations::AWAKE_FOR.to_owned(), sleep::format_duration(self.awake_for));
         }
         found
     }
@@ -392,4 +395,34 @@ fn name_of(digits: &str) -> String {
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// E-030, E-122
+    #[test]
+    fn what_a_request_resumes_is_paused_again() {
+        let kept = |pauses, resumes| {
+            let plan = Plan {
+                name: random_name(),
+                template: "base".to_owned(),
+                end: "2026-01-01T00:00:00Z".parse().unwrap(),
+                lifecycle: Lifecycle { pauses, resumes },
+                awake_for: Duration::from_secs(600),
+                network: Network::default(),
+                metadata: Metadata::default(),
+                env: BTreeMap::new(),
+                digest: String::new(),
+            };
+            let all = plan.sleep_annotations();
+            [annotations::SUSPEND_AT, annotations::WAKE, annotations::AWAKE_FOR].map(|key| all.get(key).cloned())
+        };
+        let [end, wake, awake] = ["2026-01-01T00:00:00Z", "Always", "10m"].map(|text| Some(text.to_owned()));
+        assert_eq!(kept(false, false), [None, None, None]);
+        assert_eq!(kept(true, false), [end.clone(), None, awake.clone()]);
+        assert_eq!(kept(true, true), [end, wake.clone(), awake.clone()]);
+        assert_eq!(kept(false, true), [None, wake, awake], "it can be paused by a call, too");
+    }
 }

@@ -54,14 +54,21 @@ impl Record {
     pub(crate) fn is_listed(&self, now: Timestamp) -> bool {
         let labelled = self.meta().labels.as_ref().is_some_and(|all| all.contains_key(labels::E2B_SANDBOX));
         let deleting = self.sandbox.metadata.deletion_timestamp.is_some() || self.meta().deletion_timestamp.is_some();
-        let over = self.end().is_some_and(|end| end <= now) && !self.lifecycle().pauses;
+        let over = self.deleted_at().is_some_and(|end| end <= now);
         labelled && !deleting && !over
     }
 
-    /// When the sandbox ends by itself.
+    /// When the sandbox ends by itself: it is deleted, or paused.
     pub(crate) fn end(&self) -> Option<Timestamp> {
+        let paused_at = sleep::suspends_at(|key| self.sandbox.annotation(key));
+        // A sandbox that is to be deleted has a time to be paused, too, if a request has resumed it.
+        self.deleted_at().into_iter().chain(paused_at).min()
+    }
+
+    /// When the sandbox is deleted; `None` if its end pauses it, or if it has no end.
+    pub(crate) fn deleted_at(&self) -> Option<Timestamp> {
         if self.lifecycle().pauses {
-            return sleep::suspends_at(|key| self.sandbox.annotation(key));
+            return None;
         }
         let time = match &self.claim {
             Some(claim) => claim.spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.shutdown_time.as_ref()),
