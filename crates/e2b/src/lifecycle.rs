@@ -116,6 +116,10 @@ impl Call<'_> {
         let record = self.find(id).await?;
         self.check_memory(wanted.memory)?;
         if record.state(Timestamp::now()) == State::Paused {
+            if record.deleted_at().is_some() {
+                // The pause before this one ended between its two patches.
+                self.set_end(&record, None, json!({})).await?;
+            }
             return Err(Error::Conflict(format!("sandbox {id:?} is already paused")));
         }
         let mut marks = json!({ annotations::SUSPENDED_BY: null, annotations::WAKE_REQUESTED_AT: null });
@@ -178,26 +182,120 @@ impl Call<'_> {
 
     /// Sets or removes the end of a sandbox's time, and makes other changes of the Sandbox in the same request where both
     /// are in one object.
-    async fn set_end(&self, record: &Record, end: Option<Timestamp>, mut changes: Value) -> Result<(), Error> {
-        let params = PatchParams::default();
-        let time = end.map(|end| end.to_string());
-        if record.lifecycle().pauses {
-            changes["metadata"]["annotations"][annotations::SUSPEND_AT] = json!(time);
-        } else if let Some(claim) = &record.claim {
-            let lifecycle = match time {
-                Some(time) => json!({ "shutdownTime": time, "shutdownPolicy": "Delete" }),
-                None => Value::Null,
-            };
-            let patch = json!({ "metadata": { "uid": claim.metadata.uid }, "spec": { "lifecycle": lifecycle } });
-            self.claims().patch(record.name(), &params, &Patch::Merge(patch)).await?;
-            if changes.as_object().is_some_and(serde_json::Map::is_empty) {
-                return Ok(());
+    async fn set_end(&self, record: &Record, end: Option<Timestamp>, changes: Value) -> Result<(), Error> {
+        let (params, name) = (PatchParams::default(), record.name());
+        for change in changes_of_end(record, end, changes) {
+            match change {
+                Change::Claim(patch) => drop(self.claims().patch(name, &params, &Patch::Merge(patch)).await?),
+                Change::Sandbox(patch) => drop(self.sandboxes().patch(name, &params, &Patch::Merge(patch)).await?),
             }
-        } else {
-            changes["spec"]["shutdownTime"] = json!(time);
         }
-        changes["metadata"]["uid"] = json!(record.sandbox.metadata.uid);
-        self.sandboxes().patch(record.name(), &params, &Patch::Merge(changes)).await?;
         Ok(())
+    }
+}
+
+/// A patch of one of a sandbox's objects.
+#[derive(Debug, PartialEq)]
+enum Change {
+    Claim(Value),
+    Sandbox(Value),
+}
+
+/// The patches that set or remove the end of a sandbox's time with other changes of the Sandbox, in their order.
+fn changes_of_end(record: &Record, end: Option<Timestamp>, mut changes: Value) -> Vec<Change> {
+    let time = end.map(|end| end.to_string());
+    let mut of_claim = None;
+    if record.lifecycle().pauses {
+        changes["metadata"]["annotations"][annotations::SUSPEND_AT] = json!(time);
+    } else {
+        if record.sandbox.annotation(annotations::SUSPEND_AT).is_some() {
+            // The time after a wake.
+            changes["metadata"]["annotations"][annotations::SUSPEND_AT] = Value::Null;
+        }
+        match &record.claim {
+            Some(claim) => {
+                let lifecycle = time.map(|time| json!({ "shutdownTime": time, "shutdownPolicy": "Delete" }));
+                let patch = json!({ "metadata": { "uid": claim.metadata.uid }, "spec": { "lifecycle": lifecycle } });
+                of_claim = Some(Change::Claim(patch));
+            }
+            None => changes["spec"]["shutdownTime"] = json!(time),
+        }
+    }
+    let of_sandbox = changes.as_object().is_some_and(|changes| !changes.is_empty()).then(|| {
+        changes["metadata"]["uid"] = json!(record.sandbox.metadata.uid);
+        Change::Sandbox(changes)
+    });
+    // An end is set before the sandbox runs and removed after it is paused: a failure in between leaves one.
+    let order = if end.is_some() { [of_claim, of_sandbox] } else { [of_sandbox, of_claim] };
+    order.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agent_sandbox_api::keys::labels;
+
+    const END: &str = "2026-01-01T00:00:00Z";
+
+    /// A sandbox with an end, of a claim or by itself, and with annotations.
+    fn record(of_claim: bool, lifecycle: Lifecycle, annotations: Value) -> Record {
+        let meta = |mut annotations: Value| {
+            if let Some(text) = lifecycle.annotation() {
+                annotations[annotations::E2B_LIFECYCLE] = text.into();
+            }
+            json!({ "name": "box", "uid": "u", "annotations": annotations, "labels": { labels::E2B_SANDBOX: "true" } })
+        };
+        let end = json!({ "shutdownTime": END, "shutdownPolicy": "Delete" });
+        let spec = if of_claim { json!({}) } else { end.clone() };
+        let claim = json!({ "metadata": meta(json!({})), "spec": { "lifecycle": end } });
+        Record {
+            sandbox: serde_json::from_value(json!({ "metadata": meta(annotations), "spec": spec })).unwrap(),
+            claim: of_claim.then(|| serde_json::from_value(claim).unwrap()),
+        }
+    }
+
+    /// E-039
+    #[test]
+    fn a_sandbox_has_an_end_whichever_patch_fails() {
+        let paused = json!({ "spec": { "operatingMode": "Suspended" } });
+        let of_claim = record(true, Lifecycle::default(), json!({}));
+        let changes = changes_of_end(&of_claim, None, paused.clone());
+        assert!(
+            matches!(&changes[..], [Change::Sandbox(first), Change::Claim(last)]
+                if first["spec"] == paused["spec"] && last["spec"]["lifecycle"].is_null()),
+            "paused before its end is removed: {changes:?}"
+        );
+        let running = json!({ "spec": { "operatingMode": "Running" } });
+        let changes = changes_of_end(&of_claim, Some(END.parse().unwrap()), running);
+        assert!(
+            matches!(&changes[..], [Change::Claim(first), Change::Sandbox(_)]
+                if first["spec"]["lifecycle"]["shutdownTime"] == END),
+            "its end is set before it runs: {changes:?}"
+        );
+        let changes = changes_of_end(&of_claim, Some(END.parse().unwrap()), json!({}));
+        assert!(matches!(&changes[..], [Change::Claim(_)]), "nothing of the Sandbox changes: {changes:?}");
+
+        for lifecycle in [Lifecycle::default(), Lifecycle { pauses: true, resumes: false }] {
+            let changes = changes_of_end(&record(false, lifecycle, json!({})), None, paused.clone());
+            assert!(matches!(&changes[..], [Change::Sandbox(_)]), "one object, one patch: {changes:?}");
+        }
+    }
+
+    /// E-034, E-037, E-040, E-122
+    #[test]
+    fn the_end_after_a_wake_pauses_until_a_client_sets_another_one() {
+        let resumes = Lifecycle { pauses: false, resumes: true };
+        let mut woken = record(false, resumes, json!({ annotations::SUSPEND_AT: END }));
+        woken.sandbox.spec.shutdown_time = None;
+        let end: Timestamp = END.parse().unwrap();
+        let later = end + SignedDuration::from_secs(60);
+        assert_eq!((woken.end(), woken.deleted_at()), (Some(end), None));
+        assert_eq!(woken.state(later), State::Paused);
+        assert!(woken.is_listed(later), "it is not deleted");
+        let changes = changes_of_end(&woken, Some(later), json!({}));
+        let [Change::Sandbox(patch)] = &changes[..] else { panic!("{changes:?}") };
+        assert_eq!(patch["metadata"]["annotations"][annotations::SUSPEND_AT], Value::Null);
+        assert_eq!(patch["spec"]["shutdownTime"], later.to_string());
+        assert!(!record(false, Lifecycle::default(), json!({})).is_listed(later));
     }
 }
