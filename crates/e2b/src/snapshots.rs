@@ -8,6 +8,7 @@ use agent_sandbox_api::snapshot::SandboxSnapshot;
 use agent_sandbox_client as sdk;
 use agent_sandbox_protocol::sandbox_address::Address;
 use jiff::Timestamp;
+use kube::Client;
 use kube::api::{Api, ListParams};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -166,13 +167,21 @@ impl Call<'_> {
         }
         let plans: Vec<Plan> = (0..count).map(|_| self.plan_like(&record, end)).collect::<Result<_, _>>()?;
         let snapshot = self.snapshot_of(record.name(), BTreeMap::new(), Some(FORK_SNAPSHOT_LIFE)).await?;
+        let mut untold = Untold {
+            client: self.account.client.clone(),
+            namespace: self.account.namespace.clone(),
+            names: plans.iter().map(|plan| plan.name().to_owned()).collect(),
+        };
         let copies = plans.iter().map(|plan| async {
             self.create_from(plan, &snapshot).await?;
             let gone = || Error::Internal(format!("sandbox {:?} was deleted while it was created", plan.name()));
             Ok(self.record(plan.name()).await?.ok_or_else(gone)?.connection(self.settings))
         });
-        let copies = futures::future::join_all(copies).await;
-        self.delete_snapshot_object(&snapshot).await?;
+        let copies: Vec<Result<Value, Error>> = futures::future::join_all(copies).await;
+        // A snapshot that is left ends by itself; the copies run already.
+        let _ = self.delete_snapshot_object(&snapshot).await;
+        let mut made = copies.iter().map(Result::is_ok);
+        untold.names.retain(|_| made.next() != Some(true));
         let answer = |copy: Result<Value, Error>| match copy {
             Ok(sandbox) => json!({ "sandbox": sandbox }),
             Err(error) => json!({ "error": error.body() }),
@@ -182,6 +191,28 @@ impl Call<'_> {
 
     fn snapshot_api(&self) -> Api<SandboxSnapshot> {
         Api::namespaced(self.account.client.clone(), &self.account.namespace)
+    }
+}
+
+/// Sandboxes that no client has been told of. They are deleted when this is dropped: a client that leaves in the middle of
+/// a fork could not use them. What cannot be deleted ends at its time.
+struct Untold {
+    client: Client,
+    namespace: String,
+    names: Vec<String>,
+}
+
+impl Drop for Untold {
+    fn drop(&mut self) {
+        let names = std::mem::take(&mut self.names);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if names.is_empty() {
+            return;
+        }
+        let (client, namespace) = (self.client.clone(), std::mem::take(&mut self.namespace));
+        runtime.spawn(async move {
+            futures::future::join_all(names.iter().map(|name| sdk::delete(&client, &namespace, name))).await;
+        });
     }
 }
 
@@ -230,6 +261,28 @@ fn snapshot_name(given: &str) -> Result<&str, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kube::client::Body;
+
+    /// E-045
+    #[tokio::test]
+    async fn copies_that_no_client_is_told_of_are_deleted() {
+        let (asked, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            asked.send(format!("{} {}", request.method(), request.uri().path())).unwrap();
+            let deleted = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" });
+            async move { Ok::<_, std::io::Error>(http::Response::new(Body::from(deleted.to_string().into_bytes()))) }
+        });
+        let client = Client::new(service, "default");
+        let untold = |names: &[&str]| Untold {
+            client: client.clone(),
+            namespace: "team".to_owned(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        drop(untold(&[]));
+        drop(untold(&["one"]));
+        let claims = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/team/sandboxclaims";
+        assert_eq!(requests.recv().await.unwrap(), format!("DELETE {claims}/one"), "a Sandbox or its claim");
+    }
 
     /// E-044
     #[test]
