@@ -4,6 +4,7 @@ use crate::{
     convert,
     handle::{Handle, duration, serialised},
     pending::{Pending, pending, pending_unit},
+    snapshots::{self, NewSandboxOptions, SnapshotOptions},
     tokio_runtime::Origin,
 };
 use agent_sandbox_api::v1beta1::{Sandbox, SandboxClaim};
@@ -308,6 +309,47 @@ impl Client {
         let (client, limit) = (self.kube()?, duration(seconds)?);
         let waiting = async move { sdk::sandbox_ready(&client, &namespace, &name, limit).await };
         Ok(pending(waiting, |py, sandbox| serialised(py, &sandbox)))
+    }
+
+    /// Takes a snapshot of a sandbox and waits until it is complete.
+    fn take_snapshot(&self, options: SnapshotOptions) -> PyResult<Pending> {
+        let (client, (namespace, request, limit)) = (self.kube()?, options.into_request()?);
+        let taking = async move { sdk::take_snapshot(&client, &namespace, request, limit).await };
+        Ok(pending(taking, |py, snapshot| serialised(py, &snapshot)))
+    }
+
+    /// The snapshots of a namespace, the oldest first.
+    fn snapshots(&self, namespace: String) -> PyResult<Pending> {
+        let client = self.kube()?;
+        let listing = async move { sdk::list_snapshots(&client, &namespace).await };
+        Ok(pending(listing, |py, list| serialised(py, &list)))
+    }
+
+    fn delete_snapshot(&self, namespace: String, name: String) -> PyResult<Pending> {
+        let client = self.kube()?;
+        Ok(pending_unit(async move { sdk::delete_snapshot(&client, &namespace, &name).await }))
+    }
+
+    /// Creates a sandbox from a snapshot and waits until it is ready.
+    fn create_from_snapshot(&self, snapshot: String, name: String, options: NewSandboxOptions) -> PyResult<Pending> {
+        let new = options.with_client(self.inner()?)?;
+        Ok(pending(async move { new.create(&snapshot, &name).await }, handle_to_python))
+    }
+
+    /// Creates sandboxes of these names with the files that a sandbox has now, and waits until all of them are ready.
+    fn fork(&self, sandbox: String, names: Vec<String>, options: NewSandboxOptions) -> PyResult<Pending> {
+        let new = options.with_client(self.inner()?)?;
+        Ok(pending(async move { new.fork(sandbox, &names).await }, |py, handles| {
+            let handles = handles.into_iter().map(|handle| handle_to_python(py, handle));
+            Ok(handles.collect::<PyResult<Vec<_>>>()?.into_pyobject(py)?.into_any().unbind())
+        }))
+    }
+
+    /// Sets a sandbox back to a snapshot. One that ran runs again when this ends.
+    fn roll_back(&self, namespace: String, sandbox: String, snapshot: String, seconds: f64) -> PyResult<Pending> {
+        let (client, limit) = (self.kube()?, duration(seconds)?);
+        let going_back = async move { snapshots::roll_back(&client, &namespace, &sandbox, &snapshot, limit).await };
+        Ok(pending_unit(going_back))
     }
 
     /// Creates a template with one container, and a warm pool that uses it when `replicas` is given.

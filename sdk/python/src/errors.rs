@@ -1,5 +1,6 @@
 //! Conversion of the SDK's errors to Python exceptions, which `agent_sandbox.errors` defines.
 
+use agent_sandbox_api::snapshot::SnapshotReason;
 use agent_sandbox_client::{ClientError, native::ErrorCode};
 use pyo3::{
     exceptions::{PyRuntimeError, PyValueError},
@@ -30,6 +31,7 @@ fn build<'py>(py: Python<'py>, error: &ClientError) -> PyResult<Bound<'py, PyAny
 /// The key by which the Python side chooses the exception class.
 fn kind(error: &ClientError) -> &'static str {
     match error {
+        ClientError::NotFound { kind: "snapshot", .. } => "no_snapshot",
         ClientError::NotFound { .. } => "not_found",
         ClientError::NoSource { .. } => "no_source",
         ClientError::AlreadyExists { .. } => "already_exists",
@@ -37,6 +39,8 @@ fn kind(error: &ClientError) -> &'static str {
         ClientError::Failed { reason, .. } => match reason.as_str() {
             "TemplateNotFound" => "no_template",
             "WarmPoolNotFound" => "no_pool",
+            reason if reason == SnapshotReason::Refused.as_str() => "snapshot_failed",
+            reason if reason == SnapshotReason::SandboxNotFound.as_str() => "not_found",
             _ => "claim_failed",
         },
         ClientError::CannotStart { .. } => "claim_failed",

@@ -12,6 +12,7 @@ mod files;
 mod handle;
 mod pending;
 mod process;
+mod snapshots;
 mod stream;
 mod tokio_runtime;
 

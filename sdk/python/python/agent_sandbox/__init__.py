@@ -28,6 +28,7 @@ from ._results import (
     ListeningPort,
     Match,
     ProcessInfo,
+    Snapshot,
 )
 from ._sync import Changes, Chunks, Client, EventStream, Files, Process, Sandbox
 from .errors import SandboxError
@@ -77,6 +78,7 @@ __all__ = [
     "ProcessInfo",
     "Sandbox",
     "SandboxError",
+    "Snapshot",
     "errors",
 ]
 

@@ -125,3 +125,34 @@ def create_options(image: str, namespace: str, make: Mapping[str, Any]) -> dict[
         "expires_after": make["expires_after"],
         "ready_timeout": make["ready_timeout"],
     }
+
+
+def snapshot_options(
+    namespace: str,
+    sandbox: str,
+    name: str | None,
+    labels: Mapping[str, str] | None,
+    expires_after: float | None,
+    timeout: float,
+) -> dict[str, Any]:
+    return {
+        "namespace": namespace,
+        "sandbox": sandbox,
+        "name": name,
+        "labels": labels and dict(labels),
+        "expires_after": expires_after,
+        "timeout": timeout,
+    }
+
+
+def new_sandbox_options(namespace: str, make: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a sandbox that is made from a snapshot."""
+    decided = ("env", "annotations", "command", "memory", "cpus", "runtime_class")
+    if any(make.get(option) is not None for option in decided):
+        raise ValueError(f"a snapshot has the settings of its sandbox, so {', '.join(decided)} cannot be given")
+    return {
+        "namespace": namespace,
+        "labels": make["labels"] and dict(make["labels"]),
+        "expires_after": make["expires_after"],
+        "ready_timeout": make["ready_timeout"],
+    }

@@ -203,6 +203,37 @@ class HistoryEntry:
         return f"HistoryEntry({self.id}, {self.argv!r}, exit_code={self.exit_code})"
 
 
+class Snapshot:
+    """The files of a sandbox as they were at one moment.
+
+    ``ready`` tells whether sandboxes can be made from it, ``message`` why not. ``size_bytes`` counts the layers that it shares
+    with other snapshots, too. ``frozen_ms`` says for how long the sandbox was frozen; it is None for a suspended sandbox.
+    """
+
+    __slots__ = ("name", "namespace", "sandbox", "labels", "ready", "message", "size_bytes", "frozen_ms", "parent", "taken_at", "expires_at")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        metadata, spec, status = raw["metadata"], raw["spec"], raw.get("status") or {}
+        ready = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
+        self.name: str = metadata["name"]
+        self.namespace: str = metadata["namespace"]
+        self.sandbox: str = spec["sandboxName"]
+        self.labels: dict[str, str] = metadata.get("labels") or {}
+        self.ready: bool = ready.get("status") == "True"
+        self.message: str = ready.get("message", "")
+        self.size_bytes: int | None = status.get("sizeBytes")
+        self.frozen_ms: int | None = status.get("frozenMilliseconds")
+        self.parent: str | None = status.get("parent")
+        self.taken_at: str | None = status.get("takenAt")
+        self.expires_at: str | None = spec.get("expiresAt")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.name!r}, sandbox={self.sandbox!r}, ready={self.ready})"
+
+
 class CodeContext:
     """Variables and a working directory for code."""
 

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from ._connections import Connection
-from ._options import claim_options, command_options, create_options, open_options
-from ._results import Change, CodeContext, CommandResult, Event, Execution, FileInfo, HistoryEntry, ListeningPort, Match, ProcessInfo
+from ._options import claim_options, command_options, create_options, new_name, new_sandbox_options, open_options, snapshot_options
+from ._results import (
+    Change,
+    CodeContext,
+    CommandResult,
+    Event,
+    Execution,
+    FileInfo,
+    HistoryEntry,
+    ListeningPort,
+    Match,
+    ProcessInfo,
+    Snapshot,
+)
 from ._waiting import _wait
 
 # Loading `typing` would cost more than everything else here; checkers know this name.
@@ -101,13 +113,25 @@ class Client:
         where = namespace or self.namespace()  # await
         return _wait(opened.pools(where))
 
+    def snapshots(self, *, namespace: str | None = None) -> List[Snapshot]:  # async
+        """The snapshots of a namespace, the oldest first."""
+        opened = self._open()  # await
+        where = namespace or self.namespace()  # await
+        return [Snapshot(raw) for raw in _wait(opened.snapshots(where))]
+
+    def delete_snapshot(self, snapshot: Snapshot | str, *, namespace: str | None = None) -> None:  # async
+        """Deletes a snapshot. The sandboxes that were made from it stay."""
+        opened = self._open()  # await
+        where = namespace or self.namespace()  # await
+        _wait(opened.delete_snapshot(where, str(snapshot)))
+
 
 class Sandbox:
     """An isolated computer, created at first use and deleted at the end of its ``with`` block.
 
     ``Sandbox("python:3.12")`` is created from an image, ``Sandbox(pool="name")`` is taken from a warm pool,
-    ``Sandbox(template="name")`` is created from a template. Without any of them the ready-made pool
-    `python-sandbox-template` is used.
+    ``Sandbox(template="name")`` is created from a template, ``Sandbox(snapshot="name")`` from a snapshot. Without any of them
+    the ready-made pool `python-sandbox-template` is used.
     """
 
     def __init__(
@@ -116,6 +140,7 @@ class Sandbox:
         *,
         pool: str | None = None,
         template: str | None = None,
+        snapshot: Snapshot | str | None = None,
         name: str | None = None,
         namespace: str | None = None,
         client: Client | None = None,
@@ -131,8 +156,8 @@ class Sandbox:
         ready_timeout: float = 180,
         keep: bool = False,
     ) -> None:
-        if sum(source is not None for source in (image, pool, template)) > 1:
-            raise ValueError("give one of image, pool and template")
+        if sum(source is not None for source in (image, pool, template, snapshot)) > 1:
+            raise ValueError("give one of image, pool, template and snapshot")
         if client is not None and connection is not None:
             raise ValueError("a client has its connection already; give one of client and connection")
         self._client = client or Client(connection)
@@ -140,6 +165,7 @@ class Sandbox:
         self._keep = keep
         self._namespace = namespace
         self._image = image
+        self._snapshot = None if snapshot is None else str(snapshot)
         self._make = {
             "pool": pool,
             "template": template,
@@ -157,8 +183,8 @@ class Sandbox:
         self.files = Files(self)
 
     @classmethod
-    def _attached(cls, client: Client, handle: _native.Handle) -> Sandbox:
-        sandbox = cls(client=client, keep=True)
+    def _attached(cls, client: Client, handle: _native.Handle, keep: bool = True) -> Sandbox:
+        sandbox = cls(client=client, keep=keep)
         sandbox._handle = handle
         return sandbox
 
@@ -174,6 +200,9 @@ class Sandbox:
             where = self._namespace or self._client.namespace()  # await
             if self._image is not None:
                 handle = _wait(opened.create(create_options(self._image, where, self._make)))
+            elif self._snapshot is not None:
+                name, options = self._make["name"] or new_name("sandbox-"), new_sandbox_options(where, self._make)
+                handle = _wait(opened.create_from_snapshot(self._snapshot, name, options))
             else:
                 handle = _wait(opened.claim(claim_options(where, self._make)))
             self._handle = handle
@@ -343,6 +372,55 @@ class Sandbox:
         """Starts a suspended sandbox again."""
         handle = self._ready()  # await
         _wait(handle.resume(timeout))
+
+    def snapshot(
+        self,
+        name: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        expires_after: float | None = None,
+        timeout: float = 180,
+    ) -> Snapshot:  # async
+        """Keeps the files of the sandbox as they are now, and waits until that is done.
+
+        Without ``name`` one is generated. The snapshot outlives the sandbox; with ``expires_after`` it is deleted after that
+        many seconds. If it cannot be taken, :class:`~agent_sandbox.errors.SnapshotFailedError` says why.
+        """
+        handle = self._ready()  # await
+        opened = self._client._open()  # await
+        options = snapshot_options(handle.namespace, handle.name, name, labels, expires_after, timeout)
+        return Snapshot(_wait(opened.take_snapshot(options)))
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        labels: Mapping[str, str] | None = None,
+        expires_after: float | None = None,
+        timeout: float = 180,
+    ) -> List[Sandbox]:  # async
+        """Makes sandboxes with the files that this one has now, and waits until all of them are ready.
+
+        They have this one's image, command, environment and limits, but names, addresses and processes of their own. Each is
+        deleted by its own ``delete`` or at the end of its own ``with`` block.
+        """
+        if count < 1:
+            raise ValueError(f"{count} sandboxes cannot be made; count must be at least 1")
+        handle = self._ready()  # await
+        opened = self._client._open()  # await
+        make = {"labels": labels, "expires_after": expires_after, "ready_timeout": timeout}
+        names = [new_name("sandbox-") for _ in range(count)]
+        made = _wait(opened.fork(handle.name, names, new_sandbox_options(handle.namespace, make)))
+        return [Sandbox._attached(self._client, one, keep=False) for one in made]
+
+    def rollback(self, snapshot: Snapshot | str, timeout: float = 180) -> None:  # async
+        """Sets the sandbox back to a snapshot: what was written since is lost, and its processes end.
+
+        It keeps its name and address. A suspended sandbox stays suspended.
+        """
+        handle = self._ready()  # await
+        opened = self._client._open()  # await
+        _wait(opened.roll_back(handle.namespace, handle.name, str(snapshot), timeout))
 
     def expire_after(self, seconds: float) -> None:  # async
         """Schedules the deletion of the sandbox after that time, whether or not this program still runs."""

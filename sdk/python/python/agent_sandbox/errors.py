@@ -51,6 +51,10 @@ class SnapshotNotFoundError(SandboxError):
     """No snapshot has that name."""
 
 
+class SnapshotFailedError(SandboxError):
+    """The snapshot cannot be taken; the message contains the reason."""
+
+
 class SandboxNoClusterError(SandboxError):
     """No cluster is configured and no engine runs on this machine, or its configuration cannot be read."""
 
@@ -113,6 +117,8 @@ _CLASSES = {
     "no_source": SandboxSourceNotFoundError,
     "no_template": SandboxTemplateNotFoundError,
     "no_pool": SandboxWarmPoolNotFoundError,
+    "no_snapshot": SnapshotNotFoundError,
+    "snapshot_failed": SnapshotFailedError,
     "already_exists": SandboxAlreadyExistsError,
     "timeout": SandboxTimeoutError,
     "claim_failed": SandboxClaimFailedError,
