@@ -27,6 +27,9 @@ const MAX_TTL: u32 = 300;
 pub trait OpenPorts: Send + Sync + 'static {
     /// Opens the pairs for this time. They are open when this returns.
     async fn open(&self, id: &str, pairs: Vec<(Ipv4Addr, u16)>, time: Duration) -> io::Result<()>;
+
+    /// Closes pairs, whether they are open or not.
+    async fn close(&self, id: &str, pairs: Vec<(Ipv4Addr, u16)>) -> io::Result<()>;
 }
 
 /// Result of a lookup for a sandbox.
@@ -111,11 +114,7 @@ impl Gateway {
             self.write(&record);
             return Lookup::Denied(format!("{name}: it resolves to {what}"));
         }
-        let time = lifetime(answer.ttl);
-        let pairs = sandbox.note(name, &usable, time);
-        if !pairs.is_empty()
-            && let Err(error) = self.ports.open(&sandbox.id, pairs, time).await
-        {
+        if let Err(error) = self.open(sandbox, name, &usable, lifetime(answer.ttl)).await {
             record.decision = Outcome::Fail;
             record.reason = format!("its ports cannot be opened: {error}");
             self.write(&record);
@@ -125,6 +124,21 @@ impl Gateway {
         record.addresses.clone_from(&usable);
         self.write(&record);
         Lookup::Found { addresses: usable, ttl: answer.ttl.min(MAX_TTL) }
+    }
+
+    /// Notes what a name led to, and opens what the rules allow.
+    async fn open(&self, sandbox: &Sandbox, name: &Name, addresses: &[Ipv4Addr], time: Duration) -> io::Result<()> {
+        let _one_at_a_time = sandbox.port_changes.lock().await;
+        let pairs = sandbox.note(name, addresses, time);
+        if pairs.is_empty() { Ok(()) } else { self.ports.open(&sandbox.id, pairs, time).await }
+    }
+
+    /// Closes what [`Sandbox::set_policy`] returned, except what a later policy has opened again. What was still being
+    /// opened when the policy changed is closed once it is open.
+    pub async fn close(&self, sandbox: &Sandbox, pairs: Vec<(Ipv4Addr, u16)>) -> io::Result<()> {
+        let _one_at_a_time = sandbox.port_changes.lock().await;
+        let pairs = sandbox.not_open(pairs);
+        if pairs.is_empty() { Ok(()) } else { self.ports.close(&sandbox.id, pairs).await }
     }
 
     /// Whether a name leads to this address: as the sandbox has asked, or, after a restart of this process, as it would
@@ -176,4 +190,78 @@ fn is_own(address: Ipv4Addr) -> bool {
         socket.local_addr()
     });
     source.is_ok_and(|source| source.ip() == address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use parking_lot::Mutex;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const TIME: Duration = Duration::from_secs(60);
+
+    /// A packet filter that opens ports when it gets a permit.
+    struct Ports {
+        open: Mutex<HashSet<(Ipv4Addr, u16)>>,
+        permits: Semaphore,
+    }
+
+    #[async_trait]
+    impl OpenPorts for Ports {
+        async fn open(&self, _: &str, pairs: Vec<(Ipv4Addr, u16)>, _: Duration) -> io::Result<()> {
+            self.permits.acquire().await.unwrap().forget();
+            self.open.lock().extend(pairs);
+            Ok(())
+        }
+
+        async fn close(&self, _: &str, pairs: Vec<(Ipv4Addr, u16)>) -> io::Result<()> {
+            self.open.lock().retain(|pair| !pairs.contains(pair));
+            Ok(())
+        }
+    }
+
+    fn gateway(permits: usize) -> (Gateway, Arc<Ports>) {
+        let ports = Arc::new(Ports { open: Mutex::default(), permits: Semaphore::new(permits) });
+        (Gateway::new(Vec::new(), ports.clone(), None), ports)
+    }
+
+    fn policy(rules: &str) -> Policy {
+        Policy::default().and("test", rules).unwrap()
+    }
+
+    fn sandbox(rules: &str) -> Sandbox {
+        Sandbox::new("1".into(), "ns".into(), "box".into(), policy(rules))
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_being_opened_while_the_policy_changes_is_closed() {
+        let (gateway, ports) = gateway(0);
+        let (sandbox, name) = (sandbox("a.b:22"), Name::parse("a.b").unwrap());
+        let opening = gateway.open(&sandbox, &name, &[ADDRESS], TIME);
+        let closing = async {
+            let closed = sandbox.set_policy(policy("c.d"));
+            assert_eq!(closed, [(ADDRESS, 22)]);
+            gateway.close(&sandbox, closed).await
+        };
+        // Polled in this order.
+        let (opened, closed, ()) = tokio::join!(opening, closing, async { ports.permits.add_permits(1) });
+        opened.and(closed).unwrap();
+        assert!(ports.open.lock().is_empty(), "{:?}", ports.open.lock());
+    }
+
+    #[tokio::test]
+    async fn a_port_that_a_later_policy_opened_again_stays_open() {
+        let (gateway, ports) = gateway(2);
+        let (sandbox, name) = (sandbox("a.b:22"), Name::parse("a.b").unwrap());
+        gateway.open(&sandbox, &name, &[ADDRESS], TIME).await.unwrap();
+        let closed = sandbox.set_policy(policy("c.d"));
+        assert!(sandbox.set_policy(policy("a.b:22")).is_empty());
+        gateway.open(&sandbox, &name, &[ADDRESS], TIME).await.unwrap();
+        gateway.close(&sandbox, closed).await.unwrap();
+        assert!(ports.open.lock().contains(&(ADDRESS, 22)));
+    }
 }

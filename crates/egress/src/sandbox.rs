@@ -28,6 +28,8 @@ pub struct Sandbox {
     pub name: String,
     policy: watch::Sender<Arc<Policy>>,
     seen: Mutex<Seen>,
+    /// Held while the packet filter is changed.
+    pub(crate) port_changes: tokio::sync::Mutex<()>,
     connections: Arc<Semaphore>,
 }
 
@@ -46,6 +48,7 @@ impl Sandbox {
             name,
             policy: watch::Sender::new(Arc::new(policy)),
             seen: Mutex::default(),
+            port_changes: tokio::sync::Mutex::default(),
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         }
     }
@@ -59,7 +62,7 @@ impl Sandbox {
         self.policy.subscribe()
     }
 
-    /// Replaces the policy. Returns the pairs of address and port that must be closed in the packet filter; open
+    /// Replaces the policy. Returns what must be closed with [`Gateway::close`](crate::Gateway::close); open
     /// connections through the proxy check the new policy themselves.
     #[must_use]
     pub fn set_policy(&self, policy: Policy) -> Vec<(Ipv4Addr, u16)> {
@@ -81,9 +84,11 @@ impl Sandbox {
 
     /// Notes what a name led to. Returns the pairs that are to be opened in the packet filter.
     pub(crate) fn note(&self, name: &Name, addresses: &[Ipv4Addr], lifetime: Duration) -> Vec<(Ipv4Addr, u16)> {
-        let (now, policy) = (Instant::now(), self.policy());
+        let now = Instant::now();
         let until = now + lifetime;
         let mut seen = self.seen.lock();
+        // Read under the lock: a policy that is set from now on finds what is noted here.
+        let policy = self.policy();
         seen.resolved.insert(name, addresses, until, now);
         seen.open.retain(|_, (_, until)| *until > now);
         let ports: Vec<u16> = policy.ports(name).ports().filter(|port| !PROXIED.contains(port)).collect();
@@ -95,6 +100,13 @@ impl Sandbox {
             }
         }
         opened
+    }
+
+    /// Those of these pairs that are not to be open.
+    pub(crate) fn not_open(&self, mut pairs: Vec<(Ipv4Addr, u16)>) -> Vec<(Ipv4Addr, u16)> {
+        let seen = self.seen.lock();
+        pairs.retain(|pair| !seen.open.contains_key(pair));
+        pairs
     }
 
     pub(crate) fn has_resolved(&self, name: &Name, address: Ipv4Addr) -> bool {

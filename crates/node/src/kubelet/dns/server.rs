@@ -262,6 +262,10 @@ mod tests {
         async fn open(&self, id: &str, _: Vec<(Ipv4Addr, u16)>, _: Duration) -> io::Result<()> {
             Err(io::Error::other(id.to_owned()))
         }
+
+        async fn close(&self, id: &str, _: Vec<(Ipv4Addr, u16)>) -> io::Result<()> {
+            Err(io::Error::other(id.to_owned()))
+        }
     }
 
     fn gateway(upstreams: Vec<SocketAddr>) -> Arc<Gateway> {

@@ -8,6 +8,7 @@ use tracing::{debug, warn};
 
 use super::{Manager, TaskResult, uid};
 use crate::kubelet::actor::Message;
+use crate::kubelet::egress::pods::Closing;
 use crate::kubelet::events::Severity;
 use crate::kubelet::policy::PolicyPod;
 
@@ -174,13 +175,16 @@ impl Manager {
             self.node.recorder.about(about, Severity::Warning, INVALID_RULES, format!("{error}; nothing is allowed"));
             Policy::default()
         });
-        let closed = self.egress.put(key, pod, policy);
-        if closed.is_empty() {
-            return;
-        }
-        let (runtime, key) = (self.node.runtime.clone(), key.to_owned());
+        let closing = self.egress.put(key, pod, policy);
+        self.close_ports(key, closing);
+    }
+
+    /// Closes what a Pod may no longer reach past the proxy.
+    fn close_ports(&mut self, key: &str, closing: Option<Closing>) {
+        let Some(closing) = closing else { return };
+        let key = key.to_owned();
         self.tasks.spawn(async move {
-            if let Err(error) = runtime.close_ports(&key, closed).await {
+            if let Err(error) = closing.run().await {
                 warn!(%error, uid = key, "Ports that egress rules no longer allow stay open until they expire");
             }
             TaskResult::Nothing
