@@ -89,7 +89,9 @@ impl Call<'_> {
         let plan = self.plan(generation)?;
         let source = self.source(&plan.template).await?;
         let created = match &source {
-            Source::Image(image) => self.create_sandbox(&plan, image).await,
+            Source::Image(image) => {
+                self.create_sandbox(&plan, image).await.map_err(|error| explain_image(error, image))
+            }
             Source::Snapshot(name) => {
                 let (client, namespace) = (&self.account.client, &self.account.namespace);
                 let snapshot = sdk::find_snapshot(client, namespace, name).await?;
@@ -384,6 +386,17 @@ impl Record {
     }
 }
 
+/// Tells a client whose sandbox did not start in time what to do if that is because of its image.
+fn explain_image(error: Error, image: &str) -> Error {
+    match error {
+        Error::Timeout(message) => Error::Timeout(format!(
+            "{message}. If the image {image:?} is still being pulled: layers that are complete are kept, so that another \
+             attempt needs less time; `agent-sandbox image pull {image}` pulls it beforehand"
+        )),
+        other => other,
+    }
+}
+
 fn random_name() -> String {
     name_of(&hex(&rand::random::<[u8; 16]>()))
 }
@@ -400,6 +413,13 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_timeout_names_the_image() {
+        let explained = explain_image(Error::Timeout("not ready after 50s".to_owned()), "python:3.12").to_string();
+        assert!(explained.starts_with("not ready after 50s. If the image \"python:3.12\""), "{explained}");
+        assert!(matches!(explain_image(Error::Key, "python:3.12"), Error::Key));
+    }
 
     /// E-030, E-122
     #[test]

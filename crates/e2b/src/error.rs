@@ -31,6 +31,9 @@ pub(crate) enum Error {
     Unsupported(String),
     #[error("{0}")]
     Busy(String),
+    /// Something was not done in the time that clients wait.
+    #[error("{0}")]
+    Timeout(String),
     #[error("{0}")]
     Internal(String),
 }
@@ -51,6 +54,7 @@ impl Error {
             Self::Quota(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
             Self::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -65,8 +69,8 @@ impl Error {
         let mut response = Response::new(Bytes::from(self.body().to_string()));
         *response.status_mut() = status;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if matches!(self, Self::Quota(_)) {
-            // A quota does not change within the seconds that a client waits.
+        if matches!(self, Self::Quota(_) | Self::Timeout(_)) {
+            // A quota does not change within the seconds that a client waits, and after a timeout few are left.
             response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         response
@@ -100,6 +104,7 @@ impl From<ClientError> for Error {
             ClientError::Failed { .. } | ClientError::CannotStart { .. } | ClientError::Invalid(_) => {
                 Self::Invalid(error.full())
             }
+            ClientError::Timeout { .. } => Self::Timeout(error.full()),
             other => Self::Internal(other.full()),
         }
     }
@@ -122,6 +127,14 @@ mod tests {
         assert_eq!(response.body(), r#"{"code":404,"message":"sandbox \"x\" not found"}"#);
         let quota = api(403, "pods is forbidden: exceeded quota: small").into_response();
         assert_eq!((quota.status().as_u16(), quota.headers()["should-retry"].to_str().unwrap()), (429, "false"));
+        let late = ClientError::Timeout {
+            name: "box".to_owned(),
+            wanted: "ready",
+            after: std::time::Duration::from_secs(50),
+            last: "the Pod is Pending".to_owned(),
+        };
+        let late = Error::from(late).into_response();
+        assert_eq!((late.status().as_u16(), late.headers()["should-retry"].to_str().unwrap()), (504, "false"));
         for (code, expected) in [(403, 403), (404, 404), (409, 409), (422, 400), (500, 500), (503, 503)] {
             assert_eq!(api(code, "m").into_response().status().as_u16(), expected, "{code}");
         }
