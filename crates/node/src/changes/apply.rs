@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::conflicts::{Base, Moved};
+use super::conflicts::{self, Base, Moved};
 use super::entry::{Entry, Kind};
 use super::layer::{Change, What};
 use super::record::Stamp;
@@ -87,7 +87,7 @@ pub fn apply(source: &Tree, upper: &Tree, base: &mut Base, changes: &[&Change], 
         let change = changes.iter().find(|change| change.path == result.path && change.what != What::Deleted);
         let folder = change.and_then(|change| change.after).filter(|after| after.kind == Kind::Folder);
         if let (Some(after), Ok(())) = (folder, &result.outcome) {
-            result.outcome = job.set_folder_mode(&result.path, &after);
+            result.outcome = job.keeping_names(&result.path, |job| job.set_folder_mode(&result.path, &after));
         }
     }
     applied
@@ -111,13 +111,30 @@ impl Job<'_> {
     /// Applies a change; `contents` are the deletions in the folder that it replaces.
     fn apply(&mut self, change: &Change, contents: &[&Change]) {
         let before = self.applied.len();
-        let outcome = self.try_apply(change, contents);
+        let in_folder = conflicts::above(&change.path);
+        let outcome = self.keeping_names(in_folder, |job| match change.after {
+            Some(after) if after.kind == Kind::Folder => {
+                job.keeping_names(&change.path, |job| job.try_apply(change, contents))
+            }
+            _ => job.try_apply(change, contents),
+        });
         if self.applied.len() == before {
             // The replacement could not be written.
             let kept = contents.iter().map(|change| (change.path.clone(), ApplyError::Kept));
             self.applied.extend(kept.map(|(path, error)| Applied { path, outcome: Err(error) }));
         }
         self.applied.push(Applied { path: change.path.clone(), outcome });
+    }
+
+    /// Changes something in a folder. If its names were known before, they are known afterwards.
+    fn keeping_names(
+        &mut self,
+        folder: &Path,
+        work: impl FnOnce(&mut Self) -> Result<(), ApplyError>,
+    ) -> Result<(), ApplyError> {
+        let known = self.base.knows_names(self.source, folder);
+        let outcome = work(self);
+        if known { outcome.and(self.base.note_names(self.source, folder).map_err(ApplyError::Io)) } else { outcome }
     }
 
     fn try_apply(&mut self, change: &Change, contents: &[&Change]) -> Result<(), ApplyError> {
@@ -128,7 +145,7 @@ impl Job<'_> {
         };
         let folder = folder.as_fd();
         let now = tree::stat(folder, name)?;
-        if let Some(moved) = self.base.moved(path, now.as_ref()).filter(|_| !self.options.overwrite) {
+        if let Some(moved) = self.base.moved(self.source, path, now.as_ref()).filter(|_| !self.options.overwrite) {
             return Err(ApplyError::Moved(moved));
         }
         match change.after {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::entry::Entry;
+use super::entry::{Entry, Kind};
 use super::layer::Change;
 use super::record::{Journal, Record, Stamp};
 use super::tree::Tree;
@@ -14,6 +14,8 @@ pub enum Moved {
     Changed,
     Created,
     Deleted,
+    /// It is not there, and nothing shows that it was not there when the sandbox began.
+    PerhapsDeleted,
 }
 
 impl Moved {
@@ -22,6 +24,7 @@ impl Moved {
             Self::Changed => "changed",
             Self::Created => "created",
             Self::Deleted => "deleted",
+            Self::PerhapsDeleted => "perhaps deleted",
         }
     }
 }
@@ -38,12 +41,19 @@ pub struct Conflict {
 pub struct Base {
     record: Option<Record>,
     began: (i64, u32),
+    /// What was applied without a record: the paths, and the folders in which only that happened since the sandbox began.
+    notes: Record,
     journal: Option<Journal>,
 }
 
 impl Base {
     pub fn new(record: Option<Record>, began: (i64, u32)) -> Self {
-        Self { record, began, journal: None }
+        Self::with_notes(record, began, Record::default())
+    }
+
+    /// `notes` are those of earlier commands, when there was no record.
+    pub fn with_notes(record: Option<Record>, began: (i64, u32), notes: Record) -> Self {
+        Self { record, began, notes, journal: None }
     }
 
     /// Notes every change in a journal, too, as soon as it is applied.
@@ -52,12 +62,14 @@ impl Base {
     }
 
     /// How the real file at a path moved on, if it did.
-    pub fn moved(&self, path: &Path, now: Option<&Entry>) -> Option<Moved> {
+    pub fn moved(&self, source: &Tree, path: &Path, now: Option<&Entry>) -> Option<Moved> {
         let Some(record) = &self.record else {
-            // Nothing was recorded: the time of the last change, which no program can set, decides.
-            return now
-                .filter(|now| now.kind != super::Kind::Folder && now.changed >= self.began)
-                .map(|_| Moved::Changed);
+            // Nothing was recorded: the times of the last changes, which no program can set, decide.
+            return match now {
+                Some(now) if now.kind == Kind::Folder || now.changed < self.began => None,
+                Some(now) => (self.notes.get(path) != Some(&Stamp::of(now))).then_some(Moved::Changed),
+                None => (!self.knows_names(source, above(path))).then_some(Moved::PerhapsDeleted),
+            };
         };
         match (record.get(path), now) {
             (None, None) => None,
@@ -67,18 +79,46 @@ impl Base {
         }
     }
 
+    /// Whether there is no record, but the names in the folder at a path are those of the sandbox's begin, or were
+    /// applied. Of a folder that does not exist, the nearest one above it decides.
+    pub(super) fn knows_names(&self, source: &Tree, path: &Path) -> bool {
+        if self.record.is_some() {
+            return false;
+        }
+        let Ok((path, folder)) = source.nearest_folder(path) else { return false };
+        folder.changed < self.began || self.notes.get(&path) == Some(&Stamp::of_names(&folder))
+    }
+
+    /// Notes that only what was applied happened in the folder at a path, or in the nearest one above it.
+    pub(super) fn note_names(&mut self, source: &Tree, path: &Path) -> io::Result<()> {
+        let (path, folder) = source.nearest_folder(path)?;
+        self.note(&path, Some(Stamp::of_names(&folder)))
+    }
+
     /// Notes that a path was brought to the sandbox's version.
     pub(super) fn applied(&mut self, path: &Path, now: Option<&Entry>) -> io::Result<()> {
-        if let Some(record) = &mut self.record {
-            record.set(path, now);
-        }
-        self.journal.as_mut().map_or(Ok(()), |journal| journal.add(path, now))
+        self.note(path, now.map(Stamp::of))
+    }
+
+    fn note(&mut self, path: &Path, stamp: Option<Stamp>) -> io::Result<()> {
+        self.record.as_mut().unwrap_or(&mut self.notes).set(path, stamp);
+        self.journal.as_mut().map_or(Ok(()), |journal| journal.add(path, stamp.as_ref()))
+    }
+
+    /// What was applied without a record.
+    pub fn notes(&self) -> &Record {
+        &self.notes
     }
 
     /// The record, with what was applied since.
     pub fn record(&self) -> Option<&Record> {
         self.record.as_ref()
     }
+}
+
+/// The folder that contains a path.
+pub(super) fn above(path: &Path) -> &Path {
+    path.parent().unwrap_or(path)
 }
 
 /// The conflicts among changes, in their order.
@@ -90,7 +130,7 @@ pub fn find<'a>(
     let mut found = Vec::new();
     for change in changes {
         let now = source.entry(&change.path)?;
-        if let Some(moved) = base.moved(&change.path, now.as_ref()) {
+        if let Some(moved) = base.moved(source, &change.path, now.as_ref()) {
             found.push(Conflict { path: change.path.clone(), moved });
         }
     }

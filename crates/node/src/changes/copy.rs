@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::conflicts::Base;
 use super::layer::{self, Diff, Marks};
 use super::record::{Journal, Record};
 use super::tree::Tree;
@@ -110,9 +111,18 @@ impl Copy {
         record.write(&self.record_path())
     }
 
-    /// Begins to note what is applied; `record` is what [`Self::record`] has read.
-    pub fn begin_journal(&self, record: &Record) -> io::Result<Journal> {
-        Journal::begin(&self.record_path(), record)
+    /// What is known about the real folder when the sandbox began.
+    pub fn base(&self) -> io::Result<Base> {
+        let notes = Record::read_notes(&self.record_path())?;
+        Ok(Base::with_notes(self.record()?, self.info.began, notes))
+    }
+
+    /// Begins to note what is applied; `base` is what [`Self::base`] has read.
+    pub fn begin_journal(&self, base: &Base) -> io::Result<Journal> {
+        match base.record() {
+            Some(record) => Journal::begin(&self.record_path(), record),
+            None => Journal::continue_notes(&self.record_path(), base.notes()),
+        }
     }
 
     /// Keeps other commands from applying or discarding the same changes meanwhile; `None` if one does.

@@ -5,7 +5,7 @@
 //! on if it changed after the moment at which the sandbox began.
 //!
 //! What is applied to the folder is noted in a [`Journal`] beside the record, change by change: a command that is killed
-//! leaves what it did so far.
+//! leaves what it did so far. Without a record, the journal is kept as the [`notes`](Record::read_notes) of all commands.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -25,6 +25,9 @@ const MAGIC: &[u8; 8] = b"asbrec1\n";
 
 /// Ending of the journal's file.
 const JOURNAL: &str = "applied";
+
+/// Ending of the file with the notes.
+const NOTES: &str = "noted";
 
 /// Takes the place of a file's kind in the journal when the file was deleted.
 const GONE: u8 = u8::MAX;
@@ -51,6 +54,12 @@ impl Stamp {
                 Self { kind, inode: entry.inode, size: entry.size, modified: entry.modified, changed: entry.changed }
             }
         }
+    }
+
+    /// The stamp of a folder, which is another one as soon as a name in it is another one.
+    pub(super) fn of_names(folder: &Entry) -> Self {
+        let Entry { kind, inode, modified, changed, .. } = *folder;
+        Self { kind, inode, size: 0, modified, changed }
     }
 }
 
@@ -84,13 +93,21 @@ impl Record {
             entries.insert(path, stamp);
         }
         let mut record = Self(entries);
-        record.add_journal(path)?;
+        // What a command noted that was killed before it wrote the record.
+        record.add_journal(&path.with_extension(JOURNAL))?;
         Ok(Some(record))
     }
 
-    /// Adds what a command noted that was killed before it wrote the record. Its last entry may be incomplete.
-    fn add_journal(&mut self, record: &Path) -> io::Result<()> {
-        let file = match File::open(record.with_extension(JOURNAL)) {
+    /// What was applied while the record in a file was never completed.
+    pub fn read_notes(path: &Path) -> io::Result<Self> {
+        let mut notes = Self::default();
+        notes.add_journal(&path.with_extension(NOTES))?;
+        Ok(notes)
+    }
+
+    /// Adds what is noted in a journal. Its last entry may be incomplete.
+    fn add_journal(&mut self, journal: &Path) -> io::Result<()> {
+        let file = match File::open(journal) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other?,
         };
@@ -109,10 +126,11 @@ impl Record {
         }
     }
 
-    /// Removes the file of a record, and its journal.
+    /// Removes the file of a record, its journal and the notes.
     pub fn remove(path: &Path) -> io::Result<()> {
         remove_if_there(path)?;
-        remove_if_there(&path.with_extension(JOURNAL))
+        remove_if_there(&path.with_extension(JOURNAL))?;
+        remove_if_there(&path.with_extension(NOTES))
     }
 
     pub fn get(&self, path: &Path) -> Option<&Stamp> {
@@ -120,9 +138,9 @@ impl Record {
     }
 
     /// Notes the present version of a path, or that it is gone.
-    pub fn set(&mut self, path: &Path, entry: Option<&Entry>) {
-        match entry {
-            Some(entry) => self.0.insert(path.to_owned(), Stamp::of(entry)),
+    pub fn set(&mut self, path: &Path, stamp: Option<Stamp>) {
+        match stamp {
+            Some(stamp) => self.0.insert(path.to_owned(), stamp),
             None => self.0.remove(path),
         };
     }
@@ -137,7 +155,7 @@ impl Record {
     }
 }
 
-/// What was applied since the file of a record was written.
+/// What was applied since the file of a record was written or, without one, what was ever applied.
 #[derive(Debug)]
 pub struct Journal(File);
 
@@ -152,12 +170,20 @@ impl Journal {
         Ok(Self(File::create(journal)?))
     }
 
+    /// Continues the notes beside the file of a record that was never completed; `notes` is what they have.
+    pub fn continue_notes(path: &Path, notes: &Record) -> io::Result<Self> {
+        let (path, temporary) = (path.with_extension(NOTES), path.with_extension("noted.tmp"));
+        let mut journal = Self(File::create(&temporary)?);
+        for (name, stamp) in &notes.0 {
+            journal.add(name, Some(stamp))?;
+        }
+        std::fs::rename(temporary, path)?;
+        Ok(journal)
+    }
+
     /// Notes the present version of a path, or that it is gone.
-    pub(super) fn add(&mut self, path: &Path, entry: Option<&Entry>) -> io::Result<()> {
-        let fixed = match entry {
-            Some(entry) => encode(&Stamp::of(entry)),
-            None => vec![GONE; FIXED],
-        };
+    pub(super) fn add(&mut self, path: &Path, stamp: Option<&Stamp>) -> io::Result<()> {
+        let fixed = stamp.map_or_else(|| vec![GONE; FIXED], encode);
         let name = path.as_os_str().as_bytes();
         let length = u32::try_from(name.len()).unwrap_or(u32::MAX).to_le_bytes();
         // In one call, so that nothing is left in a buffer.
@@ -244,8 +270,9 @@ impl RecordWriter {
     fn finish(mut self) -> io::Result<()> {
         self.file.flush()?;
         std::fs::rename(&self.temporary, &self.path)?;
-        // The record has what the journal says.
-        remove_if_there(&self.path.with_extension(JOURNAL))
+        // The record has what the journal and the notes say.
+        remove_if_there(&self.path.with_extension(JOURNAL))?;
+        remove_if_there(&self.path.with_extension(NOTES))
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -53,6 +53,17 @@ impl Tree {
         let name = path.file_name().ok_or_else(|| io::Error::from(Errno::INVAL))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         Ok((self.open_at(folder, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
+    }
+
+    /// The folder at a path or, if there is none, the nearest one above it.
+    pub(super) fn nearest_folder(&self, path: &Path) -> io::Result<(PathBuf, Entry)> {
+        for path in path.ancestors() {
+            match self.open_at(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
+                Err(error) if is_absent(&error) => {}
+                other => return Ok((path.to_owned(), Entry::new(&rustix::fs::fstat(other?)?))),
+            }
+        }
+        Err(Errno::NOENT.into())
     }
 
     /// The entry at a path; `None` if there is none, or if its folder is not a folder any more.

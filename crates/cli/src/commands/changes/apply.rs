@@ -78,10 +78,8 @@ fn apply_view(view: &mut View, args: &ChangesApplyArgs) -> Result<usize> {
     }
     let options = ApplyOptions { keep_special_bits: args.risky, overwrite: args.overwrite };
     let changes: Vec<&Change> = view.seen.iter().filter(chosen).map(|seen| &seen.change).collect();
-    let journal = view.base.record().map(|record| view.copy.begin_journal(record)).transpose();
-    if let Some(journal) = journal.context("cannot begin to record what is applied")? {
-        view.base.note_in(journal);
-    }
+    let journal = view.copy.begin_journal(&view.base);
+    view.base.note_in(journal.context("cannot begin to record what is applied")?);
     let applied = changes::apply(&view.source, &view.upper, &mut view.base, &changes, options);
     if let Some(record) = view.base.record() {
         view.copy.write_record(record).context("cannot record what was applied")?;

@@ -41,7 +41,7 @@ impl View {
         let failed = || format!("cannot compare the copy of {}", copy.info.source.display());
         let (source, upper) = (copy.source()?, copy.upper_tree().with_context(failed)?);
         let diff = copy.diff().with_context(failed)?;
-        let base = Base::new(copy.record().with_context(failed)?, copy.info.began);
+        let base = copy.base().with_context(failed)?;
         let risks = Risks::new(copy.info.volume == GIT);
         let mut found = Vec::new();
         for change in &diff.changes {
@@ -49,7 +49,7 @@ impl View {
             let link = is_link.then(|| upper.link(&change.path).ok()).flatten();
             let risk = risks.of(change, link.as_deref());
             let now = source.entry(&change.path).with_context(failed)?;
-            found.push((risk, base.moved(&change.path, now.as_ref())));
+            found.push((risk, base.moved(&source, &change.path, now.as_ref())));
         }
         let seen = diff.changes.into_iter().zip(found);
         let seen = seen.map(|(change, (risk, moved))| Seen { change, risk, moved }).collect();

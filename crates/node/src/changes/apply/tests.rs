@@ -12,6 +12,7 @@ struct Fixture {
     _folder: tempfile::TempDir,
     top: PathBuf,
     base: Base,
+    began: (i64, u32),
 }
 
 impl Fixture {
@@ -25,7 +26,7 @@ impl Fixture {
         for name in ["real/src/main", "real/old/deep/f", "real/readme", "outside/precious"] {
             fs::write(top.join(name), "original").unwrap();
         }
-        let mut fixture = Self { _folder: folder, top, base: Base::new(None, (0, 0)) };
+        let mut fixture = Self { _folder: folder, top, base: Base::new(None, (0, 0)), began: (0, 0) };
         fixture.record();
         fixture
     }
@@ -43,6 +44,29 @@ impl Fixture {
         let (real, upper) = (self.tree("real"), self.tree("upper"));
         record::take(&real, (&upper, Marks::User), &path, (i64::MAX, 0), &AtomicBool::new(false)).unwrap();
         self.base = Base::new(Record::read(&path).unwrap(), (0, 0));
+    }
+
+    /// Forgets the record, as if it was never completed. Returns when changes of the folder get a later time.
+    fn begin_without_record(&mut self) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let tick = |fixture: &Self| {
+            fs::write(fixture.at("tick"), "").unwrap();
+            fixture.tree("").entry(Path::new("tick")).unwrap().unwrap().changed
+        };
+        let last = tick(self);
+        self.began = last;
+        while self.began == last {
+            assert!(std::time::Instant::now() < deadline, "the clock of the file system stands still");
+            self.began = tick(self);
+        }
+        self.base = Base::new(None, self.began);
+    }
+
+    /// What the next command knows, from what this one noted.
+    fn next_command(&mut self) {
+        let record = self.at("unrecorded");
+        self.base = Base::with_notes(None, self.began, Record::read_notes(&record).unwrap());
+        self.base.note_in(Journal::continue_notes(&record, self.base.notes()).unwrap());
     }
 
     /// Writes a file of the upper folder.
@@ -239,6 +263,49 @@ fn the_same_text_written_later_is_no_conflict_and_touching_is() {
     assert_eq!(fixture.conflicts(), [("src/main".into(), Moved::Changed)]);
     fixture.base = Base::new(None, (i64::MAX, 0));
     assert_eq!(fixture.conflicts(), []);
+}
+
+#[test]
+fn without_a_record_a_file_that_may_have_been_deleted_outside_is_a_conflict() {
+    let mut fixture = Fixture::new();
+    fixture.begin_without_record();
+    fixture.inside("readme", "edited");
+    fixture.inside("fresh/file", "new");
+    fixture.inside("old/deep/new", "new");
+    assert_eq!(fixture.conflicts(), [], "nothing was deleted");
+    fs::remove_file(fixture.at("real/readme")).unwrap();
+    let perhaps = |name: &str| (PathBuf::from(name), Moved::PerhapsDeleted);
+    // Of the folder `old/deep`, the names are those of the begin.
+    assert_eq!(fixture.conflicts(), ["fresh", "fresh/file", "readme"].map(perhaps));
+    let failed: Vec<_> =
+        fixture.apply(ApplyOptions::default()).into_iter().filter(|one| one.outcome.is_err()).collect();
+    assert_eq!(failed.len(), 3, "{failed:?}");
+    assert!(!fixture.at("real/readme").exists() && fixture.at("real/old/deep/new").exists());
+}
+
+#[test]
+fn without_a_record_what_was_applied_hides_no_deletion_and_makes_no_conflict() {
+    let mut fixture = Fixture::new();
+    fixture.begin_without_record();
+    fixture.next_command();
+    fixture.inside("src/one", "new");
+    fixture.inside("fresh/deep/one", "new");
+    fixture.whiteout("readme");
+    fixture.apply_all();
+    for _ in 0..2 {
+        fixture.inside("src/one", "newer");
+        for name in ["src/two", "fresh/deep/two", "fresh/three", "top"] {
+            fixture.inside(name, "new");
+        }
+        assert_eq!(fixture.conflicts(), [], "only what was applied happened in these folders");
+        // The next command reads what this one noted.
+        fixture.next_command();
+    }
+    fixture.apply_all();
+    fs::remove_file(fixture.at("real/src/one")).unwrap();
+    fixture.inside("src/one", "once more");
+    fixture.next_command();
+    assert_eq!(fixture.conflicts(), [("src/one".into(), Moved::PerhapsDeleted)]);
 }
 
 #[test]
