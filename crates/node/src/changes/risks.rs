@@ -1,5 +1,5 @@
 //! Changes that make this machine run or follow something later, although the user only looks at the folder: hooks of
-//! git, settings of editors and shells, setuid programs, links that lead out. Pure.
+//! git, settings of version control, editors and shells, setuid programs, links that lead out. Pure.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +12,8 @@ use super::layer::Change;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Risk {
     GitRuns,
+    MercurialRuns,
+    JujutsuRuns,
     ShellRuns,
     EditorRuns,
     ToolRuns,
@@ -23,6 +25,8 @@ impl Risk {
     pub fn name(self) -> &'static str {
         match self {
             Self::GitRuns => "git runs or follows it",
+            Self::MercurialRuns => "Mercurial runs or follows it",
+            Self::JujutsuRuns => "Jujutsu runs or follows it",
             Self::ShellRuns => "the shell runs it",
             Self::EditorRuns => "editors run it",
             Self::ToolRuns => "development tools run it",
@@ -48,12 +52,29 @@ const FILES: &[(&str, Risk)] = &[
     (".mcp.json", Risk::ToolRuns),
     (".mise.toml", Risk::ShellRuns),
     ("mise.toml", Risk::ShellRuns),
+    (".mise.local.toml", Risk::ShellRuns),
+    ("mise.local.toml", Risk::ShellRuns),
+    (".tool-versions", Risk::ShellRuns),
     (".npmrc", Risk::ToolRuns),
+    (".pnpmfile.cjs", Risk::ToolRuns),
     (".yarnrc", Risk::ToolRuns),
     (".yarnrc.yml", Risk::ToolRuns),
+    ("bunfig.toml", Risk::ToolRuns),
     (".bazelrc", Risk::ToolRuns),
+    ("rust-toolchain", Risk::ToolRuns),
+    ("rust-toolchain.toml", Risk::ToolRuns),
+    (".rprofile", Risk::ToolRuns),
+    (".irbrc", Risk::ToolRuns),
+    (".pdbrc", Risk::ToolRuns),
+    (".aider.conf.yml", Risk::ToolRuns),
+    ("opencode.json", Risk::ToolRuns),
     (".pre-commit-config.yaml", Risk::GitRuns),
+    (".overcommit.yml", Risk::GitRuns),
     ("lefthook.yml", Risk::GitRuns),
+    ("lefthook.yaml", Risk::GitRuns),
+    (".lefthook.yml", Risk::GitRuns),
+    (".lefthook.yaml", Risk::GitRuns),
+    ("lefthook-local.yml", Risk::GitRuns),
 ];
 
 /// Folders of which everything is run or obeyed, in lower case.
@@ -64,13 +85,29 @@ const FOLDERS: &[(&str, Risk)] = &[
     (".fleet", Risk::EditorRuns),
     (".devcontainer", Risk::EditorRuns),
     (".cursor", Risk::EditorRuns),
+    (".windsurf", Risk::EditorRuns),
+    (".helix", Risk::EditorRuns),
     (".claude", Risk::ToolRuns),
     (".codex", Risk::ToolRuns),
     (".gemini", Risk::ToolRuns),
+    (".opencode", Risk::ToolRuns),
     (".cargo", Risk::ToolRuns),
+    (".bundle", Risk::ToolRuns),
+    (".mvn", Risk::ToolRuns),
     (".husky", Risk::GitRuns),
     (".githooks", Risk::GitRuns),
     (".mise", Risk::ShellRuns),
+];
+
+/// Files of Mercurial's and Jujutsu's own folders that make them run something, or lead to another repository. Both trust
+/// what belongs to the user. The rest of these folders is data, which every commit changes.
+const REPOSITORIES: &[(&str, Risk, &[&str])] = &[
+    (".hg", Risk::MercurialRuns, &["hgrc", "hgrc-not-shared", "sharedpath"]),
+    (
+        ".jj",
+        Risk::JujutsuRuns,
+        &["config.toml", "workspace-config.toml", "config-id", "workspace-config-id", "repo", "git_target"],
+    ),
 ];
 
 /// Programs that git runs from a folder `hooks`.
@@ -151,6 +188,14 @@ impl Risks {
         if kind == Kind::Folder {
             return None;
         }
+        let repository = |(own, risk, files): &(&str, Risk, &[&str])| {
+            // A link would put other files in the place of the repository's.
+            let inside = above.iter().any(|name| name == own) && (kind == Kind::Link || files.contains(&last.as_str()));
+            (inside || last == own).then_some(*risk)
+        };
+        if let Some(risk) = REPOSITORIES.iter().find_map(repository) {
+            return Some(risk);
+        }
         let workspace = last.ends_with(".code-workspace") || last.ends_with(".sublime-project");
         let by_file = FILES.iter().find(|(name, _)| name == last).map(|(_, risk)| *risk);
         let by_folder = names.iter().find_map(|name| FOLDERS.iter().find(|(folder, _)| folder == name));
@@ -223,12 +268,19 @@ mod tests {
         for path in [".vscode/tasks.json", "a/.vscode/settings.json", ".idea/workspace.xml", "x.code-workspace"] {
             assert_eq!(risk(path), Some(Risk::EditorRuns), "{path}");
         }
-        assert_eq!(risk(".envrc"), Some(Risk::ShellRuns));
-        assert_eq!(risk("a/.cargo/config.toml"), Some(Risk::ToolRuns));
+        for path in [".envrc", "a/.tool-versions", "mise.local.toml"] {
+            assert_eq!(risk(path), Some(Risk::ShellRuns), "{path}");
+        }
+        for path in ["a/.cargo/config.toml", ".Rprofile", "rust-toolchain.toml", ".mvn/extensions.xml", "bunfig.toml"] {
+            assert_eq!(risk(path), Some(Risk::ToolRuns), "{path}");
+        }
         for path in
             ["src/main.rs", ".git/index", ".git/refs/heads/main", ".git/objects/aa/bb", "hooks/x", "config.toml"]
         {
             assert_eq!(risk(path), None, "{path}");
+        }
+        for path in ["conftest.py", "Makefile", "package.json", "build.rs", "hgrc", "repo", ".env"] {
+            assert_eq!(risk(path), None, "program text and data of the project: {path}");
         }
         let deleted = Change { what: What::Deleted, after: None, ..added(".git/hooks/x", Kind::File, 0o755) };
         assert_eq!(Risks::new(false).of(&deleted, None), None);
@@ -245,6 +297,25 @@ mod tests {
         let hook = added("hooks/anything", Kind::File, 0o755);
         assert_eq!(Risks::new(true).of(&hook, None), Some(Risk::GitRuns));
         assert_eq!(Risks::new(false).of(&added("config", Kind::Folder, 0o755), None), None);
+    }
+
+    #[test]
+    fn settings_of_other_version_control_are_listed_apart_and_commits_are_not() {
+        for path in [".hg/hgrc", "sub/.HG/hgrc", ".hg/hgrc-not-shared", ".hg/sharedpath", ".hg"] {
+            assert_eq!(risk(path), Some(Risk::MercurialRuns), "{path}");
+        }
+        for path in
+            [".jj/repo/config.toml", ".jj/workspace-config.toml", ".jj/repo", ".jj/repo/store/git_target", ".jj"]
+        {
+            assert_eq!(risk(path), Some(Risk::JujutsuRuns), "{path}");
+        }
+        for path in [".hg/dirstate", ".hg/store/00changelog.i", ".jj/repo/op_store/operations/a", ".jj/working_copy/x"]
+        {
+            assert_eq!(risk(path), None, "{path}");
+        }
+        let of = |path: &str, kind| Risks::new(false).of(&added(path, kind, 0o755), Some(OsStr::new("a")));
+        assert_eq!(of(".hg/store", Kind::Link), Some(Risk::MercurialRuns), "other files in its place");
+        assert_eq!((of(".hg", Kind::Folder), of(".jj/repo", Kind::Folder)), (None, None));
     }
 
     #[test]
