@@ -2,6 +2,7 @@
 //! request.
 
 mod access_review;
+pub(crate) mod admission;
 mod cache;
 pub(crate) mod mint;
 mod token_review;
@@ -209,6 +210,11 @@ impl Authorizer {
         self.modes.is_some()
     }
 
+    /// Whether a token that is accepted may be refused later. The static token is valid as long as the router runs.
+    pub(crate) fn tokens_may_end(&self) -> bool {
+        self.modes.as_ref().is_some_and(|modes| modes.reviewer.is_some() || modes.secrets.is_some())
+    }
+
     /// Authenticates the caller by its credential alone.
     pub(crate) async fn authenticate(&self, token: Option<&str>) -> Result<Identity, RouterError> {
         let Some(modes) = &self.modes else { return Ok(Identity::Unrestricted) };
@@ -227,11 +233,20 @@ impl Authorizer {
         verified: bool,
     ) -> Result<(), RouterError> {
         identity.covers(request, index, verified)?;
+        let live = index.by_name(request.namespace.as_str(), request.id.as_str());
+        self.check_access(identity, request, live.as_ref().map(|live| &*live.pod)).await
+    }
+
+    /// Whether a user of the Kubernetes API may reach the sandbox, whose Pod is `pod`; others need no review.
+    async fn check_access(
+        &self,
+        identity: &Identity,
+        request: &SandboxRequest,
+        pod: Option<&str>,
+    ) -> Result<(), RouterError> {
         let Identity::User(caller) = identity else { return Ok(()) };
         let access = self.access.as_ref().ok_or(RouterError::Forbidden)?;
-        let (namespace, sandbox) = (request.namespace.as_str(), request.id.as_str());
-        let live = index.by_name(namespace, sandbox);
-        access.check(caller, namespace, live.as_ref().map(|live| &*live.pod)).await
+        access.check(caller, request.namespace.as_str(), pod).await
     }
 }
 
@@ -289,27 +304,26 @@ impl ActiveModes {
 }
 
 impl Identity {
+    /// Whether this identity stands for the sandbox, and port, that the request names.
+    fn is_for(&self, request: &SandboxRequest) -> Result<(), RouterError> {
+        let (namespace, name) = (request.namespace.as_str(), request.id.as_str());
+        match self {
+            Self::Scoped(claims) if claims.namespace != namespace || claims.name != name => Err(RouterError::Forbidden),
+            Self::Link(claims) if claims.namespace != namespace || claims.name != name => Err(RouterError::Forbidden),
+            Self::Link(claims) if !claims.ports.contains(&request.port) => Err(LinkError::Port(request.port).into()),
+            Self::Unrestricted | Self::Scoped(_) | Self::Link(_) | Self::User(_) => Ok(()),
+        }
+    }
+
     /// Whether the request stays within what this identity stands for.
     ///
     /// Clients send the address and UID they know of. Except for unrestricted callers, those must be the named sandbox's
     /// own: access is decided by namespace and name. Without a live Pod there is nothing to compare an address with;
     /// `verified` says that the resolver compares it when there is one.
     pub(crate) fn covers(&self, request: &SandboxRequest, index: &PodIndex, verified: bool) -> Result<(), RouterError> {
+        self.is_for(request)?;
         let (namespace, name) = (request.namespace.as_str(), request.id.as_str());
-        match self {
-            Self::Unrestricted => return Ok(()),
-            Self::Scoped(claims) if claims.namespace != namespace || claims.name != name => {
-                return Err(RouterError::Forbidden);
-            }
-            Self::Link(claims) if claims.namespace != namespace || claims.name != name => {
-                return Err(RouterError::Forbidden);
-            }
-            Self::Link(claims) if !claims.ports.contains(&request.port) => {
-                return Err(LinkError::Port(request.port).into());
-            }
-            Self::Scoped(_) | Self::Link(_) | Self::User(_) => {}
-        }
-        if request.pod_ip.is_none() && request.uid.is_none() {
+        if matches!(self, Self::Unrestricted) || request.pod_ip.is_none() && request.uid.is_none() {
             return Ok(());
         }
         let live = index.by_name(namespace, name);

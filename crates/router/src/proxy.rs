@@ -30,6 +30,7 @@ use hyper::upgrade::OnUpgrade;
 
 use crate::addressing::{Named, Route};
 use crate::auth::Identity;
+use crate::auth::admission::{Admission, Credential};
 use crate::browser::{self, CookieConfig, Source};
 use crate::e2b::{self, Grant};
 use crate::error::RouterError;
@@ -38,7 +39,7 @@ use crate::mounted::is_for;
 use crate::observability::trace::TRACEPARENT;
 use crate::pages;
 use crate::proxy::body::{RequestBody, ResponseBody};
-use crate::proxy::exchange::{Exchange, LinkEnd};
+use crate::proxy::exchange::{CredentialEnd, Exchange};
 use crate::proxy::extended_connect::{ConnectRequest, Handshake};
 use crate::proxy::upstream::{UpstreamProtocol, UpstreamResponse};
 use crate::server::client_connection::{ClientConnection, ConnectionAuth};
@@ -212,8 +213,8 @@ async fn serve(
         let upstream_protocol = if is_grpc(&request) { UpstreamProtocol::Http2 } else { UpstreamProtocol::Http1 };
         let mut request = outbound(request, exchange, client, None, limits.request_body_bytes);
         grant.complete(request.headers_mut(), authorization);
-        let end = exchange.link_end();
-        return while_linked(end, upstream::send(exchange, &wanted, request, upstream_protocol))
+        let end = exchange.credential_end();
+        return while_admitted(end, upstream::send(exchange, &wanted, request, upstream_protocol))
             .await
             .map(Served::Response);
     };
@@ -225,8 +226,8 @@ async fn serve(
     let handshake = matches!(connect, ConnectRequest::WebSocket).then(|| Handshake::begin(&mut request));
     let mut request = outbound(request, exchange, client, Some(&protocol), limits.request_body_bytes);
     grant.complete(request.headers_mut(), authorization);
-    let end = exchange.link_end();
-    match while_linked(end, upstream::send(exchange, &wanted, request, UpstreamProtocol::Http1)).await? {
+    let end = exchange.credential_end();
+    match while_admitted(end, upstream::send(exchange, &wanted, request, UpstreamProtocol::Http1)).await? {
         UpstreamResponse::Leased(response, lease)
             if response.status() == StatusCode::SWITCHING_PROTOCOLS
                 && handshake.as_ref().is_none_or(|handshake| handshake.is_accepted_by(response.headers())) =>
@@ -263,15 +264,15 @@ fn check_page_host<B>(shared: &Shared, request: &Request<B>) -> Result<(), Route
     }
 }
 
-/// Ends the work, such as a long upload, when the caller's link ends.
-async fn while_linked<T>(
-    end: Option<LinkEnd>,
+/// Ends the work, such as a long upload, when the caller's credential ends.
+async fn while_admitted<T>(
+    end: Option<CredentialEnd>,
     work: impl Future<Output = Result<T, RouterError>>,
 ) -> Result<T, RouterError> {
     let Some(end) = end else { return work.await };
     tokio::select! {
         done = work => done,
-        () = end => Err(links::LinkError::Ended.into()),
+        reason = end => Err(reason),
     }
 }
 
@@ -287,17 +288,21 @@ async fn admit(
     let worker = Arc::clone(exchange.worker());
     let shared = &worker.shared;
     let link = shared.links.as_ref().zip(token.filter(|token| looks_like_link(token)));
-    let identity = match (granted, auth) {
-        (Some(identity), _) => identity,
+    let (identity, credential) = match (granted, auth) {
+        (Some(identity), _) => (identity, None),
         // Who presents a link has no more than the link, also where nothing is required.
         _ if let Some((links, token)) = link => {
             let known = links.verify(token).await;
-            Identity::Link(known.inspect_err(|_| shared.metrics.decision(None, false))?)
+            (Identity::Link(known.inspect_err(|_| shared.metrics.decision(None, false))?), None)
         }
-        (None, ConnectionAuth::User(caller)) => Identity::User(Arc::clone(caller)),
+        (None, ConnectionAuth::User(caller)) => {
+            (Identity::User(Arc::clone(caller)), Some(Credential::User(Arc::clone(caller))))
+        }
         (None, ConnectionAuth::Unauthenticated) => {
             let known = shared.authorizer.authenticate(token).await;
-            known.inspect_err(|_| shared.metrics.decision(None, false))?
+            let known = known.inspect_err(|_| shared.metrics.decision(None, false))?;
+            let ends = token.filter(|_| shared.authorizer.tokens_may_end());
+            (known, ends.map(|token| Credential::Token(token.into())))
         }
     };
     exchange.set_caller(&identity);
@@ -311,7 +316,11 @@ async fn admit(
     let verified = shared.config.verification.verify_targets;
     let allowed = shared.authorizer.authorize(&identity, &wanted, &shared.index, verified).await;
     shared.metrics.decision(exchange.namespace(), allowed.is_ok());
-    allowed.map(|()| (wanted, named))
+    allowed?;
+    if let Some(credential) = credential {
+        exchange.set_admission(Admission::new(credential, &wanted, &shared.index));
+    }
+    Ok((wanted, named))
 }
 
 /// Removes from the request what is the router's: the sandbox's address in the path, and the credential.
@@ -377,7 +386,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// Streams the sandbox's response.
 fn respond(mut exchange: Box<Exchange>, upstream: UpstreamResponse) -> Response<ResponseBody> {
     let idle = exchange.worker().shared.config.timeouts.stream_idle;
-    let link_end = exchange.link_end();
+    let credential_end = exchange.credential_end();
     let (response, lease) = match upstream {
         UpstreamResponse::Leased(response, lease) => (response, Some(lease)),
         UpstreamResponse::Shared(response) => (response, None),
@@ -396,7 +405,7 @@ fn respond(mut exchange: Box<Exchange>, upstream: UpstreamResponse) -> Response<
         Some(lease) => ResponseBody::leased(body, lease, exchange, idle),
         None => ResponseBody::shared(body, exchange, idle),
     };
-    let body = body.ending_with(link_end);
+    let body = body.ending_with(credential_end);
     Response::from_parts(parts, body)
 }
 

@@ -7,16 +7,18 @@ use agent_sandbox_protocol::router_headers::Loopback;
 use async_trait::async_trait;
 use http::HeaderValue;
 
+use super::admission::{Admission, Credential, ends};
 use super::*;
 use crate::resolve::index::PodFacts;
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 
-/// Accepts one token; fails while `down` is set.
+/// Accepts one token until it is revoked; fails while `down` is set.
 #[derive(Default)]
 struct FakeApi {
     calls: AtomicUsize,
     down: std::sync::atomic::AtomicBool,
+    revoked: std::sync::atomic::AtomicBool,
     asked_for: parking_lot::Mutex<Vec<String>>,
     audiences: Vec<String>,
 }
@@ -30,7 +32,7 @@ impl TokenReview for FakeApi {
             return Err(kube::Error::LinesCodecMaxLineLengthExceeded);
         }
         Ok(ReviewOutcome {
-            authenticated: token.starts_with("good"),
+            authenticated: token.starts_with("good") && !self.revoked.load(Ordering::Relaxed),
             audiences: self.audiences.clone(),
             caller: caller(token),
         })
@@ -430,4 +432,56 @@ fn mode_rbac_needs_an_api() {
     let token: Arc<dyn TokenReview> = Arc::new(FakeApi::default());
     let reviews = Reviews { token: Some(token), ..Reviews::default() };
     assert!(matches!(Authorizer::new(&config, reviews), Err(AuthzSetupError::NoApi)));
+}
+
+#[tokio::test]
+async fn an_open_stream_is_checked_by_its_token() {
+    let api = Arc::new(FakeApi::default());
+    let authorizer = review(&api, |config| config.ttl = Duration::ZERO);
+    let admission = Admission::new(Credential::Token("good".into()), &wanted("box-a", &[]), &index());
+    assert!(authorizer.admit_again(&admission).await.is_ok());
+    api.revoked.store(true, Ordering::Relaxed);
+    assert!(matches!(authorizer.admit_again(&admission).await, Err(RouterError::Unauthenticated)));
+}
+
+#[test]
+fn an_api_that_restarts_does_not_end_open_streams() {
+    let (short, long) = (Duration::from_secs(240), Duration::from_secs(301));
+    for unanswered in [RouterError::TokenReview, RouterError::AccessReview] {
+        assert!(!ends(&unanswered, short) && ends(&unanswered, long), "{unanswered}");
+    }
+    for refused in [RouterError::Unauthenticated, RouterError::Forbidden] {
+        assert!(ends(&refused, Duration::ZERO), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn an_open_stream_is_checked_by_its_users_right() {
+    let access = Arc::new(FakeAccess::default());
+    let authorizer = rbac(&access, Duration::ZERO);
+    let client_facts = [("x-sandbox-pod-ip", "10.0.0.7"), ("x-sandbox-uid", "u1")];
+    for credential in [
+        Credential::Token("good-alice".into()),
+        Credential::User(Arc::new(Caller { user: "alice".to_owned(), ..Caller::default() })),
+    ] {
+        access.grants.lock().push(("alice", "default", "p"));
+        let index = index();
+        let admission = Admission::new(credential, &wanted("box-a", &client_facts), &index);
+        index.remove("default", "p");
+        assert!(authorizer.admit_again(&admission).await.is_ok(), "its Pod may be unready for a moment");
+        access.grants.lock().clear();
+        assert!(matches!(authorizer.admit_again(&admission).await, Err(RouterError::Forbidden)));
+    }
+}
+
+#[tokio::test]
+async fn an_open_stream_is_checked_by_the_present_secrets() {
+    let file = secret_file(SECRET);
+    let authorizer = scoped(&[&file]);
+    let credential = Credential::Token(token(SECRET, "box-a").into());
+    let admission = Admission::new(credential, &wanted("box-a", &[]), &index());
+    assert!(authorizer.admit_again(&admission).await.is_ok());
+    std::fs::write(file.path(), [b'x'; 32]).unwrap();
+    authorizer.secrets().unwrap().reload().unwrap();
+    assert!(matches!(authorizer.admit_again(&admission).await, Err(RouterError::Unauthenticated)));
 }

@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
 use crate::observability::audit::PendingRecord;
-use crate::proxy::exchange::{Exchange, LinkEnd};
+use crate::proxy::exchange::{CredentialEnd, Exchange};
 use crate::proxy::pool::Lease;
 
 /// Size of a refused request's body up to which it is read, so that the connection stays usable.
@@ -151,8 +151,8 @@ pub(crate) struct ResponseBody {
     /// Records the exchange when dropped.
     exchange: Option<Box<Exchange>>,
     idle: Option<IdleLimit>,
-    /// The stream is aborted at the end of the link it was requested with.
-    link_end: Option<LinkEnd>,
+    /// The stream is aborted at the end of the credential it was requested with.
+    credential_end: Option<CredentialEnd>,
 }
 
 enum Source {
@@ -180,13 +180,13 @@ pub(crate) enum ResponseBodyError {
     Upstream(#[source] hyper::Error),
     #[error("the stream was idle for too long")]
     Idle,
-    #[error("the link has expired or was revoked")]
-    LinkEnded,
+    #[error("the credential has expired, was revoked or gives no access any more")]
+    CredentialEnded,
 }
 
 impl ResponseBody {
     pub(crate) fn from_bytes(bytes: Bytes) -> Self {
-        Self { source: Source::Bytes(Some(bytes)), exchange: None, idle: None, link_end: None }
+        Self { source: Source::Bytes(Some(bytes)), exchange: None, idle: None, credential_end: None }
     }
 
     pub(crate) fn leased(body: Incoming, lease: Lease, exchange: Box<Exchange>, idle: Option<Duration>) -> Self {
@@ -194,7 +194,7 @@ impl ResponseBody {
             source: Source::Leased { body, lease: Some(lease) },
             exchange: Some(exchange),
             idle: idle.map(|limit| IdleLimit { limit, timer: None }),
-            link_end: None,
+            credential_end: None,
         };
         this.release_if_ended();
         this
@@ -205,13 +205,13 @@ impl ResponseBody {
             source: Source::Shared(body),
             exchange: Some(exchange),
             idle: idle.map(|limit| IdleLimit { limit, timer: None }),
-            link_end: None,
+            credential_end: None,
         }
     }
 
-    /// Aborts the stream when `link_end` completes.
-    pub(crate) fn ending_with(mut self, link_end: Option<LinkEnd>) -> Self {
-        self.link_end = link_end.filter(|_| !self.is_end_stream());
+    /// Aborts the stream when `credential_end` completes.
+    pub(crate) fn ending_with(mut self, credential_end: Option<CredentialEnd>) -> Self {
+        self.credential_end = credential_end.filter(|_| !self.is_end_stream());
         self
     }
 
@@ -257,9 +257,9 @@ impl Body for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = &mut *self;
-        if this.link_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready()) {
-            this.link_end = None;
-            return Poll::Ready(Some(Err(ResponseBodyError::LinkEnded)));
+        if this.credential_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready()) {
+            this.credential_end = None;
+            return Poll::Ready(Some(Err(ResponseBodyError::CredentialEnded)));
         }
         match this.poll_source(cx) {
             Poll::Ready(Some(Ok(frame))) => {

@@ -9,13 +9,15 @@ use std::time::Instant;
 use agent_sandbox_protocol::link_token::LinkClaims;
 use agent_sandbox_protocol::native::{DAEMON_PORT, PORTS_PATH};
 use agent_sandbox_protocol::router_headers::SandboxRequest;
+use futures::FutureExt as _;
 use http::header::{HeaderValue, USER_AGENT};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Version};
 
 use crate::auth::Identity;
+use crate::auth::admission::Admission;
 use crate::error::{RouterError, UpstreamReason};
-use crate::links::Links;
+use crate::links::{LinkError, Links};
 use crate::observability::access_log::Line;
 use crate::observability::audit::PendingRecord;
 use crate::observability::metrics::MethodLabel;
@@ -55,10 +57,12 @@ pub(crate) struct Exchange {
     activity: Option<ActivityGuard>,
     /// The link that the caller came with.
     link: Option<Arc<LinkClaims>>,
+    /// The other credential that the caller came with, if it can end.
+    admission: Option<Arc<Admission>>,
 }
 
-/// Completes when a link has ended.
-pub(crate) type LinkEnd = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Completes when a credential has ended, with the reason.
+pub(crate) type CredentialEnd = Pin<Box<dyn Future<Output = RouterError> + Send>>;
 
 struct LogFields {
     method: Method,
@@ -98,6 +102,7 @@ impl Exchange {
             sandbox_slot: None,
             activity: None,
             link: None,
+            admission: None,
         })
     }
 
@@ -130,10 +135,20 @@ impl Exchange {
         self.link.as_ref()
     }
 
-    /// The end of the caller's link, with which everything that it opened ends; `None` for other callers.
-    pub(crate) fn link_end(&self) -> Option<LinkEnd> {
-        let (links, link) = (self.worker.shared.links.as_ref()?, self.link.as_ref()?);
-        Some(Box::pin(Links::ended(Arc::clone(links), Arc::clone(link))))
+    /// Records the credential, other than a link, that the caller came with.
+    pub(crate) fn set_admission(&mut self, admission: Admission) {
+        self.admission = Some(Arc::new(admission));
+    }
+
+    /// The end of the caller's credential, with which everything that it opened ends; `None` for one that does not end.
+    pub(crate) fn credential_end(&self) -> Option<CredentialEnd> {
+        let shared = &self.worker.shared;
+        if let (Some(links), Some(link)) = (&shared.links, &self.link) {
+            let ended = Links::ended(Arc::clone(links), Arc::clone(link));
+            return Some(Box::pin(ended.map(|()| LinkError::Ended.into())));
+        }
+        let (shared, admission) = (Arc::clone(shared), Arc::clone(self.admission.as_ref()?));
+        Some(Box::pin(async move { shared.authorizer.ended(&admission).await }))
     }
 
     /// The request's audit record, if requests are audited.

@@ -125,7 +125,7 @@ impl PendingUpgrade {
         parts.extensions.clear();
         exchange.set_status(parts.status.as_u16());
         let audit = exchange.audit().cloned();
-        let link_end = exchange.link_end();
+        let credential_end = exchange.credential_end();
         let shared = Arc::clone(&worker.shared);
         worker.shared.tasks.spawn(async move {
             let _permit = permit;
@@ -149,14 +149,15 @@ impl PendingUpgrade {
                 audit,
             ));
             let ended = async {
-                match link_end {
+                match credential_end {
                     Some(end) => end.await,
                     None => std::future::pending().await,
                 }
             };
             let report = tokio::select! {
                 report = &mut tunnel => report,
-                () = ended => {
+                reason = ended => {
+                    tracing::debug!(%reason, "The credential of a tunnel ended");
                     abort.cancel();
                     tunnel.await
                 }

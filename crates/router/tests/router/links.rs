@@ -25,9 +25,9 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::support::*;
 
-const SECRET: &[u8; 32] = &[b's'; 32];
+pub(crate) const SECRET: &[u8; 32] = &[b's'; 32];
 const ADMIN: &str = "administrators-token";
-const HOST: &str = "3000-box--default.boxes.example";
+pub(crate) const HOST: &str = "3000-box--default.boxes.example";
 const BASE: &str = "/router/default/box/3000/";
 const LINKS: &str = "agent-sandbox.github.io/links";
 
@@ -93,7 +93,7 @@ impl Api {
 }
 
 /// A router with links, which takes scoped tokens and the administrator's.
-fn config(folder: &tempfile::TempDir) -> RouterConfig {
+pub(crate) fn config(folder: &tempfile::TempDir) -> RouterConfig {
     let secret = folder.path().join("secret");
     std::fs::write(&secret, SECRET).unwrap();
     let modes = Modes {
@@ -376,7 +376,7 @@ async fn users_create_and_revoke_links_where_they_may_forward_ports() {
 
 /// Streams events for ever, and echoes WebSocket messages.
 /// Also counts the requests that it never answers.
-async fn live_backend() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
+pub(crate) async fn live_backend() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let hanging = Arc::new(AtomicUsize::new(0));
@@ -414,7 +414,7 @@ async fn live_backend() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
 }
 
 /// Reads what one event stream delivers; `None` when it has ended.
-async fn event_stream(router: &TestRouter, token: &str) -> TcpStream {
+pub(crate) async fn event_stream(router: &TestRouter, token: &str) -> TcpStream {
     let mut stream = TcpStream::connect(router.addr).await.unwrap();
     let request = format!("GET /events HTTP/1.1\r\nHost: {HOST}\r\nCookie: session={token}\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -426,9 +426,9 @@ async fn event_stream(router: &TestRouter, token: &str) -> TcpStream {
     stream
 }
 
-type Socket = tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<TcpStream>>;
+pub(crate) type Socket = tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<TcpStream>>;
 
-async fn web_socket(router: &TestRouter, token: &str) -> Socket {
+pub(crate) async fn web_socket(router: &TestRouter, token: &str) -> Socket {
     let mut request = format!("ws://{}/ws", router.addr).into_client_request().unwrap();
     request.headers_mut().insert("host", HOST.parse().unwrap());
     request.headers_mut().insert("cookie", format!("session={token}").parse().unwrap());
@@ -439,7 +439,7 @@ async fn web_socket(router: &TestRouter, token: &str) -> Socket {
 }
 
 /// Both connections end by themselves, the WebSocket with a close frame.
-async fn both_end(mut stream: TcpStream, mut socket: Socket) {
+pub(crate) async fn both_end(mut stream: TcpStream, mut socket: Socket) {
     let ended = async {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest).await;
@@ -447,7 +447,7 @@ async fn both_end(mut stream: TcpStream, mut socket: Socket) {
         let close = socket.next().await.unwrap().unwrap();
         assert!(matches!(close, Message::Close(Some(frame)) if u16::from(frame.code) == 1001));
     };
-    tokio::time::timeout(TIMEOUT, ended).await.expect("what the link opened ends with it");
+    tokio::time::timeout(TIMEOUT, ended).await.expect("what a credential opened ends with it");
 }
 
 /// Revoked at one router, a link ends at every other one, and after a restart.

@@ -5,6 +5,7 @@
 mod admission;
 mod browsers;
 mod contract;
+mod credentials;
 mod dialling;
 mod drain;
 mod flood;
