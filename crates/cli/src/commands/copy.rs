@@ -8,11 +8,12 @@ use crate::{
     cluster::ClusterClient,
     output,
 };
-use agent_sandbox_client::{self as sdk, Files, RemoteKind};
+use agent_sandbox_client::{self as sdk, ExecOptions, Files, RemoteKind};
 use anyhow::{Context as _, Result, bail};
 use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
 use std::path::{Path, PathBuf};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt};
 use tokio_util::io::ReaderStream;
 
 /// Bytes read from a local file at a time.
@@ -31,14 +32,11 @@ enum Location {
 }
 
 /// Parses `NAME:PATH` as a path in a sandbox. Text with a slash before the colon, or without a colon, is a local path.
-/// `~` is the home folder: of the sandbox, where relative paths start, or of this user.
+/// `~` is the home folder: of the user that commands in the sandbox run as, or of this user.
 fn parse(text: &str) -> Result<Location> {
     match text.split_once(':') {
         Some((name, path)) if !name.contains('/') && !name.is_empty() && name != "." => {
-            let path = match path.strip_prefix("~/").unwrap_or(path) {
-                "" | "~" => ".",
-                path => path,
-            };
+            let path = if path.is_empty() { "." } else { path };
             Ok(Location::Remote { sandbox: name.to_owned(), path: path.to_owned() })
         }
         _ if text.is_empty() => bail!("source and destination must not be empty"),
@@ -62,6 +60,7 @@ pub(crate) async fn copy(global: &GlobalArgs, args: CpArgs) -> Result<()> {
             let cluster = ClusterClient::open_used(global).await?;
             cluster.announce_change();
             let pod = running(&cluster, &sandbox).await?;
+            let path = in_sandbox(&cluster, &pod, &sandbox, path).await?;
             let files = Files::new(&cluster.client, &pod);
             for source in &locations {
                 send(&files, source, &path).await?;
@@ -77,6 +76,7 @@ pub(crate) async fn copy(global: &GlobalArgs, args: CpArgs) -> Result<()> {
                 };
                 let cluster = ClusterClient::open_used(global).await?;
                 let pod = running(&cluster, sandbox).await?;
+                let path = &in_sandbox(&cluster, &pod, sandbox, path.clone()).await?;
                 let files = Files::new(&cluster.client, &pod);
                 match (files.kind(path).await?, &destination) {
                     (RemoteKind::Missing, _) => bail!("`{path}` does not exist in `{sandbox}`"),
@@ -129,7 +129,39 @@ async fn print_file(files: &Files<'_>, path: &str) -> Result<()> {
     Ok(())
 }
 
-async fn running(cluster: &ClusterClient, name: &str) -> Result<k8s_openapi::api::core::v1::Pod> {
+/// The path with the home folder of the user that commands run as in place of `~`.
+async fn in_sandbox(cluster: &ClusterClient, pod: &Pod, sandbox: &str, path: String) -> Result<String> {
+    if path != "~" && !path.starts_with("~/") {
+        return Ok(path);
+    }
+    let home = home(cluster, pod).await;
+    let home = home.with_context(|| {
+        format!("cannot find the home folder of `{sandbox}`; write the whole path instead of `{path}`")
+    })?;
+    Ok(below_home(&home, &path))
+}
+
+/// A path that starts with `~`, with a home folder in its place.
+fn below_home(home: &str, path: &str) -> String {
+    let path = format!("{}{}", home.trim_end_matches('/'), path.trim_start_matches('~'));
+    if path.is_empty() { "/".to_owned() } else { path }
+}
+
+/// The home folder as a shell in the sandbox knows it.
+async fn home(cluster: &ClusterClient, pod: &Pod) -> Result<String> {
+    let command = ["/bin/sh", "-c", "printf %s ~"].map(str::to_owned);
+    let mut running = sdk::exec(&cluster.client, pod, &command, &ExecOptions::default()).await?;
+    let Some(mut stdout) = running.process().stdout() else { bail!("the command has no output") };
+    let mut home = String::new();
+    stdout.read_to_string(&mut home).await.context("cannot read the output of a shell")?;
+    match running.exit().await? {
+        0 if home.starts_with('/') => Ok(home),
+        0 => bail!("a shell in it knows none"),
+        code => bail!("a shell in it ended with exit code {code}"),
+    }
+}
+
+async fn running(cluster: &ClusterClient, name: &str) -> Result<Pod> {
     let found = find_sandbox(cluster, name).await?;
     Ok(sdk::awake_pod(&cluster.client, &found.sandbox).await?)
 }
@@ -212,9 +244,17 @@ mod tests {
         assert_eq!(parse("./a:b").unwrap(), Location::Local("./a:b".into()));
         assert_eq!(parse("/a:b").unwrap(), Location::Local("/a:b".into()));
         assert_eq!(parse("a").unwrap(), Location::Local("a".into()));
-        assert_eq!(parse("box:~/a").unwrap(), remote("box", "a"));
-        assert_eq!(parse("box:~").unwrap(), remote("box", "."));
+        assert_eq!(parse("box:~/a").unwrap(), remote("box", "~/a"));
+        assert_eq!(parse("box:~").unwrap(), remote("box", "~"));
         assert_eq!(parse("-").unwrap(), Location::Stream);
         assert!(parse("").is_err());
+    }
+
+    #[test]
+    fn a_tilde_is_the_home_folder_in_the_sandbox() {
+        assert_eq!(below_home("/root", "~/a"), "/root/a");
+        assert_eq!(below_home("/home/user/", "~"), "/home/user");
+        assert_eq!(below_home("/root", "~/"), "/root/");
+        assert_eq!((below_home("/", "~"), below_home("/", "~/a")), ("/".to_owned(), "/a".to_owned()));
     }
 }
