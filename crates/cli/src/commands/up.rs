@@ -2,6 +2,7 @@
 
 mod detach;
 mod recovery;
+mod replace;
 mod show;
 
 use super::{host_problem::with_host_problem, kubeconfig};
@@ -38,9 +39,19 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
         return Err(problem.into());
     }
     data.create().with_context(|| format!("cannot make the data folder {}", data.path().display()))?;
-    if let Some(running) = data.running() {
-        bail!("the engine already runs here (process {}); stop it with `agent-sandbox down`", running.pid);
-    }
+    let stays = args.detach && !args.in_background && args.idle_timeout.is_none();
+    // Held until the new engine runs: no command starts one meanwhile.
+    let _lock = match data.running() {
+        Some(running) if stays && replace::ends_when_unused(running.pid) => {
+            let lock = replace::lock(&data).await?;
+            replace::end(&data).await?;
+            Some(lock)
+        }
+        Some(running) => {
+            bail!("the engine already runs here (process {}); stop it with `agent-sandbox down`", running.pid)
+        }
+        None => None,
+    };
     if args.detach && !args.in_background {
         let running = detach::start(&data).await?;
         return output::print(&show::ready(&data, &running));
@@ -64,6 +75,10 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
         },
         node: NodeConfig { images: Some(data.images()), ..args.node.into_config() },
     };
+    if args.in_background {
+        // The folder of the command that started the engine must not be in use as long as the engine runs.
+        std::env::set_current_dir("/").context("cannot change to the folder /")?;
+    }
     let startup_memory = StartupMemory::begin();
     let engine = Engine::start(config).await.map_err(|error| with_host_problem(with_port_hint(error)))?;
     if let Some(port) = engine.api_port().filter(|port| args.api_listen.is_none() && *port != usual_port) {
@@ -122,13 +137,16 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
 fn audit_config(data: &DataDir, args: &UpArgs) -> Result<Option<AuditConfig>> {
     let target = match args.audit_log.as_deref() {
         Some("none") => return Ok(None),
-        Some(target) => target.to_owned(),
+        Some("-") => "-".to_owned(),
+        // Absolute, because the current folder changes.
+        Some(target) => std::path::absolute(target).context("cannot find the audit log")?.display().to_string(),
         None => {
             data.create_audit_folder().context("cannot make the folder of the audit log")?;
             data.audit_log().display().to_string()
         }
     };
-    Ok(Some(AuditConfig { target, redaction_file: args.audit_redact_file.clone() }))
+    let redaction_file = args.audit_redact_file.as_deref().map(std::path::absolute).transpose();
+    Ok(Some(AuditConfig { target, redaction_file: redaction_file.context("cannot find --audit-redact-file")? }))
 }
 
 /// Adds to an error about a port in use how to choose another one.

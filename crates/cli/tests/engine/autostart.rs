@@ -25,6 +25,7 @@ in_both_modes! {
     a_connected_client_keeps_the_engine,
     claim_shell_and_mcp_start_the_engine,
     commands_about_existing_sandboxes_start_the_engine,
+    up_makes_an_engine_stay_that_a_command_started,
 }
 
 /// Longer than an engine without use stays.
@@ -117,6 +118,24 @@ fn commands_about_existing_sandboxes_start_the_engine(mode: Mode) {
         assert_eq!(said.matches(NOTE).count(), 1, "{words:?}: {output:?}");
         assert!(words[0] != "cp" || output.stdout == b"kept\n", "{output:?}");
     }
+}
+
+/// `up --detach` is how a user keeps an engine that a command started.
+fn up_makes_an_engine_stay_that_a_command_started(mode: Mode) {
+    let Some(engine) = Engine::stopped_as(mode) else { return };
+    ok(&engine, &["create", "box"]);
+    let of_process = ["exec", "box", "stat", "-c", "%Y", "/proc/1"];
+    let (first, started) = (engine.pid(), engine.ok(&of_process));
+    let up = engine.run(&["up", "--detach", "--router-listen", "127.0.0.1:0"]);
+    let said = String::from_utf8(up.stderr).unwrap();
+    assert!(up.status.success() && said.contains("continue with one that stays"), "{said}{}", engine.log());
+    assert_ne!(engine.pid(), first);
+    assert_eq!(engine.ok(&of_process), started, "the sandbox was not stopped");
+    stays(&engine, "it does not end when it is not used");
+    let folder = std::fs::read_link(format!("/proc/{}/cwd", engine.pid())).unwrap();
+    assert_eq!(folder, std::path::Path::new("/"), "it keeps no folder in use");
+    let (_, _, said) = engine.fails(&["up", "--detach"]);
+    assert!(said.contains("the engine already runs here"), "{said}");
 }
 
 /// Every command with which a day begins starts the engine, and says so once.
