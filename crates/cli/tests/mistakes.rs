@@ -38,6 +38,8 @@ macro_rules! mistakes {
 mistakes! {
     top: [["lst"], ["--nope"], ["exce", "a", "--", "b"], ["rnu", "--", "true"], ["pu"], ["zzzzzz"]];
     run: [
+        ["run", "--detach", "--pids", "9", "--", "true"],
+        ["run", "--detach", "--memory", "none", "--", "true"],
         ["run"],
         ["run", "--memory", "lots", "--", "true"],
         ["run", "--timeout", "soon", "--", "true"],

@@ -26,6 +26,8 @@ pub struct ContainerOptions {
     pub env: Vec<(String, String)>,
     pub memory: Option<String>,
     pub cpus: Option<String>,
+    /// Disk space of what the container writes.
+    pub storage: Option<String>,
     pub runtime_class: Option<String>,
     pub working_dir: Option<String>,
     /// The command runs once: it is not started again, whatever its exit code is.
@@ -164,7 +166,8 @@ fn pod_spec(options: &ContainerOptions) -> Value {
     if let Some(folder) = &options.working_dir {
         container["workingDir"] = json!(folder);
     }
-    for (resource, limit) in [("memory", &options.memory), ("cpu", &options.cpus)] {
+    let limits = [("memory", &options.memory), ("cpu", &options.cpus), ("ephemeral-storage", &options.storage)];
+    for (resource, limit) in limits {
         if let Some(limit) = limit {
             container["resources"]["limits"][resource] = json!(limit);
         }
@@ -215,10 +218,11 @@ mod tests {
         let full = pod_spec(&ContainerOptions {
             image: "host".into(),
             memory: Some("64Mi".into()),
+            storage: Some("1Gi".into()),
             host_paths: vec![("/data".into(), "/mnt".into(), true), ("/b".into(), "/c".into(), false)],
             ..ContainerOptions::default()
         });
-        assert_eq!(full["containers"][0]["resources"]["limits"], json!({"memory": "64Mi"}));
+        assert_eq!(full["containers"][0]["resources"]["limits"], json!({"memory": "64Mi", "ephemeral-storage": "1Gi"}));
         assert_eq!(full["volumes"].as_array().unwrap().len(), 2);
         assert_eq!(full["containers"][0]["volumeMounts"][0]["readOnly"], json!(true));
     }

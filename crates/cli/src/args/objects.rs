@@ -85,6 +85,9 @@ pub(crate) struct CreateArgs {
     /// Set by `run --detach --rm`: delete the sandbox when its command has ended.
     #[arg(skip)]
     pub(crate) remove: bool,
+    /// Set by `run --detach --storage`: disk space of what the sandbox writes.
+    #[arg(skip)]
+    pub(crate) storage: Option<String>,
     /// Command of the container, instead of the image's own
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,

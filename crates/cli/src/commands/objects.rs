@@ -94,6 +94,7 @@ async fn described_sandbox(global: &GlobalArgs, cluster: &ClusterClient, args: C
         env,
         memory: args.memory,
         cpus: args.cpus,
+        storage: args.storage,
         runtime_class: args.isolation,
         working_dir: args.workdir.or(folders.working_dir),
         runs_once: args.remove,

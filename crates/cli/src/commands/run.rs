@@ -173,6 +173,7 @@ fn host_paths(volumes: &[(String, String, bool)], copies: &[CopiedFolder]) -> Ve
 
 /// `run --detach`: a Sandbox of the engine, which stays, instead of one of this process's own.
 async fn run_detached(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
+    check_detached_limits(&args)?;
     let create = CreateArgs {
         name: args.name.unwrap_or_else(unique_name),
         image: args.image,
@@ -184,6 +185,7 @@ async fn run_detached(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
         isolation: args.isolation,
         memory: args.memory.as_ref().and_then(chosen_quantity),
         cpus: args.cpus.as_ref().and_then(chosen_quantity),
+        storage: args.storage.as_ref().and_then(chosen_quantity),
         egress: EgressArgs { allow: args.allow },
         command: args.command,
         template: None,
@@ -198,6 +200,28 @@ async fn run_detached(global: &GlobalArgs, args: RunArgs) -> Result<ExitCode> {
     };
     on_started(global, async |cluster| objects::create(global, cluster, create).await).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses limits that a Pod cannot ask for: on the engine they are the same for all sandboxes.
+fn check_detached_limits(args: &RunArgs) -> Result<()> {
+    let all = [
+        ("memory", &args.memory, "--pod-memory"),
+        ("cpus", &args.cpus, "--pod-cpus"),
+        ("pids", &args.pids, "--pod-pids-limit"),
+        ("storage", &args.storage, "--pod-storage"),
+        ("inodes", &args.inodes, "--pod-inodes"),
+    ];
+    for (flag, limit, of_engine) in all {
+        let text = match limit {
+            Some(DefaultLimit::Unlimited) => "none",
+            Some(DefaultLimit::Quantity(text)) if matches!(flag, "pids" | "inodes") => text,
+            _ => continue,
+        };
+        bail!(
+            "--{flag} {text} cannot be set for one sandbox of the engine, only for all of them: leave it out, or start the engine with `agent-sandbox down && agent-sandbox up --detach {of_engine} {text}`"
+        );
+    }
+    Ok(())
 }
 
 async fn run_in_sandbox(engine: &Engine, args: &RunArgs, container: ContainerOptions) -> Result<ExitCode> {

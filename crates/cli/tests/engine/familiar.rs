@@ -102,6 +102,12 @@ fn cp_takes_several_sources_streams_and_the_home_folder(mode: Mode) {
     child.stdin.take().unwrap().write_all(b"typed in\n").unwrap();
     assert!(child.wait().unwrap().success());
     assert_eq!(engine.ok(&["cp", "box:~/typed", "-"]), "typed in\n");
+    // The working directory is not the home folder.
+    engine.ok(&["create", "elsewhere", "-w", "/tmp"]);
+    engine.ok(&["exec", "elsewhere", "sh", "-c", "echo at home > ~/note"]);
+    assert_eq!(engine.ok(&["cp", "elsewhere:~/note", "-"]), "at home\n");
+    engine.ok(&["cp", &file("a"), "elsewhere:~"]);
+    assert_eq!(engine.ok(&["exec", "elsewhere", "sh", "-c", "cat ~/a"]), "a\n");
     let out = engine.folder.path().join("out");
     fs::create_dir(&out).unwrap();
     engine.give(&out);
@@ -116,7 +122,9 @@ fn cp_takes_several_sources_streams_and_the_home_folder(mode: Mode) {
 fn run_knows_rm_detach_and_name_and_the_images_own_command(mode: Mode) {
     let Some(engine) = Engine::start_as(mode, &["--warm", "0"]) else { return };
     assert_eq!(engine.ok(&["run", "--rm", "--name", "once", "hostname"]), "once\n");
-    engine.ok(&["run", "-d", "--name", "behind", "sleep", "1000"]);
+    engine.ok(&["run", "-d", "--name", "behind", "--storage", "64Mi", "sleep", "1000"]);
+    let asked = engine.ok(&["get", "behind", "-o", "json"]);
+    assert!(asked.contains(r#""ephemeral-storage": "64Mi""#), "{asked}");
     assert!(engine.ok(&["exec", "behind", "ps", "ax"]).contains("sleep 1000"));
     for (name, script) in [("soon", "sleep 2"), ("failing", "sleep 2; exit 3"), ("at-once", "true")] {
         engine.ok(&["run", "--rm", "-d", "--name", name, "sh", "-c", script]);
