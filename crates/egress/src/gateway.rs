@@ -70,16 +70,11 @@ impl Gateway {
         self.sandboxes.write().insert(address, sandbox);
     }
 
-    /// Forgets a sandbox: its address resolves and reaches nothing from now on.
-    pub fn remove(&self, id: &str) {
-        self.sandboxes.write().retain(|_, sandbox| {
-            let gone = sandbox.id == id;
-            if gone {
-                // Ends its connections through the proxy. What is open in the packet filter goes with its interface.
-                let _ = sandbox.set_policy(Policy::default());
-            }
-            !gone
-        });
+    /// Forgets a sandbox: its address resolves and reaches nothing from now on, and its connections through the proxy end.
+    /// Returns what is open for it in the packet filter: [`Gateway::close`] closes that, or its interface goes too.
+    pub fn remove(&self, id: &str) -> Vec<(Ipv4Addr, u16)> {
+        let gone: Vec<_> = self.sandboxes.write().extract_if(|_, sandbox| sandbox.id == id).collect();
+        gone.into_iter().flat_map(|(_, sandbox)| sandbox.set_policy(Policy::default())).collect()
     }
 
     /// Resolves a name for a sandbox if a rule allows a port of it, and opens what the rules allow.
@@ -263,5 +258,17 @@ mod tests {
         gateway.open(&sandbox, &name, &[ADDRESS], TIME).await.unwrap();
         gateway.close(&sandbox, closed).await.unwrap();
         assert!(ports.open.lock().contains(&(ADDRESS, 22)));
+    }
+
+    #[tokio::test]
+    async fn what_is_open_for_a_removed_sandbox_is_known_and_closed() {
+        let (gateway, ports) = gateway(1);
+        let (sandbox, name) = (Arc::new(sandbox("a.b:5432")), Name::parse("a.b").unwrap());
+        gateway.insert(Ipv4Addr::LOCALHOST, Arc::clone(&sandbox));
+        gateway.open(&sandbox, &name, &[ADDRESS], TIME).await.unwrap();
+        let open = gateway.remove("1");
+        assert!(gateway.sandbox(Ipv4Addr::LOCALHOST).is_none());
+        gateway.close(&sandbox, open).await.unwrap();
+        assert!(ports.open.lock().is_empty(), "{:?}", ports.open.lock());
     }
 }

@@ -422,12 +422,13 @@ async fn sandboxes_are_apart_rules_change_live_and_without_an_engine_nothing_ope
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_end_connections_that_a_network_policy_had_opened() {
+async fn rules_end_what_a_network_policy_or_earlier_rules_had_opened() {
     if !is_root() {
         return;
     }
     let internet = Internet::open(192).await;
     let (web, other) = (internet.address(10), internet.address(11));
+    internet.names("a.example 300 WEB\nssh.example 300 WEB\n");
     let fixture = internet.fixture().await;
     pod(&fixture, "box", json!({})).await;
     let policies: Api<NetworkPolicy> = Api::namespaced(fixture.client.clone(), "default");
@@ -452,13 +453,24 @@ except OSError as e: print(errno.errorcode.get(e.errno, e))
 echo.sendall(b'x'); print(echo.recv(1).decode(), ask(other))"
     );
     let talking = python(&fixture, "box", &connected);
+    let namespaces: Api<Namespace> = Api::all(fixture.client.clone());
     let change = async {
         until(&fixture, "box", "import os; print(os.path.exists('/tmp/connected'))", "True").await;
-        let namespaces: Api<Namespace> = Api::all(fixture.client.clone());
         annotate(&namespaces, "default", annotations::EGRESS_CEILING, "a.example").await;
     };
     let (ended, ()) = tokio::join!(tokio::time::timeout(LIMIT, talking), change);
     assert_eq!(ended.expect("the connection ends"), "ECONNRESET\nx 200");
+
+    // What rules had opened past the proxy is closed for the next rules, also when there were none in between.
+    annotate(&namespaces, "default", annotations::EGRESS_CEILING, None::<&str>).await;
+    annotate(&fixture.pods(), "box", annotations::EGRESS, "ssh.example:2222").await;
+    until(&fixture, "box", &format!("resolve('ssh.example'); print(connect('{web}', 2222))"), "open").await;
+    until(&fixture, "box", "print(resolve('ssh.example'), resolve('a.example'))", &format!("{web} unknown")).await;
+    annotate(&fixture.pods(), "box", annotations::EGRESS, None::<&str>).await;
+    until(&fixture, "box", &format!("print(status('{web}', '{web}'))"), "200").await;
+    annotate(&fixture.pods(), "box", annotations::EGRESS, "a.example").await;
+    until(&fixture, "box", "print(resolve('a.example'))", &web).await;
+    assert_eq!(python(&fixture, "box", &format!("print(connect('{web}', 2222))")).await, "EHOSTUNREACH");
     fixture.close().await;
 }
 
@@ -467,7 +479,7 @@ fn nothing() -> ExecRequest {
     ExecRequest { command: vec!["true".to_owned()], ..ExecRequest::default() }
 }
 
-async fn annotate<K>(api: &Api<K>, name: &str, key: &str, value: &str)
+async fn annotate<K>(api: &Api<K>, name: &str, key: &str, value: impl serde::Serialize)
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {

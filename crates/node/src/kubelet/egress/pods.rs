@@ -61,10 +61,10 @@ impl EgressPods {
         Some(closing).filter(|closing| !closing.pairs.is_empty())
     }
 
-    /// Forgets a Pod. Its connections end.
-    pub(in crate::kubelet) fn remove(&mut self, uid: &str) {
-        if self.sandboxes.remove(uid).is_some() {
-            self.gateway.remove(uid);
-        }
+    /// Forgets a Pod that has no rules any more. Its connections end. Returns what must be closed in the packet filter,
+    /// unless the Pod itself is gone: that goes with its interface.
+    pub(in crate::kubelet) fn remove(&mut self, uid: &str) -> Option<Closing> {
+        let (_, sandbox) = self.sandboxes.remove(uid)?;
+        self.closing(&sandbox, self.gateway.remove(uid))
     }
 }

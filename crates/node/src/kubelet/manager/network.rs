@@ -205,7 +205,10 @@ impl Manager {
         let rules = self.policy_inputs.rules(policy_pod);
         match rules.by_domain {
             true => self.set_egress_policy(key),
-            false => self.egress.remove(key),
+            false => {
+                let closing = self.egress.remove(key);
+                self.close_ports(key, closing);
+            }
         }
         if self.rules.get(key) != Some(&rules) {
             self.names.write().put_rules(key, &rules);
