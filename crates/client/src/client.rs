@@ -1,8 +1,8 @@
 //! The client: creates, finds and deletes sandboxes in a cluster.
 
 use crate::{
-    ClaimRequest, ClientError, Cluster, ClusterOptions, Connection, ContainerOptions, DirectOptions, SandboxHandle,
-    TraceContext, Transport, TransportOptions, claims,
+    ClaimRequest, ClientError, Cluster, ClusterOptions, Connection, ContainerOptions, DirectOptions, LocalEngine,
+    SandboxHandle, TraceContext, Transport, TransportOptions, claims,
     cleanup::{DeleteOnDrop, run_to_completion},
     error::is_conflict,
     lookup, manifest,
@@ -38,9 +38,11 @@ pub struct SandboxClient {
 }
 
 impl SandboxClient {
-    /// A client for the cluster that the environment selects, with connections through a port-forward tunnel.
+    /// A client for the cluster that the environment selects, with connections through a port-forward tunnel. A local
+    /// engine that was used before is started if it is selected and does not run.
     pub async fn from_environment() -> Result<Self, ClientError> {
-        Ok(Self::new(Cluster::find(&ClusterOptions::default()).await?, Connection::default()))
+        let options = ClusterOptions { start_local: LocalEngine::was_used(None), ..ClusterOptions::default() };
+        Ok(Self::new(Cluster::find(&options).await?, Connection::default()))
     }
 
     /// A client for the local engine, which is started if it does not run.

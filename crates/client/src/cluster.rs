@@ -29,7 +29,7 @@ pub struct ClusterOptions {
     pub data_dir: Option<PathBuf>,
     /// Use the local engine, regardless of the environment.
     pub local: bool,
-    /// Start the local engine if it is selected, or nothing else is there, and it does not run.
+    /// Start the local engine if it is selected, or was used before, or nothing else is there, and it does not run.
     pub start_local: bool,
     /// Prefer `~/.kube/config` to a local engine, as kubectl users expect.
     pub home_first: bool,
@@ -113,18 +113,37 @@ async fn from_environment(options: &ClusterOptions) -> Result<Cluster, ClientErr
         }
     }
     let home = variable("HOME").map(|home| PathBuf::from(home).join(".kube/config")).filter(|path| path.exists());
-    let running = || LocalEngine::find(options.data_dir.as_deref());
-    match (home, options.home_first) {
-        (Some(home), true) => from_file(&home, options.context.clone(), DEFAULT, None).await,
-        (home, _) => match (running(), home) {
-            (Some(engine), _) => of_engine(engine).await,
-            (None, Some(home)) => from_file(&home, options.context.clone(), DEFAULT, None).await,
-            (None, None) if options.start_local => local(options).await,
-            (None, None) => {
-                let tried = "KUBECONFIG is not set, ~/.kube/config is not there, no engine runs on this machine";
-                Err(ClientError::NoCluster { tried: tried.to_owned() })
-            }
-        },
+    let was_used = || LocalEngine::find(None).is_some() || LocalEngine::was_used(None);
+    match (unnamed(options, home.is_some(), was_used), home) {
+        (Unnamed::Home, Some(home)) => from_file(&home, options.context.clone(), DEFAULT, None).await,
+        (Unnamed::Engine, _) => local(options).await,
+        _ => {
+            let tried = "KUBECONFIG is not set, ~/.kube/config is not there, no engine runs on this machine";
+            Err(ClientError::NoCluster { tried: tried.to_owned() })
+        }
+    }
+}
+
+/// What is used where nothing names a cluster.
+#[derive(Debug, PartialEq, Eq)]
+enum Unnamed {
+    /// `~/.kube/config`
+    Home,
+    /// The local engine, also while it does not run: the same program must not change to another cluster when the engine
+    /// has ended.
+    Engine,
+    Nothing,
+}
+
+/// Chooses where nothing names a cluster. `home` says whether there is a `~/.kube/config`, `was_used` whether an engine
+/// runs or has run on this machine.
+fn unnamed(options: &ClusterOptions, home: bool, was_used: impl FnOnce() -> bool) -> Unnamed {
+    match () {
+        () if home && options.home_first => Unnamed::Home,
+        () if was_used() => Unnamed::Engine,
+        () if home => Unnamed::Home,
+        () if options.start_local => Unnamed::Engine,
+        () => Unnamed::Nothing,
     }
 }
 
@@ -197,4 +216,25 @@ fn configuration(error: &dyn std::error::Error) -> ClientError {
         next = cause.source();
     }
     ClientError::Configuration { message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_was_used_wins_over_the_default_kubeconfig() {
+        let starting = ClusterOptions { start_local: true, ..ClusterOptions::default() };
+        let choose = |options: &ClusterOptions, home, was_used: bool| unnamed(options, home, || was_used);
+        for options in [&starting, &ClusterOptions::default()] {
+            assert_eq!(choose(options, true, true), Unnamed::Engine);
+            assert_eq!(choose(options, false, true), Unnamed::Engine);
+            assert_eq!(choose(options, true, false), Unnamed::Home, "a machine without an engine");
+        }
+        assert_eq!(choose(&starting, false, false), Unnamed::Engine);
+        assert_eq!(choose(&ClusterOptions::default(), false, false), Unnamed::Nothing);
+        let home_first = ClusterOptions { home_first: true, ..starting };
+        assert_eq!(choose(&home_first, true, true), Unnamed::Home);
+        assert_eq!(choose(&home_first, false, true), Unnamed::Engine);
+    }
 }

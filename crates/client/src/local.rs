@@ -49,6 +49,12 @@ impl LocalEngine {
         (start_ticks(found.pid)? == found.start_ticks).then_some(found)
     }
 
+    /// Whether an engine has run on `folder`, or on the user's default data folder: it may have objects and sandboxes.
+    pub fn was_used(folder: Option<&Path>) -> bool {
+        let folder = folder.map(Path::to_path_buf).or_else(default_data_dir);
+        folder.is_some_and(|folder| folder.join("api").exists())
+    }
+
     /// The engine that runs on `folder`. If there is none, one is started in the background, which ends when it is not
     /// used any more; a note on stderr says so.
     pub async fn find_or_start(folder: Option<&Path>) -> Result<Self, ClientError> {

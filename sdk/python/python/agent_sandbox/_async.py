@@ -32,9 +32,9 @@ _CHUNK = 1 << 20
 class AsyncClient:
     """A cluster, and the connection to the sandboxes in it.
 
-    Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine that runs on this
-    machine, else `~/.kube/config`. If there is none, an engine is
-    started on this machine. ``local=True`` uses only that engine, and starts it when it does not run.
+    Without arguments: the cluster of the environment (a Pod's own, `KUBECONFIG`), else the engine on this machine
+    if it runs or has run before, else `~/.kube/config`, else that engine. It is started when it does not run. ``local=True`` uses
+    only that engine.
     """
 
     def __init__(
