@@ -230,6 +230,19 @@ def test_no_tool_needs_a_sandbox_a_namespace_or_a_pool(engine):
             part = await call("download_file", path=long["stdout_file"], offset=300_007, max_bytes=100)
             assert (part["content"], part["bytes_read"], part["total_bytes"]) == ("end\n", 4, 300_011)
 
+            code = "print('begin', 'y' * 300_000, 'end')\nraise ValueError('z' * 40_000)"
+            shown = await call("run_code", code=code)
+            assert len(shown["stdout"]) < 31_000 and shown["stdout"].startswith("begin y") and "text" not in shown
+            assert (await call("execute_command", command=f"wc -c < {shown['stdout_file']}"))["stdout"].strip() == "300011"
+            assert "stderr_file" not in shown and len(shown["error"]["value"]) < 31_000
+            assert (await call("execute_command", command=f"wc -c < {shown['error']['value_file']}"))["stdout"].strip() == "40000"
+            shown = await call("run_code", code="'w' * 50_000")
+            assert (await call("execute_command", command=f"wc -c < {shown['text_file']}"))["stdout"].strip() == "50000"
+            whole = {"path": long["stdout_file"]}
+            part = await call("download_file", **whole)
+            assert (part["bytes_read"], part["total_bytes"]) == (262_144, 300_011)
+            assert (await call("download_file", **whole, max_bytes=None))["bytes_read"] == 300_011
+
             server = (await call("start_command", command="echo up; exec python3 -m http.server 8123"))["command_id"]
             deadline = time.monotonic() + 30
             while 8123 not in [port["port"] for port in (await call("list_ports"))["ports"]]:
@@ -312,8 +325,8 @@ def test_only_json_is_read_as_a_message(url):
 
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}}
 
-    def status(*kinds):
-        request = urllib.request.Request(url, json.dumps(hello).encode(), {**url.headers(), "Accept": "application/json, text/event-stream"})
+    def status(*kinds, **more):
+        request = urllib.request.Request(url, json.dumps(hello).encode(), {**url.headers(), "Accept": "application/json, text/event-stream", **more})
         for kind in kinds:
             request.add_header("Content-Type", kind)
         try:
@@ -323,6 +336,9 @@ def test_only_json_is_read_as_a_message(url):
 
     assert status("application/json") == 200
     assert status("application/json; charset=utf-8") == 200
+    # Names below `localhost` are this machine's, in browsers and resolvers.
+    assert status("application/json", Host="agent.localhost:8000") == 200
+    assert status("application/json", Host="localhost.evil.example") == 421
     for kind in ("text/plain", "text/plain;application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=application/json", "text/plain, application/json"):
         assert status(kind) == 415, kind
 

@@ -7,6 +7,8 @@ use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
 /// Allowed timeouts of a call in seconds.
 const TIMEOUT_SECONDS: RangeInclusive<u64> = 1..=600;
+/// Default number of bytes of a file that a result holds. Larger files are read in parts.
+pub(crate) const DOWNLOAD_BYTES: u64 = 256 << 10;
 const MAX_ENTRIES_RANGE: RangeInclusive<usize> = 1..=10_000;
 
 #[derive(Debug, Deserialize)]
@@ -123,10 +125,11 @@ pub(crate) struct Download {
     pub(crate) path: String,
     #[serde(default)]
     pub(crate) binary: bool,
-    /// First byte to return, and number of bytes; absent means all.
+    /// First byte to return, and number of bytes.
     #[serde(default)]
     pub(crate) offset: u64,
-    pub(crate) max_bytes: Option<u64>,
+    #[serde(default)]
+    pub(crate) max_bytes: MaxBytes,
     #[serde(default)]
     pub(crate) timeout: CallTimeout,
 }
@@ -205,6 +208,16 @@ impl<'de> Deserialize<'de> for MaxEntries {
     }
 }
 
+/// Number of bytes of a file that a result holds at most: null means all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct MaxBytes(pub(crate) Option<u64>);
+
+impl Default for MaxBytes {
+    fn default() -> Self {
+        Self(Some(DOWNLOAD_BYTES))
+    }
+}
+
 fn ready_timeout() -> u64 {
     180
 }
@@ -254,6 +267,18 @@ mod tests {
         };
         assert_eq!(list(10_000).unwrap().max_entries.0, 10_000);
         assert!(list(10_001).is_err() && list(0).is_err());
+    }
+
+    #[test]
+    fn a_download_has_a_limit_unless_it_is_lifted() {
+        let limit = |extra: Value| {
+            let mut value = json!({"path": "x"});
+            value.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            given::<Download>(value).unwrap().max_bytes.0
+        };
+        assert_eq!(limit(json!({})), Some(DOWNLOAD_BYTES));
+        assert_eq!(limit(json!({"max_bytes": null})), None);
+        assert_eq!(limit(json!({"max_bytes": 7})), Some(7));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{
 use agent_sandbox_client::{CodeOptions, Command, CommandEvent, Execution, SandboxHandle, native::ProcessInfo};
 use agent_sandbox_protocol::{capture::Capture, router_headers::DEFAULT_PORT, runtime::ExecuteResponse};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 /// Number of bytes of each output stream that a result holds: about 8,000 tokens. Also of a background command's new
@@ -45,7 +45,7 @@ impl Sandboxes {
         }
         let options = CodeOptions { timeout: Some(wanted.timeout.0), ..CodeOptions::default() };
         let done = sandbox.handle.run_code(&wanted.code, &options).await?;
-        Ok(sandbox.result(shown(done)))
+        Ok(sandbox.result(shown(&sandbox.handle, done).await))
     }
 
     pub(crate) async fn run_python(&self, session: &str, wanted: RunPython) -> Result<Value, ToolError> {
@@ -115,7 +115,7 @@ impl Sandboxes {
         let bytes = runtime_api::download(&sandbox.handle, &wanted.path, wanted.timeout.0).await?;
         let total = bytes.len();
         let from = usize::try_from(wanted.offset).unwrap_or(usize::MAX).min(total);
-        let until = wanted.max_bytes.and_then(|count| from.checked_add(usize::try_from(count).ok()?));
+        let until = wanted.max_bytes.0.and_then(|count| from.checked_add(usize::try_from(count).ok()?));
         let part = &bytes[from..until.unwrap_or(total).min(total)];
         let (content, read) = match wanted.binary {
             true => (STANDARD.encode(part), part.len()),
@@ -144,23 +144,28 @@ impl Sandboxes {
     }
 }
 
-/// The result of a command. A stream that is longer than the limit is shortened, and written to a file of the sandbox.
+/// The result of a command.
 async fn limited(sandbox: &SandboxHandle, done: ExecuteResponse) -> Value {
-    let mut result = json!({"exit_code": done.exit_code});
-    for (name, text) in [("stdout", done.stdout), ("stderr", done.stderr)] {
-        if text.len() <= OUTPUT_LIMIT {
-            result[name] = json!(text);
-            continue;
-        }
-        let file = format!("{FOLDER}/{}.{name}", uuid::Uuid::new_v4().simple());
-        match runtime_api::upload(sandbox, &file, text.as_bytes(), SHORT_CALL).await {
-            Ok(()) => result[format!("{name}_file")] = json!(file),
-            // Without a file the model still gets both ends.
-            Err(error) => tracing::warn!(%error, "Cannot keep the complete output of a command"),
-        }
-        result[name] = json!(shortened(&text));
+    let mut result = Map::from_iter([("exit_code".to_owned(), json!(done.exit_code))]);
+    add_text(&mut result, sandbox, "stdout", done.stdout).await;
+    add_text(&mut result, sandbox, "stderr", done.stderr).await;
+    Value::Object(result)
+}
+
+/// Adds a text to a result. One that is longer than the limit is shortened, and written to a file of the sandbox, which
+/// the member `NAME_file` names.
+async fn add_text(result: &mut Map<String, Value>, sandbox: &SandboxHandle, name: &str, text: String) {
+    if text.len() <= OUTPUT_LIMIT {
+        result.insert(name.to_owned(), json!(text));
+        return;
     }
-    result
+    let file = format!("{FOLDER}/{}.{name}", uuid::Uuid::new_v4().simple());
+    match runtime_api::upload(sandbox, &file, text.as_bytes(), SHORT_CALL).await {
+        Ok(()) => drop(result.insert(format!("{name}_file"), json!(file))),
+        // Without a file the model still gets both ends.
+        Err(error) => tracing::warn!(%error, "Cannot keep the complete output of a call"),
+    }
+    result.insert(name.to_owned(), json!(shortened(&text)));
 }
 
 /// Both ends of a text that is longer than the limit.
@@ -171,31 +176,42 @@ fn shortened(text: &str) -> String {
 }
 
 /// What code printed and showed. Pictures and other formats that are longer than the limit are left out.
-fn shown(done: Execution) -> Value {
-    let mut result = json!({"stdout": shortened(&done.stdout), "stderr": shortened(&done.stderr)});
+async fn shown(sandbox: &SandboxHandle, done: Execution) -> Value {
+    let mut result = Map::new();
     if let Some(text) = done.text() {
-        result["text"] = json!(shortened(text));
+        add_text(&mut result, sandbox, "text", text.to_owned()).await;
     }
+    add_text(&mut result, sandbox, "stdout", done.stdout).await;
+    add_text(&mut result, sandbox, "stderr", done.stderr).await;
     // The value of the last expression is in `text` already, unless it has more formats.
     let displayed = done.results.into_iter().filter(|one| !one.is_main_result || one.formats.len() > 1);
-    let displayed = displayed.map(|one| {
-        let formats = one.formats.into_iter().map(|(format, value)| match value.as_str().map(str::len) {
-            Some(length) if format == "text" && length > OUTPUT_LIMIT => {
-                (format, json!(shortened(value.as_str().unwrap_or_default())))
+    let mut all = Vec::new();
+    for one in displayed {
+        let mut formats = Map::new();
+        for (format, value) in one.formats {
+            match value {
+                // It is in the result itself.
+                Value::String(text) if format == "text" && one.is_main_result => {
+                    formats.insert(format, json!(shortened(&text)));
+                }
+                Value::String(text) if format == "text" => add_text(&mut formats, sandbox, "text", text).await,
+                Value::String(text) if text.len() > OUTPUT_LIMIT => {
+                    let left_out = format!("[{} bytes left out; save it to a file and read that]", text.len());
+                    formats.insert(format, json!(left_out));
+                }
+                value => drop(formats.insert(format, value)),
             }
-            Some(length) if length > OUTPUT_LIMIT => {
-                (format, json!(format!("[{length} bytes left out; save it to a file and read that]")))
-            }
-            _ => (format, value),
-        });
-        Value::Object(formats.collect())
-    });
-    result["displayed"] = Value::Array(displayed.collect());
-    if let Some(error) = done.error {
-        result["error"] =
-            json!({"name": error.name, "value": shortened(&error.value), "traceback": shortened(&error.traceback)});
+        }
+        all.push(Value::Object(formats));
     }
-    result
+    result.insert("displayed".to_owned(), Value::Array(all));
+    if let Some(error) = done.error {
+        let mut parts = Map::from_iter([("name".to_owned(), json!(error.name))]);
+        add_text(&mut parts, sandbox, "value", error.value).await;
+        add_text(&mut parts, sandbox, "traceback", error.traceback).await;
+        result.insert("error".to_owned(), Value::Object(parts));
+    }
+    Value::Object(result)
 }
 
 /// The text of output events up to the limit, and the offset after it.

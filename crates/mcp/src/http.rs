@@ -3,6 +3,7 @@
 
 use crate::{BearerToken, McpError, Sandboxes, server::Server};
 use agent_sandbox_connections::{Connection, Connections};
+use agent_sandbox_protocol::web::AllowedHosts;
 use bytes::Bytes;
 use http::{
     Request, Response, StatusCode,
@@ -38,13 +39,22 @@ const DRAIN: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct HttpOptions {
     pub listen: SocketAddr,
-    /// Names by which clients may call the server; `*` is any. Empty means the names of this machine to itself.
+    /// Names by which clients may call the server; `*` is any. Empty means loopback addresses, `localhost` and names
+    /// below it.
     pub allowed_hosts: Vec<String>,
     /// What clients must send; `None` serves every client that reaches the port.
     pub token: Option<BearerToken>,
 }
 
 type Service = StreamableHttpService<Server, LocalSessionManager>;
+
+/// What answers requests at `/mcp`, and what it asks of them.
+#[derive(Clone)]
+struct Endpoint {
+    service: Service,
+    hosts: Arc<AllowedHosts>,
+    token: Option<Arc<BearerToken>>,
+}
 
 /// Serves until `stop`; `ready` is told the address once connections are accepted.
 pub async fn serve_http(
@@ -61,8 +71,11 @@ pub async fn serve_http(
     let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
     ready(listener.local_addr().map_err(failed)?);
     let over = CancellationToken::new();
-    let service = service(sandboxes, &options.allowed_hosts, over.clone());
-    let token = options.token.map(Arc::new);
+    let endpoint = Endpoint {
+        service: service(sandboxes, &options.allowed_hosts, over.clone()),
+        hosts: Arc::new(hosts(&options.allowed_hosts)),
+        token: options.token.map(Arc::new),
+    };
     let graceful = GracefulShutdown::new();
     let connections = Connections::new(CONNECTIONS);
     tokio::pin!(stop);
@@ -84,9 +97,8 @@ pub async fn serve_http(
             },
             () = &mut stop => break,
         };
-        let (service, token, own) = (service.clone(), token.clone(), place.clone());
-        let answer =
-            hyper::service::service_fn(move |request| route(service.clone(), token.clone(), own.clone(), request));
+        let (endpoint, own) = (endpoint.clone(), place.clone());
+        let answer = hyper::service::service_fn(move |request| route(endpoint.clone(), own.clone(), request));
         let mut connection = http1::Builder::new();
         connection.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
         let connection = graceful.watch(connection.serve_connection(TokioIo::new(stream), answer));
@@ -109,28 +121,35 @@ fn service(sandboxes: Sandboxes, hosts: &[String], over: CancellationToken) -> S
         .with_cancellation_token(over)
         .with_max_request_body_bytes(MAX_MESSAGE)
         .enforce_origin_validation();
-    if hosts.iter().any(|host| host == "*") {
-        config = config.disable_allowed_hosts();
-    } else if !hosts.is_empty() {
-        config = config.with_allowed_hosts(hosts.iter().cloned());
-    }
+    config = match hosts.is_empty() || hosts.iter().any(|host| host == "*") {
+        true => config.disable_allowed_hosts(),
+        false => config.with_allowed_hosts(hosts.iter().cloned()),
+    };
     let mut sessions = LocalSessionManager::default();
     sessions.session_config.keep_alive = Some(SESSION_IDLE);
     StreamableHttpService::new(move || Ok(Server::of_http(sandboxes.clone())), Arc::new(sessions), config)
 }
 
+/// The names that are allowed when none is listed. A list is checked by the service itself.
+fn hosts(listed: &[String]) -> AllowedHosts {
+    if listed.is_empty() { AllowedHosts::loopback() } else { AllowedHosts::any() }
+}
+
 async fn route(
-    mut service: Service,
-    token: Option<Arc<BearerToken>>,
+    mut endpoint: Endpoint,
     connection: Arc<Connection>,
     request: Request<Incoming>,
 ) -> Result<Response<BoxBody<Bytes, Infallible>>, Infallible> {
+    let has_token = |token: &Arc<BearerToken>| token.is_in(request.headers());
     match request.uri().path() {
-        "/mcp" | "/mcp/" if token.as_ref().is_some_and(|token| !token.is_in(request.headers())) => Ok(unauthorized()),
-        "/mcp" | "/mcp/" => {
-            connection.set_authenticated();
-            service.call(request).await
-        }
+        "/mcp" | "/mcp/" if !endpoint.token.as_ref().is_none_or(has_token) => Ok(unauthorized()),
+        "/mcp" | "/mcp/" => match endpoint.hosts.check(&request) {
+            Ok(()) => {
+                connection.set_authenticated();
+                endpoint.service.call(request).await
+            }
+            Err(error) => Ok(plain(error.status(), format!("{error}; name it with --allowed-host\n"))),
+        },
         "/healthz" => Ok(plain(StatusCode::OK, "ok\n")),
         _ => Ok(plain(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp\n")),
     }
@@ -142,8 +161,25 @@ fn unauthorized() -> Response<BoxBody<Bytes, Infallible>> {
     response
 }
 
-fn plain(status: StatusCode, words: &'static str) -> Response<BoxBody<Bytes, Infallible>> {
-    let mut response = Response::new(Full::new(Bytes::from_static(words.as_bytes())).boxed());
+fn plain(status: StatusCode, words: impl Into<Bytes>) -> Response<BoxBody<Bytes, Infallible>> {
+    let mut response = Response::new(Full::new(words.into()).boxed());
     *response.status_mut() = status;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_list_this_machines_names_are_allowed_and_no_others() {
+        let usual = hosts(&[]);
+        for host in ["localhost:8000", "agent.localhost:8000", "127.0.0.1:8000", "[::1]:8000"] {
+            assert!(usual.contain(host), "{host}");
+        }
+        for host in ["evil.example", "localhost.evil.example", "192.0.2.1:8000"] {
+            assert!(!usual.contain(host), "{host}");
+        }
+        assert!(hosts(&["mcp.example".to_owned()]).contain("mcp.example"), "the service checks the list");
+    }
 }

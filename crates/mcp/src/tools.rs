@@ -1,6 +1,6 @@
 //! Definitions of the tools for models: names, descriptions and schemas.
 
-use crate::sandboxes::Defaults;
+use crate::{arguments::DOWNLOAD_BYTES, sandboxes::Defaults};
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -68,13 +68,14 @@ fn run_code() -> Tool {
     });
     let tool = tool(
         "run_code",
-        "Run Python code like a cell of a notebook: variables, imports and functions stay for the next call in the same sandbox. A call that takes longer than its timeout is interrupted; the variables stay.",
+        "Run Python code like a cell of a notebook: variables, imports and functions stay for the next call in the same sandbox. A call that takes longer than its timeout is interrupted; the variables stay. Texts longer than 30000 bytes are shortened in the middle; stdout_file, stderr_file, text_file or traceback_file then names a file of the sandbox with all of it.",
         sandbox_tool_schema(properties, &["code"], true),
     );
     let result = json!({"type": "object", "description": "One thing that the code showed, by format: text, html, png (base64) and others"});
-    let error = json!({"type": "object", "properties": {"name": {"type": "string"}, "value": {"type": "string"}, "traceback": {"type": "string"}}});
+    let error = json!({"type": "object", "properties": {"name": {"type": "string"}, "value": {"type": "string"}, "traceback": {"type": "string"}, "value_file": {"type": "string"}, "traceback_file": {"type": "string"}}});
     let output = json!({
         "text": {"type": "string"}, "stdout": {"type": "string"}, "stderr": {"type": "string"},
+        "text_file": {"type": "string"}, "stdout_file": {"type": "string"}, "stderr_file": {"type": "string"},
         "displayed": {"type": "array", "items": result}, "error": error,
     });
     tool.with_raw_output_schema(schema(output, &["stdout", "stderr", "displayed"]))
@@ -174,11 +175,11 @@ fn download() -> Tool {
         "path": path("The file to read"),
         "binary": binary,
         "offset": {"type": "integer", "minimum": 0, "default": 0, "description": "First byte to return"},
-        "max_bytes": {"type": ["integer", "null"], "minimum": 1, "description": "Number of bytes to return; everything by default"},
+        "max_bytes": {"type": ["integer", "null"], "minimum": 1, "default": DOWNLOAD_BYTES, "description": "Number of bytes to return at most; null for everything"},
     });
     let tool = tool(
         "download_file",
-        "Read a file of a sandbox: as text, or as base64 when binary is true. A file that is not UTF-8 needs binary.",
+        "Read a file of a sandbox: as text, or as base64 when binary is true. A file that is not UTF-8 needs binary. Of a larger file than max_bytes the beginning is returned, with its size as total_bytes: continue with offset.",
         sandbox_tool_schema(properties, &["path"], true),
     );
     let result =
