@@ -25,8 +25,8 @@ const MAX_TTL: u32 = 300;
 /// Opens pairs of address and port for a sandbox in the packet filter, and closes them.
 #[async_trait]
 pub trait OpenPorts: Send + Sync + 'static {
-    /// Opens the pairs for this time. They are open when this returns.
-    async fn open(&self, id: &str, pairs: Vec<(Ipv4Addr, u16)>, time: Duration) -> io::Result<()>;
+    /// Opens each pair for its time from now on, also one that is open already. They are open when this returns.
+    async fn open(&self, id: &str, pairs: Vec<((Ipv4Addr, u16), Duration)>) -> io::Result<()>;
 
     /// Closes pairs, whether they are open or not.
     async fn close(&self, id: &str, pairs: Vec<(Ipv4Addr, u16)>) -> io::Result<()>;
@@ -125,7 +125,7 @@ impl Gateway {
     async fn open(&self, sandbox: &Sandbox, name: &Name, addresses: &[Ipv4Addr], time: Duration) -> io::Result<()> {
         let _one_at_a_time = sandbox.port_changes.lock().await;
         let pairs = sandbox.note(name, addresses, time);
-        if pairs.is_empty() { Ok(()) } else { self.ports.open(&sandbox.id, pairs, time).await }
+        if pairs.is_empty() { Ok(()) } else { self.ports.open(&sandbox.id, pairs).await }
     }
 
     /// Closes what [`Sandbox::set_policy`] returned, except what a later policy has opened again. What was still being
@@ -207,9 +207,9 @@ mod tests {
 
     #[async_trait]
     impl OpenPorts for Ports {
-        async fn open(&self, _: &str, pairs: Vec<(Ipv4Addr, u16)>, _: Duration) -> io::Result<()> {
+        async fn open(&self, _: &str, pairs: Vec<((Ipv4Addr, u16), Duration)>) -> io::Result<()> {
             self.permits.acquire().await.unwrap().forget();
-            self.open.lock().extend(pairs);
+            self.open.lock().extend(pairs.into_iter().map(|(pair, _)| pair));
             Ok(())
         }
 

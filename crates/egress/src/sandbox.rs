@@ -36,7 +36,7 @@ pub struct Sandbox {
 #[derive(Default)]
 struct Seen {
     resolved: Resolved,
-    /// Pairs that are open in the packet filter, with the name that led to them.
+    /// Pairs that are open in the packet filter, with the name that led to them for the longest time.
     open: HashMap<(Ipv4Addr, u16), (Name, Instant)>,
 }
 
@@ -82,8 +82,14 @@ impl Sandbox {
         closed
     }
 
-    /// Notes what a name led to. Returns the pairs that are to be opened in the packet filter.
-    pub(crate) fn note(&self, name: &Name, addresses: &[Ipv4Addr], lifetime: Duration) -> Vec<(Ipv4Addr, u16)> {
+    /// Notes what a name led to. Returns the pairs that are to be opened in the packet filter, and for how long: an answer
+    /// never shortens the time of an earlier one.
+    pub(crate) fn note(
+        &self,
+        name: &Name,
+        addresses: &[Ipv4Addr],
+        lifetime: Duration,
+    ) -> Vec<((Ipv4Addr, u16), Duration)> {
         let now = Instant::now();
         let until = now + lifetime;
         let mut seen = self.seen.lock();
@@ -94,10 +100,14 @@ impl Sandbox {
         let ports: Vec<u16> = policy.ports(name).ports().filter(|port| !PROXIED.contains(port)).collect();
         let mut opened = Vec::new();
         for pair in addresses.iter().flat_map(|address| ports.iter().map(|port| (*address, *port))) {
-            if seen.open.len() < MAX_OPEN || seen.open.contains_key(&pair) {
-                seen.open.insert(pair, (name.clone(), until));
-                opened.push(pair);
+            if seen.open.len() >= MAX_OPEN && !seen.open.contains_key(&pair) {
+                continue;
             }
+            let (kept_name, kept) = seen.open.entry(pair).or_insert_with(|| (name.clone(), until));
+            if *kept < until {
+                (*kept_name, *kept) = (name.clone(), until);
+            }
+            opened.push((pair, *kept - now));
         }
         opened
     }
@@ -128,11 +138,25 @@ mod tests {
         let policy = |rules| Policy::default().and("test", rules).unwrap();
         let sandbox = Sandbox::new("1".into(), "ns".into(), "box".into(), policy("a.b a.b:22 a.b:5432-5433"));
         let (name, address) = (Name::parse("a.b").unwrap(), Ipv4Addr::new(192, 0, 2, 1));
-        let opened = sandbox.note(&name, &[address], Duration::from_secs(60));
-        assert_eq!(opened, [(address, 22), (address, 5432), (address, 5433)]);
+        let time = Duration::from_secs(60);
+        let opened = sandbox.note(&name, &[address], time);
+        assert_eq!(opened, [22, 5432, 5433].map(|port| ((address, port), time)));
         assert_eq!(sandbox.set_policy(policy("a.b:22")).len(), 2);
         assert!(sandbox.has_resolved(&name, address), "the name is still allowed");
         assert_eq!(sandbox.set_policy(policy("c.d")), [(address, 22)]);
         assert!(!sandbox.has_resolved(&name, address));
+    }
+
+    #[test]
+    fn a_shorter_answer_does_not_shorten_what_is_open() {
+        let policy = |rules| Policy::default().and("test", rules).unwrap();
+        let sandbox = Sandbox::new("1".into(), "ns".into(), "box".into(), policy("a.b:22 c.d:22"));
+        let [long, short] = ["a.b", "c.d"].map(|name| Name::parse(name).unwrap());
+        let (address, minute) = (Ipv4Addr::new(192, 0, 2, 1), Duration::from_secs(60));
+        assert_eq!(sandbox.note(&long, &[address], 60 * minute), [((address, 22), 60 * minute)]);
+        let again = sandbox.note(&short, &[address], minute);
+        assert!(matches!(again[..], [(_, time)] if time > 59 * minute), "{again:?}");
+        assert!(sandbox.set_policy(policy("a.b:22")).is_empty(), "the name with the longer time leads there");
+        assert_eq!(sandbox.note(&long, &[address], 61 * minute), [((address, 22), 61 * minute)], "a longer one does");
     }
 }

@@ -83,9 +83,10 @@ pub trait PodRuntime: Send + Sync + 'static {
         Err("this node does not control the Pods' network".to_owned())
     }
 
-    /// Opens pairs of address and TCP port for a Pod with rules by domain, for this time. They are open on return.
-    async fn open_ports(&self, pod: &str, pairs: Vec<(Ipv4Addr, u16)>, time: Duration) -> Result<(), RuntimeError> {
-        let _ = (pairs, time);
+    /// Opens pairs of address and TCP port for a Pod with rules by domain, each for its time from now on. They are open on
+    /// return.
+    async fn open_ports(&self, pod: &str, pairs: Vec<((Ipv4Addr, u16), Duration)>) -> Result<(), RuntimeError> {
+        let _ = pairs;
         Err(RuntimeError::Refused(format!("this node cannot open ports for Pod {pod}")))
     }
 

@@ -403,8 +403,8 @@ impl PodRuntime for KernelRuntime {
         }
     }
 
-    async fn open_ports(&self, pod: &str, pairs: Vec<(Ipv4Addr, u16)>, time: Duration) -> Result<(), RuntimeError> {
-        self.change_open_ports(pod, move |network, veth| network.open_ports(veth, &pairs, time)).await
+    async fn open_ports(&self, pod: &str, pairs: Vec<((Ipv4Addr, u16), Duration)>) -> Result<(), RuntimeError> {
+        self.change_open_ports(pod, move |network, veth| network.open_ports(veth, &pairs)).await
     }
 
     async fn close_ports(&self, pod: &str, pairs: Vec<(Ipv4Addr, u16)>) -> Result<(), RuntimeError> {

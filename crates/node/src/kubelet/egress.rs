@@ -138,8 +138,8 @@ pub(super) struct RuntimePorts(pub(super) SharedRuntime);
 
 #[async_trait]
 impl OpenPorts for RuntimePorts {
-    async fn open(&self, id: &str, pairs: Vec<(Ipv4Addr, u16)>, time: Duration) -> io::Result<()> {
-        self.0.open_ports(id, pairs, time).await.map_err(|error| io::Error::other(chain(&error)))
+    async fn open(&self, id: &str, pairs: Vec<((Ipv4Addr, u16), Duration)>) -> io::Result<()> {
+        self.0.open_ports(id, pairs).await.map_err(|error| io::Error::other(chain(&error)))
     }
 
     async fn close(&self, id: &str, pairs: Vec<(Ipv4Addr, u16)>) -> io::Result<()> {

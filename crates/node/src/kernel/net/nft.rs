@@ -92,6 +92,9 @@ pub(super) struct KeySet {
     pub(super) timed: bool,
 }
 
+/// The key of an element, and the time after which the kernel removes it if it has one.
+pub(super) type SetElement = (Vec<u8>, Option<Duration>);
+
 /// The key of an interface, an address and a port, of those that a set has.
 pub(super) fn set_key(interface: Option<&str>, address: Ipv4Addr, port: Option<u16>) -> Vec<u8> {
     let interface = interface.map(interface_key);
@@ -225,14 +228,26 @@ impl Batch {
         self.push(message);
     }
 
-    /// Adds elements, for this time if one is given. Adding one again renews its time.
-    pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>], time: Option<Duration>) {
-        self.change_elements(NEW_ELEMENT, libc::NLM_F_CREATE, set, keys, time);
+    /// Adds elements; one that exists stays as it is. (Since kernel 6.12 it gets the new time.)
+    pub(super) fn add_elements(&mut self, set: &str, elements: &[SetElement]) {
+        self.change_elements(NEW_ELEMENT, libc::NLM_F_CREATE, set, elements);
     }
 
     /// Removes elements; one that does not exist is an error of the whole batch.
-    pub(super) fn remove_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
-        self.change_elements(DELETE_ELEMENT, 0, set, keys, None);
+    pub(super) fn remove_elements(&mut self, set: &str, elements: &[SetElement]) {
+        self.change_elements(DELETE_ELEMENT, 0, set, elements);
+    }
+
+    /// Removes elements, whether they exist or have expired.
+    pub(super) fn clear_elements(&mut self, set: &str, elements: &[SetElement]) {
+        self.add_elements(set, elements);
+        self.remove_elements(set, elements);
+    }
+
+    /// Adds elements, and gives those that exist their new time.
+    pub(super) fn renew_elements(&mut self, set: &str, elements: &[SetElement]) {
+        self.clear_elements(set, elements);
+        self.add_elements(set, elements);
     }
 
     /// Removes all elements.
@@ -242,11 +257,11 @@ impl Batch {
         self.push(message);
     }
 
-    fn change_elements(&mut self, kind: u16, flags: i32, set: &str, keys: &[Vec<u8>], time: Option<Duration>) {
+    fn change_elements(&mut self, kind: u16, flags: i32, set: &str, elements: &[SetElement]) {
         let mut message = self.start(kind, flags);
         message.attribute_string(2, set);
         message.nested(3, |list| {
-            for key in keys {
+            for (key, time) in elements {
                 list.nested(1, |element| {
                     element.nested(1, |data| data.attribute(1, key));
                     if let Some(time) = time {
@@ -444,6 +459,21 @@ mod tests {
         for broken in [&[][..], &[0], &[0, 9, b'x'], &[7, 1, 0]] {
             assert_eq!(comment_of(broken), None, "{broken:?}");
         }
+    }
+
+    #[test]
+    fn renewing_an_element_replaces_it() {
+        let mut batch = Batch::new("table");
+        let begin = batch.bytes.len();
+        let key = set_key(Some("veth"), Ipv4Addr::LOCALHOST, Some(22));
+        batch.renew_elements("open", &[(key, Some(Duration::from_secs(60)))]);
+        let mut kinds = Vec::new();
+        let mut rest = &batch.bytes[begin..];
+        while let Some(header) = rest.first_chunk::<16>() {
+            kinds.push(u16::from_ne_bytes([header[4], header[5]]) & 0xff);
+            rest = &rest[u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize..];
+        }
+        assert_eq!(kinds, [NEW_ELEMENT, DELETE_ELEMENT, NEW_ELEMENT], "kernels before 6.12 keep an element's time");
     }
 
     #[test]

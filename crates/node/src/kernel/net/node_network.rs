@@ -223,20 +223,19 @@ impl NodeNetwork {
         SocketAddrV4::new(self.gateway(), filter::PROXY_PORT)
     }
 
-    /// Opens pairs of address and TCP port for a Pod with rules by domain. Waits for the kernel.
-    pub(crate) fn open_ports(&self, veth: &VethPlan, pairs: &[(Ipv4Addr, u16)], time: Duration) -> io::Result<()> {
+    /// Opens pairs of address and TCP port for a Pod with rules by domain, each for its time. Waits for the kernel.
+    pub(crate) fn open_ports(&self, veth: &VethPlan, pairs: &[((Ipv4Addr, u16), Duration)]) -> io::Result<()> {
+        let keys: Vec<_> = pairs.iter().map(|(pair, time)| (open_key(veth, *pair), Some(*time))).collect();
         let mut batch = Batch::new(&self.table);
-        batch.add_elements(filter::OPEN, &open_keys(veth, pairs), Some(time));
+        batch.renew_elements(filter::OPEN, &keys);
         batch.commit(&self.nft)
     }
 
     /// Closes pairs again, whether they are still open or not. Waits for the kernel.
     pub(crate) fn close_ports(&self, veth: &VethPlan, pairs: &[(Ipv4Addr, u16)]) -> io::Result<()> {
-        let keys = open_keys(veth, pairs);
+        let keys: Vec<_> = pairs.iter().map(|pair| (open_key(veth, *pair), Some(Duration::from_secs(1)))).collect();
         let mut batch = Batch::new(&self.table);
-        // Removing what has expired would be an error.
-        batch.add_elements(filter::OPEN, &keys, Some(Duration::from_secs(1)));
-        batch.remove_elements(filter::OPEN, &keys);
+        batch.clear_elements(filter::OPEN, &keys);
         batch.commit(&self.nft)
     }
 
@@ -362,14 +361,14 @@ const BY_DOMAIN_SETS: &[KeySet] = &[
 /// Position in the input chain of the rules for them: after those about other interfaces and protocols.
 const BY_DOMAIN_POSITION: usize = 2;
 
-fn open_keys(veth: &VethPlan, pairs: &[(Ipv4Addr, u16)]) -> Vec<Vec<u8>> {
-    pairs.iter().map(|(address, port)| set_key(Some(&veth.host_name), *address, Some(*port))).collect()
+fn open_key(veth: &VethPlan, (address, port): (Ipv4Addr, u16)) -> Vec<u8> {
+    set_key(Some(&veth.host_name), address, Some(port))
 }
 
 /// Adds a Pod to the sets and the map of Pods with rules by domain.
 fn add_by_domain(batch: &mut Batch, veth: &VethPlan, address: Ipv4Addr, chain: &str) {
-    batch.add_elements(filter::BY_DOMAIN, &[set_key(None, address, None)], None);
-    batch.add_elements(filter::BY_DOMAIN_PAIRS, &[set_key(Some(&veth.host_name), address, None)], None);
+    batch.add_elements(filter::BY_DOMAIN, &[(set_key(None, address, None), None)]);
+    batch.add_elements(filter::BY_DOMAIN_PAIRS, &[(set_key(Some(&veth.host_name), address, None), None)]);
     batch.add_interface(filter::DIVERTED, &veth.host_name, chain);
 }
 
@@ -378,8 +377,8 @@ fn remove_by_domain(batch: &mut Batch, veth: &VethPlan, address: Ipv4Addr) {
     let chain = chain_name("divert", veth);
     batch.add_chain(&chain);
     add_by_domain(batch, veth, address, &chain);
-    batch.remove_elements(filter::BY_DOMAIN, &[set_key(None, address, None)]);
-    batch.remove_elements(filter::BY_DOMAIN_PAIRS, &[set_key(Some(&veth.host_name), address, None)]);
+    batch.remove_elements(filter::BY_DOMAIN, &[(set_key(None, address, None), None)]);
+    batch.remove_elements(filter::BY_DOMAIN_PAIRS, &[(set_key(Some(&veth.host_name), address, None), None)]);
     batch.remove_interface(filter::DIVERTED, &veth.host_name);
     batch.flush_chain(&chain);
     batch.delete_chain(&chain);

@@ -259,7 +259,7 @@ mod tests {
 
     #[async_trait::async_trait]
     impl egress::OpenPorts for NoPorts {
-        async fn open(&self, id: &str, _: Vec<(Ipv4Addr, u16)>, _: Duration) -> io::Result<()> {
+        async fn open(&self, id: &str, _: Vec<((Ipv4Addr, u16), Duration)>) -> io::Result<()> {
             Err(io::Error::other(id.to_owned()))
         }
 
