@@ -140,6 +140,9 @@ pub fn sandbox_from(snapshot: &SandboxSnapshot, name: &str) -> Result<Sandbox, C
 
 /// Sets a Sandbox back to a snapshot: it stops, and has the files of the snapshot when it starts again. Everything that was
 /// written since is lost. The Sandbox keeps its name and identity, and runs afterwards if it ran before.
+///
+/// One request decides: a Sandbox that is found suspended after a caller was interrupted has the files of the snapshot
+/// when it is resumed.
 pub async fn roll_back(
     client: &Client,
     namespace: &str,
@@ -157,18 +160,141 @@ pub async fn roll_back(
         )));
     }
     let ran = sandbox.operating_mode() == OperatingMode::Running;
-    if ran {
-        lifecycle::suspend(client, namespace, &sandbox_name).await?;
-        wait::sandbox_suspended(client, namespace, &sandbox_name, limit).await?;
-    }
     let restored_at = agent_sandbox_api::sleep::format_time(Timestamp::now());
-    let changes = json!({annotations::SNAPSHOT: snapshot.name(), annotations::RESTORED_AT: restored_at});
+    let origin = json!({annotations::SNAPSHOT: snapshot.name(), annotations::RESTORED_AT: restored_at});
+    let mut changes = json!({"metadata": {"uid": sandbox.uid(), "annotations": origin}});
+    if ran {
+        // A Pod keeps the origin that it was created with: the one that stops now does so with its own files. As when a
+        // user suspends: it is not the effect of idleness, nor undone by a request from before.
+        changes["spec"]["operatingMode"] = json!(OperatingMode::Suspended);
+        for key in [annotations::SUSPENDED_BY, annotations::WAKE_REQUESTED_AT] {
+            changes["metadata"]["annotations"][key] = serde_json::Value::Null;
+        }
+    }
     let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
-    let patch = Patch::Merge(json!({"metadata": {"uid": sandbox.uid(), "annotations": changes}}));
-    let patched = api.patch(&sandbox_name, &PatchParams::default(), &patch).await;
+    let patched = api.patch(&sandbox_name, &PatchParams::default(), &Patch::Merge(changes)).await;
     let patched = patched.map_err(ClientError::api(format!("set `{sandbox_name}` back to a snapshot")))?;
     if !ran {
         return Ok(patched);
     }
+    wait::sandbox_suspended(client, namespace, &sandbox_name, limit).await?;
     lifecycle::resume(client, namespace, &sandbox_name).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Method, Request, Response};
+    use http_body_util::{BodyExt as _, Full};
+    use kube::client::Body;
+    use serde_json::Value;
+    use std::sync::Mutex;
+
+    /// An API with one running Sandbox, which stops as soon as it is asked to.
+    struct Served {
+        sandbox: Value,
+        /// Number of changes after which every request fails.
+        changes: usize,
+    }
+
+    impl Served {
+        fn respond(&mut self, method: &Method, path: &str, body: &[u8]) -> (u16, Value) {
+            if self.changes == 0 {
+                return (500, failure(500));
+            }
+            if method == Method::PATCH {
+                self.changes -= 1;
+                merge(&mut self.sandbox, &serde_json::from_slice(body).unwrap());
+            }
+            let stopped = self.mode() == "Suspended";
+            self.sandbox["status"]["conditions"] = json!([{
+                "type": "Suspended", "status": if stopped { "True" } else { "False" }, "reason": "Test", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }]);
+            if path.ends_with("/sandboxes/box") {
+                (200, self.sandbox.clone())
+            } else if path.ends_with("/sandboxes") {
+                let list = json!({"metadata": {"resourceVersion": "1"}, "items": [self.sandbox]});
+                (200, list)
+            } else {
+                (404, failure(404))
+            }
+        }
+
+        fn mode(&self) -> &str {
+            self.sandbox["spec"]["operatingMode"].as_str().unwrap()
+        }
+
+        fn origin(&self) -> Option<&str> {
+            self.sandbox["metadata"]["annotations"][annotations::SNAPSHOT].as_str()
+        }
+    }
+
+    fn failure(code: u16) -> Value {
+        let reason = if code == 404 { "NotFound" } else { "InternalError" };
+        json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "stopped"})
+    }
+
+    /// A JSON merge patch.
+    fn merge(into: &mut Value, patch: &Value) {
+        let Some(fields) = patch.as_object() else {
+            *into = patch.clone();
+            return;
+        };
+        for (key, value) in fields {
+            match value {
+                Value::Null => drop(into.as_object_mut().map(|into| into.remove(key))),
+                value => merge(&mut into[key], value),
+            }
+        }
+    }
+
+    /// Rolls a Sandbox in this mode back, with an API that ends after some changes.
+    async fn interrupted(mode: &str, changes: usize) -> (Result<Sandbox, ClientError>, Served) {
+        let sandbox = json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+            "metadata": {"name": "box", "namespace": "default", "uid": "one", "resourceVersion": "1", "annotations": {}},
+            "spec": {"operatingMode": mode, "podTemplate": {"spec": {"containers": []}}},
+        });
+        let api = Arc::new(Mutex::new(Served { sandbox, changes }));
+        let served = Arc::clone(&api);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let served = Arc::clone(&served);
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect().await?.to_bytes();
+                let (code, body) = served.lock().unwrap().respond(&parts.method, parts.uri.path(), &body);
+                let response = Response::builder().status(code).body(Full::from(body.to_string())).unwrap();
+                Ok::<_, kube::Error>(response)
+            }
+        });
+        let client = Client::new(service, "default");
+        let snapshot: SandboxSnapshot = serde_json::from_value(json!({
+            "apiVersion": "agent-sandbox.github.io/v1alpha1", "kind": "SandboxSnapshot",
+            "metadata": {"name": "first"}, "spec": {"sandboxName": "box"},
+        }))
+        .unwrap();
+        let outcome = roll_back(&client, "default", "box", &snapshot, Duration::from_millis(200)).await;
+        drop(client);
+        let api = api.lock().unwrap();
+        (outcome, Served { sandbox: api.sandbox.clone(), changes: api.changes })
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_rollback_leaves_no_stopped_sandbox_with_its_old_files() {
+        for (changes, state) in [(0, ("Running", None)), (1, ("Suspended", Some("first")))] {
+            let (outcome, api) = interrupted("Running", changes).await;
+            assert!(outcome.is_err(), "{changes}: {outcome:?}");
+            assert_eq!((api.mode(), api.origin()), state);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_rollback_leaves_a_sandbox_in_the_mode_that_it_had() {
+        for mode in ["Running", "Suspended"] {
+            let (outcome, api) = interrupted(mode, usize::MAX).await;
+            outcome.unwrap();
+            assert_eq!((api.mode(), api.origin()), (mode, Some("first")));
+        }
+    }
 }
