@@ -170,6 +170,56 @@ fn what_root_applies_belongs_to_the_owner_of_the_folder() {
     }
 }
 
+/// What `changes diff` shows on a terminal, with variables that are given as a shell's assignments.
+fn diff_on_terminal(project: &Project, variables: &str) -> String {
+    let line = format!("{variables} {PROGRAM} --data-dir {} changes diff", project.at("data").display());
+    let mut script = Command::new("script");
+    script.args(["-qec", &line, "/dev/null"]).current_dir(project.at("repo"));
+    for (key, value) in project.command(&[]).get_envs() {
+        match value {
+            Some(value) => script.env(key, value),
+            None => script.env_remove(key),
+        };
+    }
+    script.env("TERM", "xterm").env_remove("NO_COLOR").env_remove("PAGER");
+    let mut child = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // Held open: when it is closed, `script` types an end-of-file character into the terminal.
+    let typing = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
+    drop(typing);
+    text(&output.stdout).replace('\r', "")
+}
+
+#[test]
+fn a_diff_on_a_terminal_has_colours_a_pager_and_no_escapes_of_the_sandbox() {
+    let Some(project) = Project::new(None) else { return };
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: util-linux's `script` is not here");
+        return;
+    }
+    let output = project.run(&["--here", "--", "sh", "-c", "printf 'one\\n\\033[2Jtwo\\n' > src/main"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let pager = "sed 's/^/paged: /'";
+    let said = diff_on_terminal(&project, &format!("PAGER=\"{pager}\""));
+    for line in [
+        "paged: \x1b[1m--- a/src/main\x1b[0m\n",
+        "paged: \x1b[36m@@ -1,2 +1,2 @@\x1b[0m\n",
+        "paged:  one\n",
+        "paged: \x1b[31m-two\x1b[0m\n",
+    ] {
+        assert!(said.contains(line), "{line:?} in {said:?}");
+    }
+    assert!(!said.contains("\x1b[2J"), "{said:?}");
+    let said = diff_on_terminal(&project, &format!("PAGER=\"{pager}\" NO_COLOR=1"));
+    assert!(said.contains("paged: -two\n") && !said.contains('\x1b'), "{said:?}");
+    // Without any pager the diff is printed.
+    let said = diff_on_terminal(&project, "PATH=/nowhere NO_COLOR=1");
+    assert!(said.contains("\n-two\n"), "{said:?}");
+    // A file gets the diff as it is.
+    let output = project.command(&["changes", "diff"]).env("PAGER", pager).output().unwrap();
+    assert!(text(&output.stdout).contains("\n-two\n+\x1b[2Jtwo\n"), "{}", text(&output.stdout));
+}
+
 #[test]
 fn conflicts_are_named_and_nothing_is_written_while_there_are_any() {
     let Some(project) = Project::new(None) else { return };
