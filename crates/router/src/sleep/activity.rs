@@ -28,15 +28,12 @@ pub(crate) enum Freshness {
     Old,
 }
 
-/// What is due for a Sandbox with an idle time.
+/// When something is to be done for a Sandbox with an idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// Nothing for this time.
-    Nothing(Duration),
-    /// The last use is to be written down.
-    Record,
-    /// The idle time has passed: check whether the Sandbox is idle.
-    Check,
+    Now,
+    /// Not for this time.
+    In(Duration),
 }
 
 /// The use of one Sandbox. Times are milliseconds after `started`, at least 1; 0 is never.
@@ -126,16 +123,39 @@ impl SandboxActivity {
         }
     }
 
-    pub(crate) fn due(&self, idle: Duration) -> Due {
+    /// Whether there is a use that the API has no record of; an open request is one until it ends.
+    pub(crate) fn has_unrecorded_use(&self) -> bool {
+        self.is_open() || self.last_use.load(Ordering::SeqCst) > self.recorded.load(Ordering::SeqCst)
+    }
+
+    /// When the last use is to be written down. A use that begins meanwhile, while the record is recent, is not written
+    /// at once: then it is due a third after the record, too.
+    pub(crate) fn record_due(&self, idle: Duration) -> Due {
         let (now, third) = (self.now(), third_of(idle));
-        let (last, recorded) = (self.last_use.load(Ordering::SeqCst), self.recorded.load(Ordering::SeqCst));
-        let wait_until = |moment: u64| Due::Nothing(Duration::from_millis(moment.saturating_sub(now).max(1)));
-        if self.is_open() || last > recorded {
-            let record_at = recorded + third;
-            return if now >= record_at { Due::Record } else { wait_until(record_at) };
+        let record_at = match self.recorded.load(Ordering::SeqCst) {
+            0 => now,
+            recorded => recorded + third,
+        };
+        match self.has_unrecorded_use() {
+            true => due_at(record_at, now),
+            false if record_at > now => due_at(record_at, now),
+            false => due_at(now + third, now),
         }
-        let check_at = (recorded + idle.as_millis() as u64).max(self.checked.load(Ordering::SeqCst));
-        if now >= check_at { Due::Check } else { wait_until(check_at) }
+    }
+
+    /// When the idle time has passed, so that it is to be checked whether the Sandbox is idle.
+    pub(crate) fn check_due(&self, idle: Duration) -> Due {
+        let (now, recorded) = (self.now(), self.recorded.load(Ordering::SeqCst));
+        // First the use has to be written down.
+        let used = if self.has_unrecorded_use() { now } else { recorded };
+        due_at((used + idle.as_millis() as u64).max(self.checked.load(Ordering::SeqCst)), now)
+    }
+}
+
+fn due_at(moment: u64, now: u64) -> Due {
+    match moment.checked_sub(now) {
+        None | Some(0) => Due::Now,
+        Some(left) => Due::In(Duration::from_millis(left)),
     }
 }
 
@@ -201,38 +221,63 @@ mod tests {
         activity.confirm(1);
         let open = ActivityGuard::begin(&activity);
         assert_eq!(activity.freshness(IDLE), Freshness::Ageing, "it is recorded again");
-        assert_eq!(activity.due(IDLE), Due::Record);
+        assert_eq!(activity.record_due(IDLE), Due::Now);
         let (_, at) = activity.last_use();
         assert!((Timestamp::now() - at).get_seconds().abs() < 60, "{at}");
         drop(open);
+    }
+
+    fn within(due: Due, limit: Duration) -> bool {
+        matches!(due, Due::In(wait) if wait <= limit)
     }
 
     #[test]
     fn an_open_request_is_recorded_again_and_never_checked() {
         let activity = aged(Duration::from_secs(4000));
         let open = ActivityGuard::begin(&activity);
-        assert_eq!(activity.due(IDLE), Due::Record);
+        assert_eq!(activity.record_due(IDLE), Due::Now);
         activity.confirm(activity.last_use().0);
-        assert!(matches!(activity.due(IDLE), Due::Nothing(wait) if wait <= IDLE / 3), "{:?}", activity.due(IDLE));
+        assert!(within(activity.record_due(IDLE), IDLE / 3), "{:?}", activity.record_due(IDLE));
+        assert!(!within(activity.check_due(IDLE), IDLE / 2), "{:?}", activity.check_due(IDLE));
         drop(open);
+    }
+
+    #[test]
+    fn a_use_without_any_record_is_recorded_at_once() {
+        let activity = Arc::new(SandboxActivity::default());
+        assert!(matches!(activity.record_due(IDLE), Due::In(_)), "there is no use");
+        let _open = ActivityGuard::begin(&activity);
+        assert_eq!(activity.record_due(IDLE), Due::Now);
+    }
+
+    /// A request that begins while the record is recent writes nothing: who waits to renew the record looks again before
+    /// it is old.
+    #[test]
+    fn a_use_that_begins_during_the_wait_is_recorded_in_time() {
+        for age in [0, 500, 1500, 4000] {
+            let activity = aged(Duration::from_secs(age));
+            assert!(within(activity.record_due(IDLE), IDLE / 3), "{age}: {:?}", activity.record_due(IDLE));
+        }
     }
 
     #[test]
     fn an_ended_use_is_recorded_before_the_sandbox_is_checked() {
         let activity = aged(Duration::from_secs(4000));
-        assert_eq!(activity.due(IDLE), Due::Check);
+        assert_eq!(activity.check_due(IDLE), Due::Now);
         drop(ActivityGuard::begin(&activity));
-        assert_eq!(activity.due(IDLE), Due::Record);
+        assert_eq!(activity.record_due(IDLE), Due::Now);
+        assert!(matches!(activity.check_due(IDLE), Due::In(_)));
         let (moment, at) = activity.last_use();
         assert!((Timestamp::now() - at).get_seconds().abs() < 60, "{at}");
         activity.confirm(moment);
-        assert!(matches!(activity.due(IDLE), Due::Nothing(_)));
+        assert!(matches!(activity.record_due(IDLE), Due::In(_)));
+        assert!(matches!(activity.check_due(IDLE), Due::In(_)));
     }
 
     #[test]
     fn a_check_without_result_is_not_repeated_at_once() {
         let activity = aged(Duration::from_secs(4000));
         activity.postpone_check(Duration::from_secs(10));
-        assert!(matches!(activity.due(IDLE), Due::Nothing(wait) if wait <= Duration::from_secs(10)));
+        assert!(within(activity.check_due(IDLE), Duration::from_secs(10)));
     }
 }

@@ -19,16 +19,34 @@ use super::sandbox_api::SandboxApiError;
 use crate::resolve::index::LivePod;
 use crate::state::Shared;
 
-/// Sandboxes that are checked at once.
-const CONCURRENT_CHECKS: usize = 16;
+/// Sandboxes that each duty handles at once.
+const CONCURRENT: usize = 16;
 /// Interval between two rounds at least, so that a busy index does not keep this awake.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
+/// What is done for every Sandbox with an idle time.
+#[derive(Clone, Copy)]
+enum Duty {
+    /// Write down its use.
+    Record,
+    /// Find out whether it is idle. This asks the sandbox itself, which may not answer.
+    Check,
+}
+
 /// Runs until `end`. Without Sandboxes that have an idle time it waits for changes of the index only.
+///
+/// Records do not wait for checks: while one waited for sandboxes that hang, another router would report its Sandbox,
+/// which is in use, as idle.
 pub(crate) async fn run(shared: Arc<Shared>, sleep: Arc<Sleep>, end: CancellationToken) {
+    let (recording, checking) =
+        (repeat(Duty::Record, &shared, &sleep, &end), repeat(Duty::Check, &shared, &sleep, &end));
+    tokio::join!(recording, checking);
+}
+
+async fn repeat(duty: Duty, shared: &Arc<Shared>, sleep: &Sleep, end: &CancellationToken) {
     let mut changes = shared.index.subscribe();
     loop {
-        let next = round(&shared, &sleep).await;
+        let next = round(duty, shared, sleep).await;
         let timer = async {
             match next {
                 Some(wait) => tokio::time::sleep(wait.max(MIN_INTERVAL)).await,
@@ -48,24 +66,28 @@ pub(crate) async fn run(shared: Arc<Shared>, sleep: Arc<Sleep>, end: Cancellatio
 }
 
 /// Does what is due for every Sandbox; returns when the next thing is.
-async fn round(shared: &Arc<Shared>, sleep: &Sleep) -> Option<Duration> {
+async fn round(duty: Duty, shared: &Arc<Shared>, sleep: &Sleep) -> Option<Duration> {
     let pods = shared.index.sleepers();
     let waits = futures::stream::iter(pods)
         .map(|(pod, policy)| async move {
-            match pod.activity.due(policy.after) {
-                Due::Nothing(wait) => return wait,
+            let due = || match duty {
+                Duty::Record => pod.activity.record_due(policy.after),
+                Duty::Check => pod.activity.check_due(policy.after),
+            };
+            match (due(), duty) {
+                (Due::In(wait), _) => return wait,
                 // A Sandbox that was suspended meanwhile is not of interest any more: its Pod disappears.
-                Due::Record => {
+                (Due::Now, Duty::Record) => {
                     let _ = sleep.record(&pod).await;
                 }
-                Due::Check => check(shared, sleep, &pod, policy).await,
+                (Due::Now, Duty::Check) => check(shared, sleep, &pod, policy).await,
             }
-            match pod.activity.due(policy.after) {
-                Due::Nothing(wait) => wait,
-                Due::Record | Due::Check => MIN_INTERVAL,
+            match due() {
+                Due::In(wait) => wait,
+                Due::Now => MIN_INTERVAL,
             }
         })
-        .buffer_unordered(CONCURRENT_CHECKS)
+        .buffer_unordered(CONCURRENT)
         .collect::<Vec<_>>()
         .await;
     waits.into_iter().min()
@@ -112,7 +134,7 @@ async fn check(shared: &Arc<Shared>, sleep: &Sleep, pod: &Arc<LivePod>, policy: 
             None => return,
         }
     }
-    if pod.activity.is_open() || pod.activity.due(policy.after) == Due::Record {
+    if pod.activity.has_unrecorded_use() {
         return;
     }
     match sleep.api.stamp(&sandbox, annotations::IDLE_REPORTED_AT).await {

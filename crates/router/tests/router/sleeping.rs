@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::*;
 
-/// An API with the Sandbox `box`.
+/// An API with the Sandbox `box`, and any number of others like it to read, `like-box-…`, which nobody uses.
 #[derive(Clone)]
 pub(crate) struct Api(Arc<Mutex<State>>);
 
@@ -56,7 +56,15 @@ impl Api {
 
     fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response<Full<bytes::Bytes>> {
         let mut state = self.0.lock();
-        if path != "/apis/agents.x-k8s.io/v1beta1/namespaces/default/sandboxes/box" {
+        let name = path.strip_prefix("/apis/agents.x-k8s.io/v1beta1/namespaces/default/sandboxes/").unwrap_or_default();
+        if name.starts_with("like-box-") && *method == Method::GET {
+            let mut like = state.sandbox.clone();
+            like["metadata"]["name"] = name.into();
+            like["metadata"]["uid"] = format!("uid-{name}").into();
+            like["metadata"]["annotations"][annotations::LAST_ACTIVITY_AT] = "2020-01-01T00:00:00Z".into();
+            return Response::new(Full::from(like.to_string()));
+        }
+        if name != "box" {
             let status =
                 json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": path });
             return Response::builder().status(404).body(Full::from(status.to_string())).unwrap();
@@ -475,4 +483,29 @@ async fn an_open_request_keeps_a_sandbox_awake() {
     request.abort();
     let _ = request.await;
     eventually("it is idle afterwards", || api.writes(annotations::IDLE_REPORTED_AT) > 0).await;
+}
+
+/// Checks that wait for sandboxes without an answer do not delay the record of a Sandbox in use, which another router
+/// would report as idle.
+#[tokio::test]
+async fn sandboxes_that_hang_do_not_delay_records() {
+    const CONCURRENT_CHECKS: usize = 16;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let api = Api::with("Running", json!({ annotations::LAST_ACTIVITY_AT: "2020-01-01T00:00:00Z" }));
+    // Accepts and never answers.
+    let router = Arc::new(TestRouter::with_deps(quiet(), listener.local_addr().unwrap(), api.deps()).await);
+    let policy = Some(IdlePolicy { after: Duration::from_secs(1), processes_count: true });
+    let hanging = (0..2 * CONCURRENT_CHECKS)
+        .map(|number| PodFacts { idle: policy, ..pod(&format!("like-box-{number}"), &format!("10.0.1.{number}")) });
+    router.router.index().replace_all(hanging.chain([idle_pod(1, true)]).collect());
+    let request = {
+        let router = Arc::clone(&router);
+        tokio::spawn(async move { router.get_with("/", &[("x-sandbox-timeout", "60")]).await.status })
+    };
+    let checked = || router.dialled().iter().filter(|address| address.ip() != ip(POD_IP)).count();
+    eventually("all checks wait", || checked() == CONCURRENT_CHECKS).await;
+    let before = api.writes(annotations::LAST_ACTIVITY_AT);
+    eventually("several records", || api.writes(annotations::LAST_ACTIVITY_AT) > before + 2).await;
+    assert_eq!(checked(), CONCURRENT_CHECKS, "the checks wait still");
+    request.abort();
 }
