@@ -17,6 +17,11 @@ impl Block {
         self.length == 0
     }
 
+    /// Length of its prefix.
+    pub(crate) fn length(&self) -> u8 {
+        self.length
+    }
+
     pub(crate) fn is_v4(&self) -> bool {
         self.address.is_ipv4()
     }

@@ -95,6 +95,7 @@ impl Call<'_> {
             Source::Snapshot(name) => {
                 let (client, namespace) = (&self.account.client, &self.account.namespace);
                 let snapshot = sdk::find_snapshot(client, namespace, name).await?;
+                plan.network.check_of_snapshot(&snapshot)?;
                 self.create_from(&plan, &snapshot).await
             }
             Source::Template(_) | Source::Pool(_) => self.create_claim(&plan, &source).await,
@@ -276,6 +277,7 @@ impl Call<'_> {
             wanted.spec.shutdown_time = Some(Time(plan.end));
             wanted.spec.shutdown_policy = Some(ShutdownPolicy::Delete);
         }
+        rules.prepare(&mut wanted);
         let given = wanted.metadata.annotations.take().unwrap_or_default();
         wanted.metadata = self.meta(plan)?;
         let own = wanted.metadata.annotations.get_or_insert_default();
@@ -286,7 +288,6 @@ impl Call<'_> {
             (annotations::E2B_TRAFFIC.to_owned(), plan.network.traffic().to_owned()),
         ]);
         wanted.spec.pod_template.metadata = Some(Arc::new(pod));
-        rules.prepare(&mut wanted);
         let client = sdk::SandboxClient::new(sdk::Cluster::of(self.account.client.clone()), sdk::Connection::default());
         let complete = async |sandbox: Sandbox| self.write_policy(&sandbox, rules).await;
         client.create_sandbox(&self.account.namespace, wanted, WAIT, complete).await

@@ -1,4 +1,5 @@
-//! Network settings of clients as a NetworkPolicy of the Sandbox: addresses that may be reached, and those that may not.
+//! Network settings of clients: addresses that may be reached, and those that may not, as a NetworkPolicy of the Sandbox;
+//! names as its egress rules by domain.
 
 use std::sync::Arc;
 
@@ -37,6 +38,8 @@ const ALL_V4: &str = "0.0.0.0/0";
 const ALL_V6: &str = "::/0";
 /// Resolvers of sandboxes that reach only the Internet, as for templates with the default policy.
 const RESOLVERS: [&str; 2] = ["8.8.8.8", "1.1.1.1"];
+/// Shortest prefix of an allowed block that a node opens for a sandbox with rules by name.
+const SMALLEST_BESIDE_NAMES: u8 = 8;
 /// What a client is told that wants another network for a sandbox whose files are those of a template's.
 const OF_TEMPLATE: &str = "the network of a sandbox from a template, or from a snapshot of one, is that of the SandboxTemplate (spec.networkPolicy)";
 const MANAGER: &str = "agent-sandbox-e2b";
@@ -59,34 +62,91 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Refuses what cannot be enforced, and what clients may not open. With a ceiling, an administrator decides what
-    /// sandboxes reach; addresses that a client allows would go past it.
-    fn check(&self, ceiling: bool) -> Result<(), Error> {
+    /// Refuses what cannot be enforced, and what clients may not open.
+    fn check(&self, limits: Limits) -> Result<(), Error> {
         let given = |value: &Value| !value.is_null() && value != &json!([]) && value != &json!({});
         if let Some((name, _)) = self.others.iter().find(|(_, value)| given(value)) {
             return Err(Error::Unsupported(format!("network.{name} is not supported")));
         }
         for entry in self.allow_out.iter().flatten() {
-            let Ok(allowed) = entry.parse::<Block>() else {
-                let why = format!("network.allowOut: {entry:?} is not an address; rules by name are not supported yet");
-                return Err(Error::Unsupported(why));
-            };
-            if is_never_open(&allowed) {
-                return Err(Error::Invalid(format!(
-                    "network.allowOut: {entry:?} is a loopback, link-local or metadata address, which no sandbox may reach"
-                )));
-            }
-            if ceiling {
-                return Err(Error::Forbidden(format!(
-                    "network.allowOut: {entry:?} is an address, and the namespace has the annotation {}, which says what \
-                     its sandboxes reach",
-                    annotations::EGRESS_CEILING
-                )));
+            match entry.parse::<Block>() {
+                Ok(allowed) => self.check_address(entry, &allowed, limits)?,
+                Err(_) => self.check_name(entry, limits)?,
             }
         }
         match self.deny_out.iter().flatten().find(|entry| entry.parse::<Block>().is_err()) {
             Some(entry) => Err(Error::Invalid(format!("network.denyOut: {entry:?} is not an address"))),
             None => Ok(()),
+        }
+    }
+
+    /// Whether a client may allow this address. With a ceiling, an administrator decides what sandboxes reach; addresses
+    /// that a client allows would go past it.
+    fn check_address(&self, entry: &str, allowed: &Block, limits: Limits) -> Result<(), Error> {
+        if is_never_open(allowed) {
+            return Err(Error::Invalid(format!(
+                "network.allowOut: {entry:?} is a loopback, link-local or metadata address, which no sandbox may reach"
+            )));
+        }
+        if limits.ceiling {
+            return Err(Error::Forbidden(format!(
+                "network.allowOut: {entry:?} is an address, and the namespace has the annotation {}, which says what \
+                 its sandboxes reach",
+                annotations::EGRESS_CEILING
+            )));
+        }
+        if allowed.length() < SMALLEST_BESIDE_NAMES && self.rules_by_name().is_some() {
+            return Err(Error::Unsupported(format!(
+                "network.allowOut: {entry:?} is not opened beside rules by name; allow blocks of at most \
+                 /{SMALLEST_BESIDE_NAMES}, or no names"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether a client may allow this name. The node closes everything else for a sandbox with rules by name.
+    fn check_name(&self, entry: &str, limits: Limits) -> Result<(), Error> {
+        if !is_name(entry) {
+            return Err(Error::Invalid(format!(
+                "network.allowOut: {entry:?} is neither an address nor a name such as example.com or *.example.com"
+            )));
+        }
+        if !limits.by_name {
+            return Err(Error::Unsupported(format!(
+                "network.allowOut: {entry:?} is a name, and rules by name need an engine that runs as root"
+            )));
+        }
+        if self.opens_internet() {
+            return Err(Error::Unsupported(format!(
+                "network.allowOut: {entry:?} is a name, and names can only be allowed where everything else is denied: add \
+                 {ALL_V4:?} to network.denyOut"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether everything is open that is not denied.
+    fn opens_internet(&self) -> bool {
+        self.allow_internet_access.unwrap_or(true) && !blocks(&self.deny_out).any(|denied| denied.is_everything())
+    }
+
+    /// The egress rules of the names that a client allows, if there are any.
+    fn rules_by_name(&self) -> Option<String> {
+        let names: Vec<&str> =
+            self.allow_out.iter().flatten().map(String::as_str).filter(|entry| is_name(entry)).collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    }
+
+    /// Refuses settings that open what the egress rules of a snapshot close for every sandbox that is made from it.
+    pub(crate) fn check_of_snapshot(&self, snapshot: &SandboxSnapshot) -> Result<(), Error> {
+        let source = snapshot.status.as_ref().and_then(|status| status.sandbox.as_ref());
+        let has_rules = source.is_some_and(|source| source.egress.contains_key(annotations::EGRESS));
+        match has_rules && self.allow_out.as_ref().is_some_and(|allowed| !allowed.is_empty()) {
+            true => Err(Error::Unsupported(
+                "network.allowOut: the snapshot has egress rules of its own, which hold for sandboxes that are made from it"
+                    .to_owned(),
+            )),
+            false => Ok(()),
         }
     }
 
@@ -120,7 +180,7 @@ impl Network {
         let denied: Vec<Block> = blocks(&self.deny_out).collect();
         let allowed = blocks(&self.allow_out).filter(|allowed| !is_never_open(allowed));
         let mut to: Vec<Value> = allowed.map(|allowed| peer(&allowed.to_string(), closed_parts(&allowed))).collect();
-        if self.allow_internet_access.unwrap_or(true) && !denied.iter().any(Block::is_everything) {
+        if self.opens_internet() {
             let (v4, v6): (Vec<Block>, Vec<Block>) = denied.into_iter().partition(Block::is_v4);
             for (all, private, denied) in [(ALL_V4, &PRIVATE_V4[..], v4), (ALL_V6, &PRIVATE_V6[..], v6)] {
                 let private = private.iter().map(|text| (*text).to_owned());
@@ -130,6 +190,29 @@ impl Network {
         // An empty list of peers would allow everything.
         if to.is_empty() { json!([]) } else { json!([{ "to": to }]) }
     }
+}
+
+/// What depends on the engine and on the account.
+#[derive(Clone, Copy, Debug, Default)]
+struct Limits {
+    /// The namespace has an egress ceiling.
+    ceiling: bool,
+    /// The node enforces rules by name.
+    by_name: bool,
+}
+
+/// Whether this is a host name, or `*.` with one, which stands for every name below it. Nodes read further rules, which
+/// E2B's clients do not have.
+fn is_name(entry: &str) -> bool {
+    let name = entry.strip_prefix("*.").unwrap_or(entry);
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len()) && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    // A last label that begins with a digit can be read as an address.
+    let ends =
+        name.rsplit('.').next().is_some_and(|label| label.starts_with(|first: char| first.is_ascii_alphabetic()));
+    name.len() <= 253 && name.split('.').all(is_label) && ends
 }
 
 fn blocks(entries: &Option<Vec<String>>) -> impl Iterator<Item = Block> {
@@ -176,10 +259,25 @@ pub(crate) enum Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// Prepares a Sandbox for these rules.
+    /// Prepares a Sandbox for these rules. One from a snapshot has the egress rules of the snapshot already, which stay.
     pub(crate) fn prepare(&self, sandbox: &mut Sandbox) {
         match self {
-            Self::Client(_) => Network::set_resolvers(sandbox.spec.pod_template.spec.make_mut()),
+            Self::Client(network) => {
+                let kept = sandbox.annotation(annotations::EGRESS).map(str::to_owned);
+                let pod = sandbox.spec.pod_template.spec.make_mut();
+                match kept.or_else(|| network.rules_by_name()) {
+                    None => Network::set_resolvers(pod),
+                    Some(rules) => {
+                        // Only the node resolves names by rules.
+                        if let Some(pod) = pod.as_object_mut() {
+                            pod.remove("dnsPolicy");
+                            pod.remove("dnsConfig");
+                        }
+                        let own = sandbox.metadata.annotations.get_or_insert_default();
+                        own.insert(annotations::EGRESS.to_owned(), rules);
+                    }
+                }
+            }
             // Controllers put this label only on Pods of claims. Here it says whose rules hold for copies of this sandbox.
             Self::Template { hash, .. } => {
                 let mut pod = sandbox.spec.pod_template.metadata();
@@ -226,6 +324,26 @@ impl Record {
     fn has_network_of_template(&self) -> bool {
         self.claim.is_some() || template_hash(&self.sandbox.spec.pod_template).is_some()
     }
+
+    /// The egress rules of a running sandbox with other network settings.
+    fn replaced_rules(&self, network: &Network) -> Result<Option<String>, Error> {
+        let stored = self.network().and_then(|stored| serde_json::from_value::<Network>(stored).ok());
+        let own = stored.and_then(|stored| stored.rules_by_name());
+        let present = self.sandbox.annotation(annotations::EGRESS);
+        let of_snapshot = present.is_some() && self.sandbox.annotation(annotations::SNAPSHOT).is_some();
+        if of_snapshot || present != own.as_deref() {
+            let why =
+                "the sandbox has egress rules of its snapshot or of an administrator, which clients cannot replace";
+            return Err(Error::Unsupported(why.to_owned()));
+        }
+        let rules = network.rules_by_name();
+        if rules.is_some() && self.sandbox.spec.pod_template.spec["dnsPolicy"] == "None" {
+            let why = "network.allowOut: the sandbox was created without rules by name, so that it asks public resolvers, \
+                       which such rules close; create it with names in allowOut";
+            return Err(Error::Unsupported(why.to_owned()));
+        }
+        Ok(rules)
+    }
 }
 
 impl Call<'_> {
@@ -260,7 +378,7 @@ impl Call<'_> {
 
     /// Refuses network settings that a client of this account may not have.
     pub(crate) fn check_network(&self, network: &Network) -> Result<(), Error> {
-        network.check(self.account.egress_ceiling)
+        network.check(Limits { ceiling: self.account.egress_ceiling, by_name: self.settings.egress_by_name })
     }
 
     /// Writes the NetworkPolicy of a Sandbox, which is deleted with it. Until there is one, our node keeps the Pod closed.
@@ -293,11 +411,12 @@ impl Call<'_> {
         if record.has_network_of_template() {
             return Err(Error::Unsupported(OF_TEMPLATE.to_owned()));
         }
+        let rules = record.replaced_rules(&network)?;
         self.write_policy(&record.sandbox, &Rules::Client(&network)).await?;
         let patch = json!({
             "metadata": {
                 "uid": record.sandbox.metadata.uid,
-                "annotations": { annotations::E2B_NETWORK: network.annotation() },
+                "annotations": { annotations::E2B_NETWORK: network.annotation(), annotations::EGRESS: rules },
             },
         });
         self.sandboxes().patch(record.name(), &PatchParams::default(), &Patch::Merge(patch)).await?;
@@ -309,8 +428,21 @@ impl Call<'_> {
 mod tests {
     use super::*;
 
+    const ROOT: Limits = Limits { ceiling: false, by_name: true };
+    const BELOW_CEILING: Limits = Limits { ceiling: true, by_name: true };
+
     fn network(value: Value) -> Network {
         serde_json::from_value(value).unwrap()
+    }
+
+    /// A sandbox that was created with these settings.
+    fn created(settings: &Value) -> Record {
+        let asked = network(settings.clone());
+        let mut sandbox = Sandbox::default();
+        Rules::Client(&asked).prepare(&mut sandbox);
+        let stored = asked.annotation().map(|text| (annotations::E2B_NETWORK.to_owned(), text));
+        sandbox.metadata.annotations.get_or_insert_default().extend(stored);
+        Record { sandbox, claim: None }
     }
 
     /// E-032, E-043
@@ -351,11 +483,11 @@ mod tests {
     fn metadata_and_loopback_addresses_are_never_open() {
         for never in ["169.254.169.254", "169.254.0.0/16", "127.0.0.1", "100.100.100.200", "::1", "fe80::/64"] {
             let asked = network(json!({ "allowOut": [never], "denyOut": [ALL_V4] }));
-            assert!(matches!(asked.check(false), Err(Error::Invalid(_))), "{never}");
+            assert!(matches!(asked.check(ROOT), Err(Error::Invalid(_))), "{never}");
             assert_eq!(asked.egress(), json!([]), "{never}: not even if it was stored");
         }
         let shared = network(json!({ "allowOut": ["100.64.0.0/10"], "denyOut": [ALL_V4] }));
-        assert!(shared.check(false).is_ok());
+        assert!(shared.check(ROOT).is_ok());
         assert_eq!(shared.egress()[0]["to"][0]["ipBlock"]["except"], json!(["100.100.100.200/32"]));
         let everything = network(json!({ "allowOut": [ALL_V4] })).egress();
         let except = everything[0]["to"][0]["ipBlock"]["except"].as_array().unwrap();
@@ -367,12 +499,12 @@ mod tests {
     fn clients_allow_no_addresses_below_a_ceiling() {
         for allowed in ["203.0.113.0/24", "10.0.0.1", ALL_V4] {
             let asked = network(json!({ "allowOut": [allowed] }));
-            assert!(asked.check(false).is_ok(), "{allowed}");
-            let refused = asked.check(true).unwrap_err();
+            assert!(asked.check(ROOT).is_ok(), "{allowed}");
+            let refused = asked.check(BELOW_CEILING).unwrap_err();
             assert!(matches!(&refused, Error::Forbidden(why) if why.contains(allowed)), "{refused}");
         }
         for narrower in [json!({}), json!({"denyOut": ["1.1.1.1"]}), json!({"allow_internet_access": false})] {
-            assert!(network(narrower).check(true).is_ok());
+            assert!(network(narrower).check(BELOW_CEILING).is_ok());
         }
     }
 
@@ -408,16 +540,106 @@ mod tests {
         assert!(!Record { sandbox, claim: None }.has_network_of_template());
     }
 
+    /// E-032, E-043
+    #[test]
+    fn names_become_egress_rules() {
+        let asked = json!({ "allowOut": ["pypi.org", "*.Example.com", "192.0.2.1"], "denyOut": [ALL_V4] });
+        let (asked, shut) =
+            (network(asked.clone()), network(json!({ "allowOut": ["pypi.org"], "allow_internet_access": false })));
+        for limits in [ROOT, BELOW_CEILING] {
+            assert!(shut.check(limits).is_ok(), "a ceiling narrows names: {limits:?}");
+        }
+        assert!(asked.check(ROOT).is_ok());
+        assert_eq!(asked.rules_by_name().as_deref(), Some("pypi.org, *.Example.com"));
+        assert_eq!(asked.egress(), json!([{ "to": [{ "ipBlock": { "cidr": "192.0.2.1/32" } }] }]));
+
+        let made = created(&json!(asked)).sandbox;
+        assert_eq!(made.annotation(annotations::EGRESS), Some("pypi.org, *.Example.com"));
+        assert_eq!(made.spec.pod_template.spec["dnsPolicy"], Value::Null, "the node resolves names");
+        assert_eq!(created(&json!({})).sandbox.annotation(annotations::EGRESS), None);
+
+        for (refused, why) in [
+            (json!({ "allowOut": ["pypi.org"] }), "denyOut"),
+            (json!({ "allowOut": ["pypi.org"], "denyOut": ["1.1.1.1"] }), "denyOut"),
+            (json!({ "allowOut": ["pypi.org", "1.0.0.0/7"], "denyOut": [ALL_V4] }), "/8"),
+        ] {
+            let found = network(refused.clone()).check(ROOT).unwrap_err();
+            assert!(matches!(&found, Error::Unsupported(text) if text.contains(why)), "{refused}: {found}");
+        }
+        assert!(matches!(shut.check(Limits::default()), Err(Error::Unsupported(why)) if why.contains("root")));
+        for wrong in [
+            "!pypi.org",
+            "@python",
+            "a.com:22",
+            "a.com b.com",
+            "a.com,b.com",
+            "*",
+            "a.*.com",
+            "a..com",
+            "1.2.3",
+            "x/8",
+            "",
+        ] {
+            let found = network(json!({ "allowOut": [wrong], "denyOut": [ALL_V4] })).check(ROOT);
+            assert!(matches!(found, Err(Error::Invalid(_))), "{wrong}: {found:?}");
+        }
+    }
+
+    /// E-043
+    #[test]
+    fn an_update_replaces_the_names_of_clients_only() {
+        let names = json!({ "allowOut": ["pypi.org"], "denyOut": [ALL_V4] });
+        let other = network(json!({ "allowOut": ["crates.io"], "denyOut": [ALL_V4] }));
+        let mut with_names = created(&names);
+        assert_eq!(with_names.replaced_rules(&other).unwrap().as_deref(), Some("crates.io"));
+        assert_eq!(with_names.replaced_rules(&Network::default()).unwrap(), None, "what is left out is cleared");
+        with_names.sandbox.metadata.annotations.get_or_insert_default().remove(annotations::E2B_NETWORK);
+        assert!(with_names.replaced_rules(&Network::default()).is_err(), "rules of an administrator stay");
+
+        let open = created(&json!({}));
+        assert_eq!(open.replaced_rules(&Network::default()).unwrap(), None);
+        assert!(matches!(open.replaced_rules(&other), Err(Error::Unsupported(why)) if why.contains("resolvers")));
+    }
+
+    /// E-044, E-045
+    #[test]
+    fn egress_rules_of_a_snapshot_stay() {
+        let mut kept = Sandbox::default();
+        kept.metadata.annotations = Some(
+            [(annotations::EGRESS, "pypi.org"), (annotations::SNAPSHOT, "first")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+        );
+        kept.spec.pod_template.spec.make_mut()["dnsPolicy"] = "None".into();
+        Rules::Client(&Network::default()).prepare(&mut kept);
+        assert_eq!(kept.annotation(annotations::EGRESS), Some("pypi.org"));
+        assert_eq!(kept.spec.pod_template.spec["dnsPolicy"], Value::Null, "the node resolves names");
+
+        let mut snapshot = SandboxSnapshot::default();
+        let names = network(json!({ "allowOut": ["pypi.org"], "denyOut": [ALL_V4] }));
+        assert!(names.check_of_snapshot(&snapshot).is_ok());
+        let source = json!({ "uid": "u", "egress": { annotations::EGRESS: "pypi.org" } });
+        snapshot.status = serde_json::from_value(json!({ "sandbox": source })).unwrap();
+        assert!(Network::default().check_of_snapshot(&snapshot).is_ok());
+        for asked in [names.clone(), network(json!({ "allowOut": ["192.0.2.1"] }))] {
+            assert!(matches!(asked.check_of_snapshot(&snapshot), Err(Error::Unsupported(_))), "{asked:?}");
+        }
+        let stored = (annotations::E2B_NETWORK.to_owned(), names.annotation().unwrap());
+        kept.metadata.annotations.get_or_insert_default().extend([stored]);
+        let record = Record { sandbox: kept, claim: None };
+        assert!(record.replaced_rules(&Network::default()).is_err(), "whatever its client asked for");
+    }
+
     /// E-126
     #[test]
     fn what_cannot_be_enforced_is_refused() {
-        assert!(network(json!({"allowOut": ["1.1.1.0/24"], "rules": {}, "dnsServers": []})).check(false).is_ok());
+        assert!(network(json!({"allowOut": ["1.1.1.0/24"], "rules": {}, "dnsServers": []})).check(ROOT).is_ok());
         for unsupported in [json!({"allowOut": ["example.com"]}), json!({"egressProxy": {"address": "x"}})] {
-            assert!(matches!(network(unsupported).check(false), Err(Error::Unsupported(_))));
+            assert!(matches!(network(unsupported).check(ROOT), Err(Error::Unsupported(_))));
         }
         for invalid in ["example.com", "1.1.1.1/33", "x/8"] {
             assert!(
-                matches!(network(json!({ "denyOut": [invalid] })).check(false), Err(Error::Invalid(_))),
+                matches!(network(json!({ "denyOut": [invalid] })).check(ROOT), Err(Error::Invalid(_))),
                 "{invalid}"
             );
         }

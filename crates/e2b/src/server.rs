@@ -71,6 +71,8 @@ pub struct Settings {
     /// Domain of the sandboxes' hosts, with a port where it is not the scheme's own.
     pub domain: String,
     pub capacity: Capacity,
+    /// The node enforces egress rules by name.
+    pub egress_by_name: bool,
     /// The image of the templates that exist without an object; `None` if there are none.
     pub base_image: Option<String>,
 }

@@ -51,6 +51,7 @@ impl E2bApi {
             // Browsers resolve every name below `localhost` to this machine.
             domain: format!("localhost:{port}"),
             capacity: capacity(folder),
+            egress_by_name: rustix::process::geteuid().is_root(),
             base_image: Some(BASE_IMAGE.to_owned()),
         };
         Self(Api::new(settings, Arc::new(EngineAccounts { api, router })))
