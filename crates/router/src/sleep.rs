@@ -47,9 +47,14 @@ impl Sleep {
         match pod.activity.freshness(policy.after) {
             Freshness::Recent => {}
             Freshness::Ageing => {
-                let (sleep, pod) = (Arc::clone(self), Arc::clone(pod));
-                // Ends with its one write, which has a deadline. A failure is repeated by the next request.
-                tokio::spawn(async move { sleep.record(&pod).await });
+                if let Ok(single) = Arc::clone(&pod.activity.writing).try_lock_owned() {
+                    let (sleep, pod) = (Arc::clone(self), Arc::clone(pod));
+                    // Ends with its one write, which has a deadline. A failure is repeated by the next request.
+                    tokio::spawn(async move {
+                        let _single = single;
+                        sleep.record(&pod).await
+                    });
+                }
             }
             Freshness::Old => {
                 let _single = pod.activity.writing.lock().await;
@@ -86,5 +91,89 @@ impl Sleep {
             }
         }
         Err(NotBegun::Unrecorded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use agent_sandbox_api::sleep::IdlePolicy;
+    use http::{Request, Response};
+    use http_body_util::Full;
+    use serde_json::json;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::resolve::index::PodFacts;
+
+    const IDLE: Duration = Duration::from_secs(3000);
+
+    /// An API with one running Sandbox, which answers as many requests as there are permits; and the number of requests.
+    fn api() -> (Arc<Sleep>, Arc<Semaphore>, Arc<AtomicUsize>) {
+        let (permits, asked) = (Arc::new(Semaphore::new(0)), Arc::<AtomicUsize>::default());
+        let (answers, count) = (Arc::clone(&permits), Arc::clone(&asked));
+        let service = tower::service_fn(move |_: Request<kube::client::Body>| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let answers = Arc::clone(&answers);
+            async move {
+                answers.acquire().await.unwrap().forget();
+                let sandbox = json!({
+                    "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+                    "metadata": { "name": "box", "namespace": "default", "uid": "u1", "resourceVersion": "1" },
+                    "spec": { "operatingMode": "Running", "podTemplate": { "spec": {} } },
+                });
+                Ok::<_, kube::Error>(Response::new(Full::from(sandbox.to_string())))
+            }
+        });
+        (Sleep::new(Client::new(service, "default")), permits, asked)
+    }
+
+    fn index() -> (PodIndex, Arc<LivePod>) {
+        let index = PodIndex::default();
+        index.apply(PodFacts {
+            namespace: "default".into(),
+            sandbox: "box".into(),
+            sandbox_uid: "u1".into(),
+            pod: "p".into(),
+            pod_uid: "p1".into(),
+            ips: vec!["10.0.0.7".parse().unwrap()],
+            name_routable: true,
+            idle: Some(IdlePolicy { after: IDLE, processes_count: true }),
+            e2b: None,
+        });
+        let pod = index.by_name("default", "box").unwrap();
+        (index, pod)
+    }
+
+    async fn until(condition: impl Fn() -> bool) {
+        let wait = async {
+            while !condition() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_write_renews_an_ageing_record_for_all_requests() {
+        let ((sleep, permits, asked), (index, pod)) = (api(), index());
+        pod.activity.confirm(1);
+        pod.activity.pass(IDLE / 2);
+        for round in 1..=2 {
+            for _ in 0..20 {
+                assert!(sleep.begin(&index, &pod).await.unwrap().is_some(), "no request waits");
+            }
+            until(|| asked.load(Ordering::SeqCst) >= round).await;
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(asked.load(Ordering::SeqCst), round);
+            permits.add_permits(1);
+            until(|| pod.activity.freshness(IDLE) == Freshness::Recent).await;
+            until(|| pod.activity.writing.try_lock().is_ok()).await;
+            pod.activity.pass(IDLE / 2);
+        }
     }
 }

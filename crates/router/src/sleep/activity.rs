@@ -52,8 +52,8 @@ pub(crate) struct SandboxActivity {
     recorded: AtomicU64,
     /// No check is made before this time.
     checked: AtomicU64,
-    /// Held while a request waits for its record.
-    pub(crate) writing: tokio::sync::Mutex<()>,
+    /// Held during a write for requests, so that one is made for all of them.
+    pub(crate) writing: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Default for SandboxActivity {
@@ -66,7 +66,7 @@ impl Default for SandboxActivity {
             last_use: zero(),
             recorded: zero(),
             checked: zero(),
-            writing: tokio::sync::Mutex::default(),
+            writing: Arc::default(),
         }
     }
 }
@@ -82,6 +82,12 @@ impl SandboxActivity {
         let wall = u64::try_from(wall.duration_since(self.started.1).as_millis()).unwrap_or(0);
         let ahead = wall.saturating_sub(elapsed);
         elapsed + ahead.max(self.ahead.fetch_max(ahead, Ordering::SeqCst)) + 1
+    }
+
+    /// Advances the clock.
+    #[cfg(test)]
+    pub(crate) fn pass(&self, time: Duration) {
+        self.ahead.fetch_add(time.as_millis() as u64, Ordering::SeqCst);
     }
 
     /// The last use, as a moment for [`Self::confirm`] and as a time. It is now while a request is open.
