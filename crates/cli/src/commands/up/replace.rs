@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn an_engine_that_a_command_started_has_an_idle_timeout() {
-        assert!(has_idle_timeout(b"agent-sandbox\0up\0--detach\0--idle-timeout\015m\0--in-background\0"));
+        assert!(has_idle_timeout(b"agent-sandbox\0up\0--detach\0--idle-timeout\x0015m\0--in-background\0"));
         assert!(has_idle_timeout(b"agent-sandbox\0up\0--idle-timeout=1h\0"));
         assert!(!has_idle_timeout(b"agent-sandbox\0up\0--detach\0--in-background\0"));
         assert!(!has_idle_timeout(b""));
