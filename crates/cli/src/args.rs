@@ -30,7 +30,7 @@ pub(crate) use process::*;
 pub(crate) use snapshots::*;
 pub(crate) use typos::{nearest, parse};
 pub(crate) use url::*;
-pub(crate) use values::object_name;
+pub(crate) use values::{Forward, object_name};
 
 const EXAMPLES: &str = "\
 Examples:

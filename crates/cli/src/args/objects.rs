@@ -2,7 +2,7 @@
 
 use super::{
     HereArgs, Network, OutputArgs,
-    values::{duration, egress_rule, idle_time, memory, object_name, ports, quantity, variable},
+    values::{Forward, duration, egress_rule, idle_time, memory, object_name, ports, quantity, variable},
 };
 use agent_sandbox_api::{keys::annotations, sleep};
 use clap::{Args, Subcommand};
@@ -55,9 +55,10 @@ pub(crate) struct CreateArgs {
     pub(crate) network: Option<Network>,
     #[command(flatten)]
     pub(crate) egress: EgressArgs,
-    /// Forward a port of this machine's loopback address to it, in the background, until it is deleted
+    /// Forward a port of this machine's loopback address to it, in the background, until it is deleted or the local
+    /// engine ends
     #[arg(long, short, value_name = "[LOCAL:]REMOTE", value_parser = ports)]
-    pub(crate) publish: Vec<(u16, u16)>,
+    pub(crate) publish: Vec<Forward>,
     /// Folder to start in
     #[arg(long, short, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
@@ -437,5 +438,5 @@ pub(crate) struct PortForwardArgs {
     pub(crate) name: String,
     /// LOCAL:REMOTE, or one number for both
     #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = ports)]
-    pub(crate) ports: Vec<(u16, u16)>,
+    pub(crate) ports: Vec<Forward>,
 }

@@ -3,7 +3,7 @@
 use agent_sandbox_api::sleep;
 use agent_sandbox_engine::DefaultLimit;
 use std::{
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -156,13 +156,46 @@ pub(crate) fn id_range(text: &str) -> Result<(u32, u32), String> {
     Ok((first, blocks))
 }
 
-/// `LOCAL:REMOTE`, `:REMOTE` for a free local port, or one number for both.
-pub(crate) fn ports(text: &str) -> Result<(u16, u16), String> {
-    let (local, remote) = text.split_once(':').unwrap_or((text, text));
+/// A port of a loopback address of this machine, and the sandbox's port that its connections go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Forward {
+    /// Port 0 is any free one.
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: u16,
+}
+
+impl std::fmt::Display for Forward {
+    fn fmt(&self, text: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(text, "{}:{}", self.local, self.remote)
+    }
+}
+
+/// `LOCAL:REMOTE`, `:REMOTE` for a free local port, or one number for both; a loopback address may precede the local
+/// port.
+pub(crate) fn ports(text: &str) -> Result<Forward, String> {
+    let (local, remote) = text.rsplit_once(':').unwrap_or((text, text));
+    let (address, local) = match local.rsplit_once(':') {
+        Some((address, local)) => (loopback(address)?, local),
+        None => (IpAddr::V4(Ipv4Addr::LOCALHOST), local),
+    };
     let local = if local.is_empty() { Ok(0) } else { local.parse::<u16>() };
     match (local, remote.parse::<u16>()) {
-        (Ok(local), Ok(remote)) if remote > 0 => Ok((local, remote)),
+        (Ok(local), Ok(remote)) if remote > 0 => Ok(Forward { local: SocketAddr::new(address, local), remote }),
         _ => Err("write a pair of ports, for example 8000:8888".to_owned()),
+    }
+}
+
+/// A loopback address; `localhost` is 127.0.0.1.
+fn loopback(text: &str) -> Result<IpAddr, String> {
+    if text == "localhost" {
+        return Ok(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
+    match text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+        Ok(address) if address.to_canonical().is_loopback() => Ok(address),
+        Ok(address) => Err(format!(
+            "at {address} other machines could connect, and nobody would ask who they are; leave the address out, or write 127.0.0.1"
+        )),
+        Err(_) => Err("write a pair of ports, for example 8000:8888 or 127.0.0.1:8000:8888".to_owned()),
     }
 }
 
@@ -287,9 +320,20 @@ mod tests {
 
     #[test]
     fn ports_come_in_pairs() {
-        assert_eq!(ports("8000:80"), Ok((8000, 80)));
-        assert_eq!(ports("80"), Ok((80, 80)));
-        assert_eq!(ports(":80"), Ok((0, 80)));
+        let read = |text: &str| ports(text).map(|ports| ports.to_string());
+        assert_eq!(read("8000:80"), Ok("127.0.0.1:8000:80".to_owned()));
+        assert_eq!(read("80"), Ok("127.0.0.1:80:80".to_owned()));
+        assert_eq!(read(":80"), Ok("127.0.0.1:0:80".to_owned()));
+        for address in ["127.0.0.1:8000:80", "localhost:8000:80"] {
+            assert_eq!(read(address), Ok("127.0.0.1:8000:80".to_owned()));
+        }
+        for same in ["127.0.0.2:8000:80", "[::1]:8000:80", "127.0.0.1:0:80"] {
+            assert_eq!(read(same), Ok(same.to_owned()));
+        }
+        assert_eq!(read("127.0.0.1::80"), Ok("127.0.0.1:0:80".to_owned()));
+        for exposed in ["0.0.0.0:8000:80", "192.168.1.7:8000:80", "[::]:8000:80"] {
+            assert!(ports(exposed).unwrap_err().contains("other machines could connect"), "{exposed}");
+        }
         for wrong in ["", "a", "80:", "70000", "1:2:3", "80:0"] {
             assert!(ports(wrong).is_err(), "{wrong}");
         }

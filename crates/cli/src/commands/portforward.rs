@@ -2,7 +2,7 @@
 
 use super::objects::find_sandbox;
 use crate::{
-    args::{GlobalArgs, PortForwardArgs},
+    args::{Forward, GlobalArgs, PortForwardArgs},
     cluster::ClusterClient,
 };
 use agent_sandbox_api::v1beta1::Sandbox;
@@ -10,7 +10,11 @@ use agent_sandbox_client as sdk;
 use agent_sandbox_engine::DataDir;
 use anyhow::{Context as _, Result};
 use kube::{Api, ResourceExt as _};
-use std::{io::Write as _, time::Duration};
+use std::{
+    fs::{File, TryLockError},
+    io::Write as _,
+    time::Duration,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
@@ -24,9 +28,9 @@ pub(crate) async fn forward(global: &GlobalArgs, cluster: &ClusterClient, args: 
     sdk::awake_pod(&cluster.client, &found.sandbox).await?;
     let name = found.sandbox.name_any();
     let mut listeners = JoinSet::new();
-    for (local, remote) in args.ports {
-        let listener = TcpListener::bind(("127.0.0.1", local)).await;
-        let listener = listener.with_context(|| format!("cannot listen on 127.0.0.1:{local}"))?;
+    for Forward { local, remote } in args.ports {
+        let listener = TcpListener::bind(local).await;
+        let listener = listener.with_context(|| format!("cannot listen on {local}"))?;
         report(&format!("forwarding {} -> {remote}", listener.local_addr()?));
         let (client, namespace, name) = (cluster.client.clone(), cluster.namespace.clone(), name.clone());
         listeners.spawn(async move {
@@ -67,7 +71,7 @@ async fn gone(global: &GlobalArgs, cluster: &ClusterClient, sandbox: &Sandbox) {
     let ended = async {
         let data = DataDir::locate(global.data_dir.as_deref()).ok().filter(|_| cluster.is_local());
         let Some(data) = data else { return std::future::pending().await };
-        while data.running().is_some() {
+        while !has_ended(&data) {
             tokio::time::sleep(ENGINE_CHECK_INTERVAL).await;
         }
     };
@@ -77,7 +81,33 @@ async fn gone(global: &GlobalArgs, cluster: &ClusterClient, sandbox: &Sandbox) {
     }
 }
 
+/// Whether no engine runs on the data folder, and none is being started or replaced, which locks the folder.
+fn has_ended(data: &DataDir) -> bool {
+    let is_locked = || {
+        let folder = File::open(data.path());
+        folder.is_ok_and(|folder| matches!(folder.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    };
+    data.running().is_none() && !is_locked()
+}
+
 /// Prints to standard error, which has no reader when this process runs in the background.
 fn report(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_is_being_replaced_has_not_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = DataDir::locate(Some(folder.path())).unwrap();
+        assert!(has_ended(&data));
+        let lock = data.lock().unwrap();
+        assert!(!has_ended(&data));
+        drop(lock);
+        data.publish_state("https://127.0.0.1:1".into(), "http://127.0.0.1:2".into()).unwrap();
+        assert!(!has_ended(&data), "it runs");
+    }
 }

@@ -1,6 +1,6 @@
 //! `create --publish`: a `port-forward` of this program in the background, with the rights of the user who asked for it.
 
-use crate::args::GlobalArgs;
+use crate::args::{Forward, GlobalArgs};
 use anyhow::{Context as _, Result, bail};
 use std::{
     io::{BufRead as _, BufReader},
@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Starts to forward ports to a sandbox and returns once they are open. The process ends with the sandbox.
-pub(crate) async fn start(global: &GlobalArgs, name: &str, ports: &[(u16, u16)]) -> Result<()> {
+pub(crate) async fn start(global: &GlobalArgs, name: &str, ports: &[Forward]) -> Result<()> {
     if ports.is_empty() {
         return Ok(());
     }
@@ -22,7 +22,7 @@ pub(crate) async fn start(global: &GlobalArgs, name: &str, ports: &[(u16, u16)])
         command.arg("--data-dir").arg(folder);
     }
     command.args(["port-forward", "--until-gone", name]);
-    command.args(ports.iter().map(|(local, remote)| format!("{local}:{remote}")));
+    command.args(ports.iter().map(Forward::to_string));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     // Ctrl-C in this terminal must not reach it.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
