@@ -26,7 +26,7 @@ use crate::observability::otlp::{self, OtlpError, Traces};
 use crate::proxy::connector::{ByteStream, Connector, TcpConnector};
 use crate::proxy::signer::{Signer, SignerError};
 use crate::resolve::dns::{Lookup, SystemDns};
-use crate::resolve::index::{PodIndex, watch};
+use crate::resolve::index::{PodIndex, UsedPod, watch};
 use crate::server;
 use crate::server::client_connection::ConnectionAuth;
 use crate::server::probes::{self, AdminPort};
@@ -246,12 +246,12 @@ impl Router {
     }
 
     /// Begins a session with a Pod that does not pass through the router, such as an exec. The Pod's Sandbox does not
-    /// sleep before the guard is dropped; `None` for a Pod that never sleeps.
+    /// sleep before the guard is dropped, also if the Pod is not live yet; `None` for a Pod that never sleeps.
     pub async fn begin_session(&self, namespace: &str, pod: &str) -> Result<Option<ActivityGuard>, NotBegun> {
         let Some(sleep) = &self.shared.sleep else { return Ok(None) };
-        match self.shared.index.by_pod(namespace, pod) {
-            Some(pod) => sleep.begin(&self.shared.index, &pod).await,
-            None => Ok(None),
+        match self.shared.index.used_pod(namespace, pod) {
+            UsedPod::Live(pod) => sleep.begin(&self.shared.index, &pod).await,
+            UsedPod::Unknown(activity) => Ok(Some(ActivityGuard::begin(&activity))),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The index of live Pods by Sandbox: updated by a watch, read by every request.
 
 mod former;
+mod parked;
 pub(crate) mod pod;
 mod tables;
 pub(crate) mod watch;
@@ -54,6 +55,13 @@ impl LivePod {
     pub fn has_ip(&self, ip: IpAddr) -> bool {
         self.ips.contains(&ip)
     }
+}
+
+/// A Pod that someone names.
+pub(crate) enum UsedPod {
+    Live(Arc<LivePod>),
+    /// It is not live, or the index has not heard of it yet: its uses, which its entry will continue.
+    Unknown(Arc<SandboxActivity>),
 }
 
 /// What the watch reads from a Pod object; the index turns it into a [`LivePod`].
@@ -145,9 +153,16 @@ impl PodIndex {
         self.if_reachable(self.tables.read().by_name(namespace, sandbox))
     }
 
-    /// The live Pod of this name.
-    pub(crate) fn by_pod(&self, namespace: &str, pod: &str) -> Option<Arc<LivePod>> {
-        self.if_reachable(self.tables.read().by_pod(namespace, pod))
+    /// The Pod of this name, which someone uses without connecting to its address.
+    pub(crate) fn used_pod(&self, namespace: &str, pod: &str) -> UsedPod {
+        if let Some(live) = self.tables.read().by_pod(namespace, pod) {
+            return UsedPod::Live(Arc::clone(live));
+        }
+        let mut tables = self.tables.write();
+        match tables.by_pod(namespace, pod) {
+            Some(live) => UsedPod::Live(Arc::clone(live)),
+            None => UsedPod::Unknown(tables.parked.join(namespace, pod)),
+        }
     }
 
     /// The live Pods of Sandboxes with an idle time.
@@ -224,13 +239,15 @@ impl PodIndex {
         }
         let previous = tables.by_pod(&facts.namespace, &facts.pod);
         let same = previous.filter(|p| *p.pod_uid == *facts.pod_uid && *p.ips == *facts.ips);
-        let sibling = tables.by_uid(&facts.namespace, &facts.sandbox_uid);
+        let sibling = tables.by_uid(&facts.namespace, &facts.sandbox_uid).cloned();
+        let incarnation =
+            same.map_or_else(|| self.next_incarnation.fetch_add(1, Ordering::Relaxed), |same| same.incarnation);
+        let parked = tables.parked.take(&facts.namespace, &facts.pod, &facts.sandbox_uid);
         let live = LivePod {
-            incarnation: same
-                .map_or_else(|| self.next_incarnation.fetch_add(1, Ordering::Relaxed), |same| same.incarnation),
-            in_flight: sibling.map_or_else(Arc::default, |sibling| Arc::clone(&sibling.in_flight)),
+            incarnation,
+            in_flight: sibling.as_ref().map_or_else(Arc::default, |sibling| Arc::clone(&sibling.in_flight)),
             idle: facts.idle,
-            activity: sibling.map_or_else(Arc::default, |sibling| Arc::clone(&sibling.activity)),
+            activity: sibling.map(|sibling| Arc::clone(&sibling.activity)).or(parked).unwrap_or_default(),
             unreachable_until: AtomicU64::new(0),
             namespace: facts.namespace.into(),
             sandbox: facts.sandbox.into(),

@@ -509,3 +509,17 @@ async fn sandboxes_that_hang_do_not_delay_records() {
     assert_eq!(checked(), CONCURRENT_CHECKS, "the checks wait still");
     request.abort();
 }
+
+/// An exec may begin before the router has heard of its Pod, or while the Pod is not reachable.
+#[tokio::test]
+async fn a_session_with_a_pod_that_is_not_known_yet_keeps_its_sandbox_awake() {
+    let backend = Backend::echo().await;
+    let api = Api::with("Running", json!({ annotations::LAST_ACTIVITY_AT: "2020-01-01T00:00:00Z" }));
+    let router = asleep(quiet(), &api, &backend).await;
+    let session = router.router.begin_session("default", "box-pod").await.unwrap();
+    router.router.index().apply(idle_pod(1, false));
+    eventually("several records", || api.writes(annotations::LAST_ACTIVITY_AT) > 5).await;
+    assert_eq!(api.writes(annotations::IDLE_REPORTED_AT), 0);
+    drop(session);
+    eventually("it is idle afterwards", || api.writes(annotations::IDLE_REPORTED_AT) > 0).await;
+}

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::LivePod;
 use super::former::FormerAddresses;
+use super::parked::ParkedUses;
 
 /// Candidates in order of arrival; the first one is used. Never empty.
 type Candidates = Vec<Arc<LivePod>>;
@@ -24,6 +25,7 @@ pub(super) struct Tables {
     /// Number of live Pods per address.
     addresses: HashMap<IpAddr, usize>,
     former: FormerAddresses,
+    pub(super) parked: ParkedUses,
 }
 
 #[derive(Default)]
@@ -110,6 +112,7 @@ impl Tables {
         }
         decrement(&mut self.uids, &gone.sandbox_uid);
         self.release_addresses(&gone);
+        self.parked.park(&gone);
         true
     }
 

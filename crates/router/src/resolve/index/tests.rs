@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::pod::{SlimPod, facts};
 use super::*;
+use crate::sleep::ActivityGuard;
 
 /// A Pod object as the API would send it.
 fn object(change: impl FnOnce(&mut serde_json::Value)) -> SlimPod {
@@ -245,4 +246,46 @@ fn former_addresses_are_kept_while_no_live_pod_has_them() {
     }
     assert!(index.was_address_of("team-a", "box", "10.0.0.38".parse().unwrap()));
     assert!(!index.was_address_of("team-a", "box", "10.0.0.20".parse().unwrap()), "not for ever");
+}
+
+/// A session with a Pod counts as a use of its Sandbox, whatever the index knows of the Pod when it begins.
+#[test]
+fn a_session_is_a_use_of_its_sandbox_while_the_index_has_its_pod_and_before() {
+    let begin = |index: &PodIndex| match index.used_pod("team-a", "box-pod") {
+        UsedPod::Live(pod) => ActivityGuard::begin(&pod.activity),
+        UsedPod::Unknown(activity) => ActivityGuard::begin(&activity),
+    };
+    let is_used = |index: &PodIndex| index.by_uid("team-a", "u1").unwrap().activity.is_open();
+    let index = index_with(&[]);
+    let (first, second) = (begin(&index), begin(&index));
+    index.apply(facts(&object(|_| {})).unwrap());
+    drop(first);
+    assert!(is_used(&index), "they began before the Pod was known");
+    // It is not ready for a moment.
+    index.remove("team-a", "box-pod");
+    let third = begin(&index);
+    drop(second);
+    index.apply(facts(&object(|_| {})).unwrap());
+    assert!(is_used(&index), "it began while the Pod was not ready");
+    drop(third);
+    assert!(!is_used(&index));
+    assert!(index.mark_unreachable(&index.by_uid("team-a", "u1").unwrap()));
+    let fourth = begin(&index);
+    index.apply(facts(&object(|_| {})).unwrap());
+    assert!(is_used(&index), "it began while the Pod did not answer");
+    // A Pod of the same name that belongs to another Sandbox.
+    index.remove("team-a", "box-pod");
+    let another = |pod: &mut serde_json::Value| pod["metadata"]["ownerReferences"][0]["uid"] = "u2".into();
+    index.apply(facts(&object(another)).unwrap());
+    assert!(!index.by_uid("team-a", "u2").unwrap().activity.is_open());
+    drop(fourth);
+}
+
+#[test]
+fn ended_sessions_with_unknown_pods_leave_nothing() {
+    let index = index_with(&[]);
+    for number in 0..1000 {
+        drop(index.used_pod("team-a", &format!("pod-{number}")));
+    }
+    assert!(index.tables.read().parked.len() <= 64, "{}", index.tables.read().parked.len());
 }
