@@ -2,7 +2,7 @@
 
 use agent_sandbox_client::ClientError;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -73,6 +73,10 @@ impl Error {
             // A quota does not change within the seconds that a client waits, and after a timeout few are left.
             response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
+        if matches!(self, Self::Busy(_)) {
+            // Without it Python's client repeats the request three times within a second.
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         response
     }
 }
@@ -127,6 +131,9 @@ mod tests {
         assert_eq!(response.body(), r#"{"code":404,"message":"sandbox \"x\" not found"}"#);
         let quota = api(403, "pods is forbidden: exceeded quota: small").into_response();
         assert_eq!((quota.status().as_u16(), quota.headers()["should-retry"].to_str().unwrap()), (429, "false"));
+        let busy = api(429, "too many requests").into_response();
+        assert_eq!((busy.status().as_u16(), busy.headers()["retry-after"].to_str().unwrap()), (503, "1"));
+        assert!(!quota.headers().contains_key("retry-after"), "Node's client would repeat it");
         let late = ClientError::Timeout {
             name: "box".to_owned(),
             wanted: "ready",
