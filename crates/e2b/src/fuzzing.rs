@@ -1,4 +1,4 @@
-//! Fuzz targets: calls of clients with their filters and metadata, and stored keys.
+//! Fuzz targets: calls of clients with their filters, metadata and network settings, and stored keys.
 
 #[cfg(test)]
 #[path = "../../../fuzz/src/corpus.rs"]
@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::keys;
 use crate::metadata::{self, Metadata};
+use crate::network;
 use crate::routes::Route;
 
 /// A function that gets any bytes and panics if they are handled wrongly.
@@ -18,7 +19,7 @@ pub type Target = fn(&[u8]);
 /// Name and function of each target.
 pub const TARGETS: &[(&str, Target)] = &[("e2b-call", call), ("e2b-key", keys::fuzz)];
 
-/// The bytes are a request. Metadata are read as they were stored, whatever they hold.
+/// The bytes are a request. Metadata are read as they were stored, whatever they hold. A body may be network settings.
 fn call(data: &[u8]) {
     let Some(request) = input::request(data) else { return };
     let path = request.uri().path();
@@ -31,6 +32,7 @@ fn call(data: &[u8]) {
             assert_eq!(metadata::load(&meta), given);
         }
     }
+    network::fuzz(request.body());
 }
 
 #[cfg(test)]

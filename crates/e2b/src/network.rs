@@ -424,6 +424,19 @@ impl Call<'_> {
     }
 }
 
+/// Fuzz target: the settings in a body open no address that no client may open, and rules by name are names.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(body: &[u8]) {
+    let Ok(network) = serde_json::from_slice::<Network>(body) else { return };
+    let _ = network.check(Limits { ceiling: false, by_name: true });
+    for peer in network.egress()[0]["to"].as_array().into_iter().flatten() {
+        let opened: Block = peer["ipBlock"]["cidr"].as_str().and_then(|text| text.parse().ok()).expect("a block");
+        assert!(!is_never_open(&opened), "{opened}");
+    }
+    let rules = network.rules_by_name().unwrap_or_default();
+    assert!(rules.split(", ").all(|name| rules.is_empty() || is_name(name)), "{rules}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
