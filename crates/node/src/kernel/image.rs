@@ -24,6 +24,7 @@ mod layer;
 mod manifest;
 mod pull;
 mod pull_guard;
+mod pull_proxy;
 mod shared_dir;
 mod unpack;
 

@@ -11,6 +11,7 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use super::layer::{self, LayerDigests};
 use super::manifest::{ConfigFile, Descriptor};
 use super::pull_guard::{Permission, PullGuard};
+use super::pull_proxy::{OperatorProxies, ProxySettings};
 use super::{ImageStore, StoredImage};
 use crate::runtime::{ImageError, PullProgress, RegistryCredentials};
 
@@ -38,16 +39,20 @@ pub(super) async fn pull(
         name.set_mirror_registry(mirror.clone());
     }
     let auth = auth_for(name.registry(), credentials);
-    let guard = start_guard(store, &name).await.map_err(|error| failed(&error))?;
+    let OperatorProxies { https, http } = ProxySettings::from_env().for_registry(name.resolve_registry());
+    let guard = match (&https, &http) {
+        (Some(_), Some(_)) => None,
+        _ => Some(start_guard(store, &name).await.map_err(|error| failed(&error))?),
+    };
     let failed = |error: &dyn std::fmt::Display| match guard.as_ref().and_then(PullGuard::refused) {
         Some(refused) => failed(&refused),
         None => failed(error),
     };
-    let proxy = guard.as_ref().map(|guard| guard.url.clone());
+    let guarded = || guard.as_ref().map(|guard| guard.url.clone());
     let client = Client::try_from(ClientConfig {
         protocol: protocol_for(name.resolve_registry()),
-        https_proxy: proxy.clone(),
-        http_proxy: proxy,
+        https_proxy: https.or_else(guarded),
+        http_proxy: http.or_else(guarded),
         ..ClientConfig::default()
     });
     let client = client.map_err(|error| failed(&error))?;
@@ -86,18 +91,12 @@ pub(super) async fn pull(
     Ok(StoredImage { digest, diff_ids: config.diff_ids().to_vec(), config: config.image_config() })
 }
 
-/// Settings of a proxy, which then makes the connections.
-const PROXY_VARIABLES: [&str; 6] = ["https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"];
-
-/// The guard of a pull; none where the operator's own proxy makes the connections.
-async fn start_guard(store: &ImageStore, name: &Reference) -> std::io::Result<Option<PullGuard>> {
-    if PROXY_VARIABLES.iter().any(|variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty())) {
-        return Ok(None);
-    }
+/// The guard of a pull, for what the operator's own proxies do not connect to.
+async fn start_guard(store: &ImageStore, name: &Reference) -> std::io::Result<PullGuard> {
     let registry = name.resolve_registry();
     let configured = store.mirrors.iter().any(|(named, mirror)| named == registry || mirror == registry);
     let port = if matches!(protocol_for(registry), ClientProtocol::Http) { 80 } else { 443 };
-    PullGuard::start(Permission::new(registry, port, configured)).await.map(Some)
+    PullGuard::start(Permission::new(registry, port, configured)).await
 }
 
 fn descriptor(layer: &OciDescriptor) -> Descriptor {

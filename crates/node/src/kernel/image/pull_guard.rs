@@ -3,9 +3,9 @@
 //! link-local or metadata addresses is refused, unless the operator configured the registry or the image names that very
 //! address.
 //!
-//! The client library has no hook for that. All its connections therefore go through a forward proxy in this process,
-//! which resolves each name once, checks the addresses, and connects to what it checked. The proxy lasts as long as the
-//! pull, listens on loopback, and requires a password that only the client has.
+//! The client library has no hook for that. All connections that no proxy of the operator makes (`pull_proxy`) therefore
+//! go through a forward proxy in this process, which resolves each name once, checks the addresses, and connects to what it
+//! checked. The proxy lasts as long as the pull, listens on loopback, and requires a password that only the client has.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
