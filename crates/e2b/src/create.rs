@@ -391,8 +391,8 @@ impl Record {
 fn explain_image(error: Error, image: &str) -> Error {
     match error {
         Error::Timeout(message) => Error::Timeout(format!(
-            "{message}. If the image {image:?} is still being pulled: layers that are complete are kept, so that another \
-             attempt needs less time; `agent-sandbox image pull {image}` pulls it beforehand"
+            "{message}. If the image {image:?} is still being pulled: layers that are complete are kept, so that \
+             another attempt needs less time; `agent-sandbox image pull {image}` pulls it beforehand"
         )),
         other => other,
     }

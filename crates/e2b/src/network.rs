@@ -1,5 +1,5 @@
-//! Network settings of clients: addresses that may be reached, and those that may not, as a NetworkPolicy of the Sandbox;
-//! names as its egress rules by domain.
+//! Network settings of clients: addresses that may be reached, and those that may not, as a NetworkPolicy of the
+//! Sandbox; names as its egress rules by domain.
 
 use std::sync::Arc;
 
@@ -41,7 +41,8 @@ const RESOLVERS: [&str; 2] = ["8.8.8.8", "1.1.1.1"];
 /// Shortest prefix of an allowed block that a node opens for a sandbox with rules by name.
 const SMALLEST_BESIDE_NAMES: u8 = 8;
 /// What a client is told that wants another network for a sandbox whose files are those of a template's.
-const OF_TEMPLATE: &str = "the network of a sandbox from a template, or from a snapshot of one, is that of the SandboxTemplate (spec.networkPolicy)";
+const OF_TEMPLATE: &str = "the network of a sandbox from a template, or from a snapshot of one, is that of the \
+                           SandboxTemplate (spec.networkPolicy)";
 const MANAGER: &str = "agent-sandbox-e2b";
 
 /// Network settings as clients send them.
@@ -80,8 +81,8 @@ impl Network {
         }
     }
 
-    /// Whether a client may allow this address. With a ceiling, an administrator decides what sandboxes reach; addresses
-    /// that a client allows would go past it.
+    /// Whether a client may allow this address. With a ceiling, an administrator decides what sandboxes reach;
+    /// addresses that a client allows would go past it.
     fn check_address(&self, entry: &str, allowed: &Block, limits: Limits) -> Result<(), Error> {
         if is_never_open(allowed) {
             return Err(Error::Invalid(format!(
@@ -118,8 +119,8 @@ impl Network {
         }
         if self.opens_internet() {
             return Err(Error::Unsupported(format!(
-                "network.allowOut: {entry:?} is a name, and names can only be allowed where everything else is denied: add \
-                 {ALL_V4:?} to network.denyOut"
+                "network.allowOut: {entry:?} is a name, and names can only be allowed where everything else is denied: \
+                 add {ALL_V4:?} to network.denyOut"
             )));
         }
         Ok(())
@@ -143,7 +144,7 @@ impl Network {
         let has_rules = source.is_some_and(|source| source.egress.contains_key(annotations::EGRESS));
         match has_rules && self.allow_out.as_ref().is_some_and(|allowed| !allowed.is_empty()) {
             true => Err(Error::Unsupported(
-                "network.allowOut: the snapshot has egress rules of its own, which hold for sandboxes that are made from it"
+                "network.allowOut: the snapshot has egress rules of its own, which hold for sandboxes made from it"
                     .to_owned(),
             )),
             false => Ok(()),
@@ -259,7 +260,7 @@ pub(crate) enum Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// Prepares a Sandbox for these rules. One from a snapshot has the egress rules of the snapshot already, which stay.
+    /// Prepares a Sandbox for these rules. One from a snapshot has the egress rules of the snapshot already; they stay.
     pub(crate) fn prepare(&self, sandbox: &mut Sandbox) {
         match self {
             Self::Client(network) => {
@@ -278,7 +279,7 @@ impl Rules<'_> {
                     }
                 }
             }
-            // Controllers put this label only on Pods of claims. Here it says whose rules hold for copies of this sandbox.
+            // Controllers put this label only on Pods of claims. Here it says whose rules hold for further copies.
             Self::Template { hash, .. } => {
                 let mut pod = sandbox.spec.pod_template.metadata();
                 pod.labels.get_or_insert_default().insert(labels::TEMPLATE_REF_HASH.to_owned(), hash.clone());
@@ -338,8 +339,8 @@ impl Record {
         }
         let rules = network.rules_by_name();
         if rules.is_some() && self.sandbox.spec.pod_template.spec["dnsPolicy"] == "None" {
-            let why = "network.allowOut: the sandbox was created without rules by name, so that it asks public resolvers, \
-                       which such rules close; create it with names in allowOut";
+            let why = "network.allowOut: the sandbox was created without rules by name, so that it asks public \
+                       resolvers, which such rules close; create it with names in allowOut";
             return Err(Error::Unsupported(why.to_owned()));
         }
         Ok(rules)

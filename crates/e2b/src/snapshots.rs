@@ -194,8 +194,8 @@ impl Call<'_> {
     }
 }
 
-/// Sandboxes that no client has been told of. They are deleted when this is dropped: a client that leaves in the middle of
-/// a fork could not use them. What cannot be deleted ends at its time.
+/// Sandboxes that no client has been told of. They are deleted when this is dropped: a client that leaves in the middle
+/// of a fork could not use them. What cannot be deleted ends at its time.
 struct Untold {
     client: Client,
     namespace: String,

@@ -102,7 +102,8 @@ impl Accounts for EngineAccounts {
     }
 }
 
-/// Whether an administrator narrows what sandboxes of a namespace reach. The node closes a namespace that it does not know.
+/// Whether an administrator narrows what sandboxes of a namespace reach. The node closes a namespace that it does not
+/// know.
 fn has_ceiling(namespace: Option<&ObjectMeta>) -> bool {
     let annotation = |namespace: &ObjectMeta| {
         namespace.annotations.as_ref().is_some_and(|all| all.contains_key(annotations::EGRESS_CEILING))
