@@ -23,7 +23,7 @@ from mcp.client.streamable_http import create_mcp_http_client, streamable_http_c
 
 SOURCE = "python-sandbox-template"
 UPSTREAM = {"create_sandbox", "delete_sandbox", "download_file", "execute_command", "file_exists", "list_files", "upload_file"}
-OURS_TOO = {"run_code", "run_python", "start_command", "command_output", "stop_command", "list_ports"}
+OURS_TOO = {"run_code", "run_python", "start_command", "command_output", "stop_command", "list_ports", "snapshot_sandbox", "fork_sandbox", "rollback_sandbox"}
 
 
 def command(engine, *words):
@@ -165,6 +165,70 @@ def test_another_sessions_sandbox_is_not_found(engine, url):
             assert "cannot be set" in await theirs.fails("create_sandbox", warmpool=SOURCE, labels=forged)
             assert (await mine.call("execute_command", **of, command="echo mine"))["stdout"] == "mine\n"
             await mine.raw("delete_sandbox", **of)
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root only some machines can take snapshots")
+def test_snapshots_and_forks_belong_to_their_session(engine, url):
+    """A fork has the files and is independent; another session finds neither snapshot nor fork."""
+
+    async def run():
+        async with url.client() as first, url.client() as second:
+            mine, theirs = Tools(first), Tools(second)
+            claim = (await mine.call("create_sandbox", warmpool=SOURCE))["sandbox_claim_name"]
+            other = (await theirs.call("create_sandbox", warmpool=SOURCE))["sandbox_claim_name"]
+
+            async def state(name, tools=mine):
+                return (await tools.call("execute_command", sandbox_claim_name=name, command="cat state"))["stdout"]
+
+            async def write(name, text):
+                await mine.call("upload_file", sandbox_claim_name=name, path="state", content=text)
+
+            await write(claim, "good")
+            taken = (await mine.call("snapshot_sandbox", sandbox_claim_name=claim))["snapshot_name"]
+            await write(claim, "bad")
+            fork, twin = (await mine.call("fork_sandbox", sandbox_claim_name=claim, count=2))["sandbox_claim_names"]
+            assert [await state(name) for name in (fork, twin)] == ["bad", "bad"]
+            await write(fork, "forked")
+            assert [await state(name) for name in (claim, fork, twin)] == ["bad", "forked", "bad"]
+            (old,) = (await mine.call("fork_sandbox", sandbox_claim_name=fork, snapshot_name=taken))["sandbox_claim_names"]
+            assert await state(old) == "good"
+            assert sorted(await mine.mine()) == sorted([claim, fork, twin, old]) and await theirs.mine() == [other]
+            assert await state(claim) == (await mine.call("execute_command", command="cat state"))["stdout"], "no name: the claim"
+            for name in (claim, fork):
+                done = await mine.call("rollback_sandbox", sandbox_claim_name=name, snapshot_name=taken)
+                assert done == {"snapshot_name": taken} and await state(name) == "good"
+
+            for tool in ("rollback_sandbox", "fork_sandbox"):
+                words = await theirs.fails(tool, sandbox_claim_name=other, snapshot_name=taken)
+                assert words == f'snapshot "{taken}" not found in namespace "default"', words
+            for tool, more in [
+                ("execute_command", {"command": "true"}),
+                ("snapshot_sandbox", {}),
+                ("fork_sandbox", {}),
+                ("rollback_sandbox", {"snapshot_name": taken}),
+                ("delete_sandbox", {}),
+            ]:
+                assert "not found" in await theirs.fails(tool, sandbox_claim_name=fork, **more), tool
+            assert "not found" in await mine.fails("rollback_sandbox", sandbox_claim_name=claim, snapshot_name="no-such")
+            assert "1 to 10" in await mine.fails("fork_sandbox", sandbox_claim_name=claim, count=11)
+
+            found = engine.kubectl("get", "sandbox", twin, "-o", "json")
+            found = json.loads(found.stdout)
+            assert found["spec"]["shutdownPolicy"] == "Delete" and found["spec"]["shutdownTime"]
+            assert found["metadata"]["annotations"]["mcp.k8s-agent-sandbox/idle-seconds"] == "3600"
+            left = json.loads(engine.kubectl("get", "sandboxsnapshots", "-o", "json").stdout)["items"]
+            session = found["metadata"]["labels"]["mcp.k8s-agent-sandbox/session-id"]
+            left = [one for one in left if (one["metadata"].get("labels") or {}).get("mcp.k8s-agent-sandbox/session-id") == session]
+            left = [one for one in left if "deletionTimestamp" not in one["metadata"]]
+            assert [(one["metadata"]["name"], bool(one["spec"]["expiresAt"])) for one in left] == [(taken, True)]
+
+            for name in (fork, twin, old, claim):
+                deleted = await mine.raw("delete_sandbox", sandbox_claim_name=name)
+                assert not deleted.is_error, deleted
+                await gone(mine, name)
+            await theirs.raw("delete_sandbox", sandbox_claim_name=other)
 
     asyncio.run(run())
 

@@ -7,6 +7,11 @@ use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
 /// Allowed timeouts of a call in seconds.
 const TIMEOUT_SECONDS: RangeInclusive<u64> = 1..=600;
+const FORK_COUNT: RangeInclusive<usize> = 1..=10;
+/// Default time after which a snapshot is deleted: a day.
+pub(crate) const SNAPSHOT_SECONDS: u64 = 86_400;
+/// Default time without a call after which a sandbox made from a snapshot is deleted.
+pub(crate) const FORK_IDLE_SECONDS: u64 = 3_600;
 /// Default number of bytes of a file that a result holds. Larger files are read in parts.
 pub(crate) const DOWNLOAD_BYTES: u64 = 256 << 10;
 const MAX_ENTRIES_RANGE: RangeInclusive<usize> = 1..=10_000;
@@ -104,6 +109,40 @@ pub(crate) struct OpenPort {
     #[serde(flatten)]
     pub(crate) sandbox: SandboxRef,
     pub(crate) port: u16,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Snapshot {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    #[serde(default = "snapshot_life")]
+    pub(crate) expires_after_seconds: u64,
+    #[serde(default)]
+    pub(crate) timeout: CallTimeout,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Fork {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    /// Absent means the files that the sandbox has now.
+    pub(crate) snapshot_name: Option<String>,
+    #[serde(default)]
+    pub(crate) count: ForkCount,
+    /// Time without a call after which each new sandbox is deleted. Default an hour; null means never.
+    #[serde(default = "fork_shutdown_after")]
+    pub(crate) shutdown_after_seconds: Option<u64>,
+    #[serde(default)]
+    pub(crate) timeout: CallTimeout,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Rollback {
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) snapshot_name: String,
+    #[serde(default)]
+    pub(crate) timeout: CallTimeout,
 }
 
 #[derive(Debug, Deserialize)]
@@ -208,6 +247,26 @@ impl<'de> Deserialize<'de> for MaxEntries {
     }
 }
 
+/// Number of sandboxes that one call makes: 1 to 10, default 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ForkCount(pub(crate) usize);
+
+impl Default for ForkCount {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl<'de> Deserialize<'de> for ForkCount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let count = usize::deserialize(deserializer)?;
+        if FORK_COUNT.contains(&count) {
+            return Ok(Self(count));
+        }
+        Err(serde::de::Error::custom(format!("count is {count}; it must be from 1 to 10")))
+    }
+}
+
 /// Number of bytes of a file that a result holds at most: null means all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct MaxBytes(pub(crate) Option<u64>);
@@ -216,6 +275,16 @@ impl Default for MaxBytes {
     fn default() -> Self {
         Self(Some(DOWNLOAD_BYTES))
     }
+}
+
+/// No tool deletes snapshots, so each has an end.
+fn snapshot_life() -> u64 {
+    SNAPSHOT_SECONDS
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "null and absent are different values")]
+fn fork_shutdown_after() -> Option<u64> {
+    Some(FORK_IDLE_SECONDS)
 }
 
 fn ready_timeout() -> u64 {
@@ -252,6 +321,10 @@ mod tests {
         assert_eq!(create(json!({})).shutdown_after_seconds, Some(300));
         assert_eq!(create(json!({"shutdown_after_seconds": null})).shutdown_after_seconds, None);
         assert_eq!(create(json!({})).sandbox_ready_timeout, 180);
+        let fork = |value: Value| given::<Fork>(value).unwrap();
+        assert_eq!(fork(json!({})).shutdown_after_seconds, Some(3600));
+        assert_eq!(fork(json!({"shutdown_after_seconds": null})).shutdown_after_seconds, None);
+        assert_eq!(given::<Snapshot>(json!({})).unwrap().expires_after_seconds, 86_400);
     }
 
     #[test]
@@ -267,6 +340,9 @@ mod tests {
         };
         assert_eq!(list(10_000).unwrap().max_entries.0, 10_000);
         assert!(list(10_001).is_err() && list(0).is_err());
+        let fork = |count: u64| given::<Fork>(json!({"count": count}));
+        assert_eq!(fork(10).unwrap().count.0, 10);
+        assert!(fork(11).unwrap_err().contains("1 to 10") && fork(0).is_err());
     }
 
     #[test]

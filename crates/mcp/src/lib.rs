@@ -1,8 +1,8 @@
 //! The MCP server: sandboxes, commands and files as tools for models, with the tool names, arguments and results of
 //! upstream's server.
 //!
-//! A session can access only the claims that it created: each has a label with the session id, and every call first
-//! lists the claims with that label. The server has no state of its own that could disagree with the cluster.
+//! A session can access only what it created: claims, snapshots and the Sandboxes made from them have a label with the
+//! session id, and every call first looks for that label. The server has no state of its own that could disagree with the cluster.
 
 mod arguments;
 mod calls;
@@ -12,6 +12,7 @@ mod runtime_api;
 mod sandboxes;
 mod server;
 mod settings;
+mod snapshots;
 mod token;
 mod tools;
 

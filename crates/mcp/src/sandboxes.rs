@@ -1,10 +1,15 @@
 //! The sandboxes of a session: finding the one that a call refers to, creating it, and its lifetime by idleness.
 
 use crate::arguments::{Create, Delete, SandboxRef};
+use agent_sandbox_api::v1beta1::Sandbox;
 use agent_sandbox_client::{ClaimRequest, ClientError, SandboxClient, SandboxHandle, Source};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, ObjectMeta, Preconditions},
+};
 use serde_json::{Value, json};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -13,7 +18,7 @@ use thiserror::Error;
 /// Maximum number of cached handles. When it is reached, the whole cache is cleared.
 const MAX_CACHED_HANDLES: usize = 1024;
 
-/// Annotation on a claim: seconds without a call after which its sandbox is deleted.
+/// Annotation on a claim, or on a Sandbox without one: seconds without a call after which its sandbox is deleted.
 const IDLE_SECONDS: &str = "mcp.k8s-agent-sandbox/idle-seconds";
 
 /// Idle time of a sandbox that was created by the first call that needed one: a person may think in between.
@@ -27,6 +32,8 @@ const EXTEND_AFTER_PART: u32 = 4;
 pub(crate) enum ToolError {
     #[error("sandbox claim {name:?} not found in namespace {namespace:?}")]
     NotFound { namespace: String, name: String },
+    #[error("snapshot {name:?} not found in namespace {namespace:?}")]
+    SnapshotNotFound { namespace: String, name: String },
     #[error("the label {0:?} identifies the session and cannot be set")]
     ReservedLabel(String),
     #[error("content is not base64: {0}")]
@@ -109,9 +116,7 @@ impl Sandboxes {
         if request.labels.insert(self.session_key.clone(), session.to_owned()).is_some() {
             return Err(ToolError::ReservedLabel(self.session_key.clone()));
         }
-        if let Some(idle) = request.expires_after {
-            request.annotations.insert(IDLE_SECONDS.to_owned(), idle.as_secs().to_string());
-        }
+        request.annotations.extend(idle_annotation(request.expires_after));
         request.created_by = "mcp-server";
         let sandbox = self.client.claim(&request).await?;
         let name = sandbox.claim().unwrap_or_default().to_owned();
@@ -123,17 +128,51 @@ impl Sandboxes {
     pub(crate) async fn delete(&self, session: &str, target: Delete) -> Result<Value, ToolError> {
         let namespace = self.namespace(target.namespace.as_deref()).to_owned();
         let name = target.sandbox_claim_name;
-        if !self.claims(session, &namespace).await?.contains(&name) {
+        if self.client.claims(&namespace, Some(&self.selector(session))).await?.contains(&name) {
+            self.client.delete_claim(&namespace, &name, None).await?;
+        } else if let Some(fork) = self.fork_metadata(session, &namespace, &name).await? {
+            self.delete_fork(&namespace, &name, fork.uid).await?;
+        } else {
             return Err(ToolError::NotFound { namespace, name });
         }
-        self.client.delete_claim(&namespace, &name, None).await?;
         self.handles().remove(&(session.to_owned(), namespace, name));
         Ok(Value::Null)
     }
 
-    /// Names of the session's claims in a namespace.
-    pub(crate) async fn claims(&self, session: &str, namespace: &str) -> Result<Vec<String>, ToolError> {
-        Ok(self.client.claims(namespace, Some(&self.selector(session))).await?)
+    /// Names of the session's sandboxes in a namespace: its claims, and the Sandboxes made from snapshots.
+    pub(crate) async fn names(&self, session: &str, namespace: &str) -> Result<Vec<String>, ToolError> {
+        let mut names = self.client.claims(namespace, Some(&self.selector(session))).await?;
+        match self.sandbox_api(namespace).list_metadata(&ListParams::default().labels(&self.selector(session))).await {
+            Ok(forks) => names.extend(forks.items.into_iter().filter_map(|fork| fork.metadata.name)),
+            // Who may not list Sandboxes still has the claims.
+            Err(kube::Error::Api(status)) if status.code == 403 => {}
+            Err(error) => return Err(api_error(format!("list sandboxes in `{namespace}`"), error)),
+        }
+        Ok(names)
+    }
+
+    /// The metadata of a Sandbox that the session made from a snapshot.
+    async fn fork_metadata(&self, session: &str, namespace: &str, name: &str) -> Result<Option<ObjectMeta>, ToolError> {
+        let found = self.sandbox_api(namespace).get_metadata_opt(name).await;
+        let found = found.map_err(|error| api_error(format!("look up `{name}`"), error))?;
+        Ok(found
+            .filter(|fork| fork.labels().get(&self.session_key).is_some_and(|of| of == session))
+            .map(|fork| fork.metadata))
+    }
+
+    /// Deletes a Sandbox that was made from a snapshot. A missing one is not an error.
+    pub(crate) async fn delete_fork(&self, namespace: &str, name: &str, uid: Option<String>) -> Result<(), ToolError> {
+        let only_this = Preconditions { uid, resource_version: None };
+        let params = DeleteParams { preconditions: Some(only_this), ..DeleteParams::background() };
+        match self.sandbox_api(namespace).delete(name, &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(api_error(format!("delete `{name}`"), error)),
+        }
+    }
+
+    fn sandbox_api(&self, namespace: &str) -> Api<Sandbox> {
+        Api::namespaced(self.client.cluster().client.clone(), namespace)
     }
 
     /// The sandbox that a call of up to `limit` refers to. A claim of another session is reported as not found.
@@ -156,7 +195,7 @@ impl Sandboxes {
         Ok(Opened { handle, created: Some(name) })
     }
 
-    /// A claim of the session, by name or the newest one.
+    /// A sandbox of the session: by name, or that of the newest claim.
     async fn find(
         &self,
         session: &str,
@@ -172,15 +211,23 @@ impl Sandboxes {
                 .filter(|claim| claim.deletion_timestamp.is_none())
                 .max_by_key(|claim| (claim.creation_timestamp.as_ref().map(|time| time.0), claim.name.clone())),
         };
-        let Some(claim) = claim else { return Ok(None) };
-        let name = claim.name.unwrap_or_default();
+        let (found, is_claim) = match (claim, name) {
+            (Some(claim), _) => (claim, true),
+            (None, None) => return Ok(None),
+            (None, Some(name)) => match self.fork_metadata(session, namespace, name).await? {
+                Some(fork) => (fork, false),
+                None => return Ok(None),
+            },
+        };
+        let name = found.name.unwrap_or_default();
         let key = (session.to_owned(), namespace.to_owned(), name.clone());
         let cached = self.handles().get(&key).map(|cached| (cached.handle.clone(), cached.extended));
         let (handle, extended) = match cached {
             Some(cached) => cached,
-            None => (self.client.find(namespace, &name).await?, None),
+            None if is_claim => (self.client.find(namespace, &name).await?, None),
+            None => (self.client.handle(namespace, &name, None)?, None),
         };
-        let idle = claim.annotations.and_then(|annotations| annotations.get(IDLE_SECONDS)?.parse().ok());
+        let idle = found.annotations.and_then(|annotations| annotations.get(IDLE_SECONDS)?.parse().ok());
         let extended = match idle.map(Duration::from_secs) {
             Some(idle) => Some(self.extend(&handle, idle, extended, limit).await?),
             None => extended,
@@ -211,7 +258,12 @@ impl Sandboxes {
         given.unwrap_or(&self.defaults.namespace)
     }
 
-    fn selector(&self, session: &str) -> String {
+    /// The labels of what a session makes.
+    pub(crate) fn labels(&self, session: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([(self.session_key.clone(), session.to_owned())])
+    }
+
+    pub(crate) fn selector(&self, session: &str) -> String {
         format!("{}={session}", self.session_key)
     }
 
@@ -226,4 +278,13 @@ impl Sandboxes {
     fn handles(&self) -> MutexGuard<'_, HandleCache> {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The annotation of a sandbox that is deleted after a time without a call.
+pub(crate) fn idle_annotation(idle: Option<Duration>) -> Option<(String, String)> {
+    idle.map(|idle| (IDLE_SECONDS.to_owned(), idle.as_secs().to_string()))
+}
+
+pub(crate) fn api_error(operation: String, source: kube::Error) -> ToolError {
+    ToolError::Sandbox(ClientError::Api { operation, source: Box::new(source) })
 }

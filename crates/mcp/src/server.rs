@@ -86,6 +86,9 @@ impl Server {
             "command_output" => run!(command_output),
             "stop_command" => run!(stop_command),
             "list_ports" => run!(list_ports),
+            "snapshot_sandbox" => run!(snapshot),
+            "fork_sandbox" => run!(fork),
+            "rollback_sandbox" => run!(rollback),
             "delete_sandbox" => run!(delete),
             "open_port" if self.ports.is_some() => match (&self.ports, parse(arguments)) {
                 (Some(ports), Ok(wanted)) => {
@@ -150,7 +153,9 @@ impl ServerHandler for Server {
         _context: RequestContext<RoleServer>,
     ) -> Result<ListResourceTemplatesResult, ErrorData> {
         let template = ResourceTemplate::new(format!("{SCHEME}{{namespace}}"), "sandboxes")
-            .with_description("Names of this session's sandbox claims in a namespace")
+            .with_description(
+                "Names of this session's sandboxes in a namespace: claims, and sandboxes made by fork_sandbox",
+            )
             .with_mime_type("application/json");
         Ok(ListResourceTemplatesResult::with_all_items(vec![template]))
     }
@@ -165,10 +170,10 @@ impl ServerHandler for Server {
         let Some(namespace) = namespace else {
             return Err(ErrorData::resource_not_found(format!("{} is not {SCHEME}NAMESPACE", request.uri), None));
         };
-        let claims = self.sandboxes.claims(&session, namespace).await;
-        let claims = claims.map_err(|error: ToolError| ErrorData::internal_error(error.to_string(), None))?;
+        let names = self.sandboxes.names(&session, namespace).await;
+        let names = names.map_err(|error: ToolError| ErrorData::internal_error(error.to_string(), None))?;
         let text =
-            ResourceContents::text(json!(claims).to_string(), request.uri.clone()).with_mime_type("application/json");
+            ResourceContents::text(json!(names).to_string(), request.uri.clone()).with_mime_type("application/json");
         Ok(ReadResourceResult::new(vec![text]).into())
     }
 }

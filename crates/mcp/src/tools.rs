@@ -1,6 +1,9 @@
 //! Definitions of the tools for models: names, descriptions and schemas.
 
-use crate::{arguments::DOWNLOAD_BYTES, sandboxes::Defaults};
+use crate::{
+    arguments::{DOWNLOAD_BYTES, FORK_IDLE_SECONDS, SNAPSHOT_SECONDS},
+    sandboxes::Defaults,
+};
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -20,6 +23,9 @@ pub(crate) fn all(defaults: &Defaults, local: bool) -> Vec<Tool> {
         download(),
         list(),
         exists(),
+        snapshot(),
+        fork(),
+        rollback(),
         delete(),
     ];
     if local {
@@ -211,6 +217,44 @@ fn exists() -> Tool {
         .with_annotations(read_only())
 }
 
+fn snapshot() -> Tool {
+    let life = json!({"type": "integer", "minimum": 1, "default": SNAPSHOT_SECONDS, "description": "Seconds after which the snapshot is deleted"});
+    let tool = tool(
+        "snapshot_sandbox",
+        "Keep the files of a sandbox as they are now, before trying something. Returns the name of the snapshot for rollback_sandbox and fork_sandbox. Processes and variables are not in it.",
+        sandbox_tool_schema(json!({"expires_after_seconds": life}), &[], true),
+    );
+    tool.with_raw_output_schema(schema(json!({"snapshot_name": {"type": "string"}}), &["snapshot_name"]))
+        .with_annotations(ToolAnnotations::new().destructive(false))
+}
+
+fn fork() -> Tool {
+    let properties = json!({
+        "count": {"type": "integer", "minimum": 1, "maximum": 10, "default": 1, "description": "How many sandboxes to make"},
+        "snapshot_name": {"type": "string", "description": "Make them from this snapshot instead of the sandbox's present files"},
+        "shutdown_after_seconds": {"type": ["integer", "null"], "minimum": 1, "default": FORK_IDLE_SECONDS, "description": "Seconds without a call after which each is deleted; null keeps it until delete_sandbox"},
+    });
+    let tool = tool(
+        "fork_sandbox",
+        "Make sandboxes with the files that a sandbox has now, to try several ways at the same time. Pass one of the returned names as sandbox_claim_name to the other tools; calls without a name do not use them.",
+        sandbox_tool_schema(properties, &[], true),
+    );
+    let names = json!({"sandbox_claim_names": {"type": "array", "items": {"type": "string"}}});
+    tool.with_raw_output_schema(schema(names, &["sandbox_claim_names"]))
+        .with_annotations(ToolAnnotations::new().destructive(false))
+}
+
+fn rollback() -> Tool {
+    let name = json!({"snapshot_name": {"type": "string", "description": "The name that snapshot_sandbox returned"}});
+    let tool = tool(
+        "rollback_sandbox",
+        "Set a sandbox back to a snapshot of it. What was written since is lost, and its processes end.",
+        sandbox_tool_schema(name, &["snapshot_name"], true),
+    );
+    tool.with_raw_output_schema(schema(json!({"snapshot_name": {"type": "string"}}), &["snapshot_name"]))
+        .with_annotations(ToolAnnotations::new().destructive(true))
+}
+
 fn delete() -> Tool {
     let description = "Delete a sandbox and everything in it.";
     tool("delete_sandbox", description, sandbox_tool_schema(json!({}), &["sandbox_claim_name"], false))
@@ -232,7 +276,7 @@ fn path(what: &str) -> Value {
 /// The input schema of a tool that acts on one sandbox.
 fn sandbox_tool_schema(properties: Value, required: &[&str], timed: bool) -> Arc<JsonObject> {
     let mut all = json!({
-        "sandbox_claim_name": {"type": "string", "description": "The name that create_sandbox returned. Without it: this session's newest sandbox; if there is none, one is created, which is deleted after an hour without a call, and the result has its name"},
+        "sandbox_claim_name": {"type": "string", "description": "The name that create_sandbox or fork_sandbox returned. Without it: this session's newest sandbox; if there is none, one is created, which is deleted after an hour without a call, and the result has its name"},
         "namespace": {"type": "string", "description": "The namespace given to create_sandbox"},
     });
     let into = all.as_object_mut().expect("written as an object above");
