@@ -271,7 +271,7 @@ func (c *Client) handle(namespace, name, claim string) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Sandbox{Name: name, Namespace: namespace, Claim: claim, transport: t}, nil
+	return &Sandbox{Name: name, Namespace: namespace, Claim: claim, client: c, transport: t}, nil
 }
 
 func randomHex(bytes int) string {

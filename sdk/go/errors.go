@@ -7,7 +7,7 @@ import (
 
 // Errors for errors.Is. Every message says what was tried and what to do next.
 var (
-	// ErrNotFound: no sandbox, claim, file or process has that name.
+	// ErrNotFound: no sandbox, claim, snapshot, file or process has that name.
 	ErrNotFound = errors.New("not found")
 	// ErrNoSource: neither a warm pool nor a template has that name.
 	ErrNoSource = errors.New("neither a warm pool nor a template")
@@ -21,6 +21,8 @@ var (
 	ErrSandboxDeleted = errors.New("deleted meanwhile")
 	// ErrNotReady: the sandbox exists but does not accept requests; it is starting or suspended.
 	ErrNotReady = errors.New("not ready")
+	// ErrSnapshotFailed: the snapshot cannot be taken; the message contains the reason.
+	ErrSnapshotFailed = errors.New("snapshot failed")
 	// ErrNoCluster: no cluster is configured and no engine runs on this machine.
 	ErrNoCluster = errors.New("no cluster")
 	// ErrPortForward: the tunnel through the API could not be opened.

@@ -37,11 +37,14 @@ var terminal = map[string]bool{
 	"PodFailed": true, "PodSucceeded": true,
 }
 
+// snapshotVersion is the API version of SandboxSnapshots, a kind of our own group.
+var snapshotVersion = schema.GroupVersion{Group: "agent-sandbox.github.io", Version: "v1alpha1"}
+
 // kube accesses the Kubernetes API: one REST client per group and version.
 type kube struct {
 	config                          *rest.Config
 	core, agents, extensions, alpha rest.Interface
-	gateways                        rest.Interface
+	gateways, snapshots             rest.Interface
 }
 
 func newKube(config *rest.Config) (*kube, error) {
@@ -55,6 +58,8 @@ func newKube(config *rest.Config) (*kube, error) {
 	scheme.AddKnownTypeWithName(gateway.WithKind("Gateway"), &unstructured.Unstructured{})
 	scheme.AddKnownTypeWithName(gateway.WithKind("GatewayList"), &unstructured.UnstructuredList{})
 	metav1.AddToGroupVersion(scheme, gateway)
+	scheme.AddKnownTypeWithName(snapshotVersion.WithKind("SandboxSnapshot"), &unstructured.Unstructured{})
+	metav1.AddToGroupVersion(scheme, snapshotVersion)
 	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
 	k := &kube{config: config}
 	for _, one := range []struct {
@@ -67,6 +72,7 @@ func newKube(config *rest.Config) (*kube, error) {
 		{&k.extensions, "/apis", extensions.GroupVersion},
 		{&k.alpha, "/apis", extalpha.GroupVersion},
 		{&k.gateways, "/apis", gateway},
+		{&k.snapshots, "/apis", snapshotVersion},
 	} {
 		copied := rest.CopyConfig(config)
 		copied.GroupVersion, copied.APIPath, copied.NegotiatedSerializer = &one.version, one.path, codecs

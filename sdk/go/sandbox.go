@@ -23,6 +23,7 @@ type Sandbox struct {
 	// Claim is the name of the sandbox's claim, or "".
 	Claim string
 
+	client    *Client
 	transport *transport
 	mutex     sync.Mutex
 	boot      string
