@@ -11,7 +11,7 @@ use http::header::{
 };
 use http::{Method, Request, Response, StatusCode, Uri};
 
-use crate::addressing::Route;
+use crate::addressing::{Route, Routing};
 use crate::auth::{bearer, unix_seconds};
 use crate::error::RouterError;
 use crate::pages;
@@ -76,11 +76,16 @@ pub(crate) fn credential<'r, B>(
 
 /// Refuses requests that a page of another origin sends with what the browser adds by itself: a cookie, or nothing where
 /// nothing is required. A credential that the page itself knows proves more than its origin does.
+///
+/// As for upstream's router a page is known by its host and port, and what has no `Origin` passes, with two exceptions
+/// beyond `SameSite`: the scheme counts where it is known, and where hosts name sandboxes a page of the same site may be
+/// another sandbox.
 pub(crate) fn check_page<B>(
     cookie: Option<&CookieConfig>,
     origins: &AllowedOrigins,
     source: Option<Source>,
     tls: bool,
+    routing: &Routing,
     request: &Request<B>,
 ) -> Result<(), RouterError> {
     let (origins, scheme) = match (source, cookie) {
@@ -88,10 +93,11 @@ pub(crate) fn check_page<B>(
         // A page without TLS must not use the cookie of the same host with TLS.
         (Some(Source::Cookie), Some(config)) => {
             // Sandboxes whose names are in hosts are of one site: `SameSite` does not keep them apart.
-            if config.same_site != SameSite::None && web::is_used_by_other_page(request) {
+            let siblings = routing.host_domain.is_some();
+            if siblings && config.same_site != SameSite::None && web::is_used_by_other_page(request) {
                 return Err(PageError::CrossSite.into());
             }
-            (&config.allowed_origins, Some(own_scheme(config, tls, request.headers())))
+            (&config.allowed_origins, known_scheme(config, tls, request.headers()))
         }
         _ => (origins, None),
     };
@@ -99,13 +105,14 @@ pub(crate) fn check_page<B>(
     Ok(rules.check_page(request, scheme)?)
 }
 
-fn own_scheme<'r>(config: &CookieConfig, tls: bool, headers: &'r HeaderMap) -> &'r str {
+/// The scheme that the browser used; `None` without TLS, which may end at a proxy in front that is not trusted to say so.
+fn known_scheme<'r>(config: &CookieConfig, tls: bool, headers: &'r HeaderMap) -> Option<&'r str> {
     let forwarded = headers.get(FORWARDED_PROTO).filter(|_| config.trust_forwarded_proto);
     let first = forwarded.and_then(|value| value.to_str().ok()?.split(',').next());
     match first.map(str::trim).filter(|scheme| !scheme.is_empty()) {
-        Some(scheme) => scheme,
-        None if tls => "https",
-        None => "http",
+        Some(scheme) => Some(scheme),
+        None if tls => Some("https"),
+        None => config.trust_forwarded_proto.then_some("http"),
     }
 }
 

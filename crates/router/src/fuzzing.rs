@@ -40,7 +40,7 @@ fn request(data: &[u8]) {
     let in_url = matches!(named, Ok(Named::InUrl(_)));
     let found = browser::credential(Some(&cookies), in_url, &request);
     let source = found.as_ref().map(|(_, source)| *source);
-    let _ = browser::check_page(Some(&cookies), &AllowedOrigins::default(), source, false, &request);
+    let _ = browser::check_page(Some(&cookies), &AllowedOrigins::default(), source, false, &routing, &request);
     if let Ok(named) = &named {
         let _ = named.read(request.headers(), Loopback::Refused);
         if let (Named::InUrl(route), Some((token, _))) = (named, &found)

@@ -171,7 +171,9 @@ async fn serve(
     // A port that is open to everyone is open to pages.
     if (in_url || is_open(shared, &client.auth)) && grant == Grant::Ordinary {
         // Where a credential is required, headers that name a sandbox are more than a page of another origin can send.
-        browser::check_page(cookie, &shared.config.allowed_origins, source, client.inbound.is_tls(), request)?;
+        let config = &shared.config;
+        let tls = client.inbound.is_tls();
+        browser::check_page(cookie, &config.allowed_origins, source, tls, &config.routing, request)?;
     }
     let token = credential.as_ref().map(|(token, _)| token.as_ref());
     let granted = named.as_ref().ok().and_then(|named| grant.identity(named));

@@ -90,13 +90,18 @@ fn pages_of_other_origins_cannot_use_the_cookie() {
     let check = |source, tls, origin: &str, extra: &[(&str, &str)]| {
         let headers = [&[("host", "router.example"), ("origin", origin)], extra].concat();
         let config = CookieConfig { trust_forwarded_proto: !extra.is_empty(), ..config() };
-        check_page(Some(&config), &AllowedOrigins::default(), source, tls, &request("/", &headers)).is_ok()
+        let routing = Routing::default();
+        check_page(Some(&config), &AllowedOrigins::default(), source, tls, &routing, &request("/", &headers)).is_ok()
     };
     let cookie = Some(Source::Cookie);
     assert!(check(cookie, true, "https://router.example", &[]));
     assert!(check(cookie, true, "https://app.example", &[]));
     assert!(!check(cookie, true, "http://router.example", &[]), "a page without TLS");
-    assert!(!check(cookie, false, "https://router.example", &[]), "TLS ends in front and is not trusted");
+    assert!(check(cookie, false, "https://router.example", &[]), "TLS may end in front");
+    assert!(!check(cookie, false, "https://router.example.evil.example", &[]));
+    assert!(!check(cookie, false, "https://router.example:8443", &[]));
+    assert!(!check(cookie, false, "https://router.example", &[("x-forwarded-proto", "http")]), "it does not");
+    assert!(!check(cookie, false, "https://router.example", &[("x-forwarded-proto", "")]), "it does not say so");
     assert!(check(cookie, false, "https://router.example", &[("x-forwarded-proto", "https, http")]));
     assert!(!check(cookie, true, "https://evil.example", &[]));
     for known in [Source::Header, Source::Query] {
@@ -104,4 +109,28 @@ fn pages_of_other_origins_cannot_use_the_cookie() {
     }
     assert!(!check(None, false, "https://evil.example", &[]), "nothing is required");
     assert!(check(None, false, "https://router.example", &[]));
+}
+
+/// With sandboxes in hosts another page of the same site may be another sandbox's.
+#[test]
+fn a_page_of_the_same_site_may_use_the_cookie_of_a_path() {
+    let by_path = Routing { path_prefix: Some("/router".to_owned()), host_domain: None };
+    let by_host = Routing { host_domain: Some("boxes.example".to_owned()), ..by_path.clone() };
+    let check = |routing: &Routing, headers: &[(&str, &str)]| {
+        let headers = [&[("host", "router.example")], headers].concat();
+        let request = request("/router/team/box/8080/", &headers);
+        let source = Some(Source::Cookie);
+        check_page(Some(&config()), &AllowedOrigins::default(), source, true, routing, &request).is_ok()
+    };
+    let image = [("sec-fetch-site", "same-site"), ("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "image")];
+    let frame = [("sec-fetch-site", "same-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")];
+    for used in [image, frame] {
+        assert!(check(&by_path, &used) && !check(&by_host, &used), "{used:?}");
+    }
+    let foreign = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")];
+    let named = [("sec-fetch-site", "same-site"), ("origin", "https://other.example")];
+    let listed = [("sec-fetch-site", "same-site"), ("origin", "https://app.example")];
+    for routing in [&by_path, &by_host] {
+        assert!(!check(routing, &foreign) && !check(routing, &named) && check(routing, &listed));
+    }
 }
