@@ -170,7 +170,7 @@ shows('differs: `mode="filesystem"` works; keeping processes is 501', 'Sandbox.p
 await box.updateNetwork({ allowOut: ['192.0.2.1'], denyOut: ['0.0.0.0/0'] })
 assert.deepEqual((await box.getInfo()).network?.allowOut ?? ['192.0.2.1'], ['192.0.2.1'])
 await assert.rejects(box.updateNetwork({ allowOut: ['example.com'] }), /501/)
-shows('differs: addresses only, no rules by name', 'Sandbox.updateNetwork')
+shows('differs: names only for a sandbox that was created with names', 'Sandbox.updateNetwork')
 
 // E-044, E-045: the maker of this key accepted that processes are not kept.
 const filesOnly = { apiKey: process.env.FILES_ONLY_KEY }

@@ -402,7 +402,7 @@ def networks(box):
     shows("works", "Sandbox.get_host")
     fails(SandboxException, lambda: box.update_network({"allow_out": ["example.com"]}), "501")
     reaches(box)
-    shows("differs: addresses only, no rules by name", "Sandbox.update_network")
+    shows("differs: names only for a sandbox that was created with names", "Sandbox.update_network")
 
 
 def reaches(box):
