@@ -290,8 +290,12 @@ async fn a_sandbox_with_as_many_layers_as_are_mounted_is_refused_and_can_still_s
     node.runtime.create_pod(of("p1", "parent")).await.unwrap();
     script(&node, "p1", 0, "echo one > /home/user/kept; chmod 640 /home/user/kept").await;
     node.runtime.remove_pod("p1").await.unwrap();
+    let upper = node.data().join("layers/parent/c/upper");
     for number in 0..40 {
         take(&node, "parent", &format!("s{number}")).await.unwrap();
+        take(&node, "parent", &format!("s{number}-unchanged")).await.unwrap();
+        assert_eq!(sealed_layers(&node), number + 1, "a snapshot without changes adds no layer");
+        std::fs::write(upper.join(number.to_string()), "changed").unwrap();
     }
     let refused = take(&node, "parent", "one-more").await.unwrap_err();
     assert!(matches!(refused, RuntimeError::Refused(_)), "{refused:?}");

@@ -174,8 +174,11 @@ impl Work {
         for layer in &layers {
             let _layers = self.sealed_lock.blocking_lock();
             self.sealed.complete(layer, &self.storage).map_err(failed)?;
-            let depth = Below::read(layer).map_err(failed)?.layers.len();
-            if depth >= MAX_LAYERS {
+            let below = Below::read(layer).map_err(failed)?;
+            let depth = below.layers.len();
+            let adds_layer =
+                || Ok(pod.is_some() || !self.sealed.is_unchanged(layer, &below, self.marks).map_err(failed)?);
+            if depth >= MAX_LAYERS && adds_layer()? {
                 return Err(RuntimeError::Refused(format!(
                     "the sandbox has {depth} layers from earlier snapshots, the most that are mounted; create a fork of one of them, or a new sandbox"
                 )));
@@ -194,10 +197,17 @@ impl Work {
         Ok(SnapshotTaken { bytes: self.bytes(&record), frozen })
     }
 
-    /// Seals the layers of a sandbox of which nothing is mounted.
+    /// Seals the layers of a sandbox of which nothing is mounted. Of one that has changed nothing since it was sealed, the
+    /// snapshot has the layers below it.
     fn seal(&self, layers: &[PathBuf]) -> io::Result<Layers> {
         let mut found = Layers::default();
         for layer in layers {
+            let below = Below::read(layer)?;
+            if self.sealed.is_unchanged(layer, &below, self.marks)? {
+                found.held.push(self.sealed.hold(below.layers.clone()));
+                insert(&mut found.containers, layer, below.layers)?;
+                continue;
+            }
             let below = match storage::mechanism_of(layer) {
                 // A file system of its own cannot be a part of the folder with the sealed layers.
                 StorageMechanism::LoopFile => {

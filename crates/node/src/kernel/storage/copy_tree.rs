@@ -2,7 +2,7 @@
 //! what has changed since, while the sandbox is frozen. Everything that overlayfs knows about a file is copied too:
 //! whiteouts, marks of opaque folders, owners, attributes, hard links, holes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};
 use std::io;
@@ -261,16 +261,39 @@ fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>, marks: Marks) -> io
             rustix::fs::fremovexattr(to, &*name)?;
         }
     }
-    for name in attribute_names(from)? {
+    for (name, value) in copied_attributes(from, marks)? {
+        rustix::fs::fsetxattr(to, &*name, &value, XattrFlags::empty())?;
+    }
+    Ok(())
+}
+
+/// The attributes of a file that a copy gets too.
+fn copied_attributes(file: BorrowedFd<'_>, marks: Marks) -> io::Result<BTreeMap<CString, Vec<u8>>> {
+    let mut found = BTreeMap::new();
+    for name in attribute_names(file)? {
         let is_foreign = marks == Marks::Trusted && name.to_bytes().starts_with(MARKS_WITHOUT_ROOT);
         if is_foreign || REFERENCES.iter().any(|reference| name.to_bytes().ends_with(reference)) {
             continue;
         }
-        if let Some(value) = attribute(from, &name)? {
-            rustix::fs::fsetxattr(to, &*name, &value, XattrFlags::empty())?;
+        if let Some(value) = attribute(file, &name)? {
+            found.insert(name, value);
         }
     }
-    Ok(())
+    Ok(found)
+}
+
+/// Whether a writable layer is empty, and its top has the permissions and attributes of that of the layer below, each with
+/// its own root user: then it changes nothing of what lies below.
+pub(super) fn adds_nothing(upper: &Path, below: &Path, marks: Marks) -> io::Result<bool> {
+    let (upper, below) = (open_folder(CWD, upper)?, open_folder(CWD, below)?);
+    if !names(upper.as_fd())?.is_empty() {
+        return Ok(false);
+    }
+    let (own, theirs) = (rustix::fs::fstat(&upper)?, rustix::fs::fstat(&below)?);
+    let group = |stat: &Stat| stat.st_gid.wrapping_sub(stat.st_uid);
+    Ok(own.st_mode == theirs.st_mode
+        && group(&own) == group(&theirs)
+        && copied_attributes(upper.as_fd(), marks)? == copied_attributes(below.as_fd(), marks)?)
 }
 
 fn attribute_names(file: BorrowedFd<'_>) -> io::Result<Vec<CString>> {

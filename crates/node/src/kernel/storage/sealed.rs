@@ -11,7 +11,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Storage, atomic_file, layers};
+use super::{Storage, atomic_file, copy_tree, layers};
 use crate::changes::Marks;
 
 /// File with the description of a sealed layer. It is written before the layer's files are moved or copied to it.
@@ -171,6 +171,15 @@ impl SealedLayers {
         Ok(SealedLayer { digest, root, marks })
     }
 
+    /// Whether a writable layer that is not mounted changes nothing of the layers below it, so that these alone are its
+    /// files. One without layers below may have changed the top of its image.
+    pub(crate) fn is_unchanged(&self, layer: &Path, below: &Below, marks: Marks) -> io::Result<bool> {
+        match below.layers.first() {
+            Some(top) => copy_tree::adds_nothing(&layer.join("upper"), &self.upper(top)?, marks),
+            None => Ok(false),
+        }
+    }
+
     /// Moves the files of a writable layer that is not mounted into a sealed one, which then lies below it; returns what
     /// lies below it now. A node that dies meanwhile completes this with [`Self::complete`].
     pub(crate) fn seal(&self, layer: &Path, marks: Marks, storage: &Storage) -> io::Result<Below> {
@@ -326,6 +335,31 @@ mod tests {
         assert_eq!(world.sealed.sweep(&world.used(), &world.storage).unwrap(), 0);
         fs::remove_dir_all(&layer).unwrap();
         assert_eq!(world.sealed.sweep(&world.used(), &world.storage).unwrap(), 2);
+    }
+
+    #[test]
+    fn only_a_writable_layer_that_is_really_empty_is_unchanged() {
+        let world = World::new();
+        let layer = world.layer();
+        let upper = layer.join("upper");
+        let is_unchanged = || world.sealed.is_unchanged(&layer, &Below::read(&layer).unwrap(), Marks::User).unwrap();
+        assert!(!is_unchanged(), "nothing lies below it");
+        world.sealed.seal(&layer, Marks::User, &world.storage).unwrap();
+        assert!(is_unchanged());
+        fs::write(upper.join("file"), "").unwrap();
+        assert!(!is_unchanged(), "a file, or the whiteout of one");
+        fs::remove_file(upper.join("file")).unwrap();
+        let mode = fs::metadata(&upper).unwrap().permissions();
+        fs::set_permissions(&upper, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        assert!(!is_unchanged(), "permissions");
+        fs::set_permissions(&upper, mode).unwrap();
+        let mark = |name: &str| {
+            rustix::fs::setxattr(&upper, name, b"y", rustix::fs::XattrFlags::empty()).unwrap();
+        };
+        mark("user.overlay.impure");
+        assert!(is_unchanged(), "overlayfs notes that for itself");
+        mark("user.overlay.opaque");
+        assert!(!is_unchanged(), "hides what lies below");
     }
 
     #[test]
