@@ -201,7 +201,7 @@ class AsyncSandbox:
             if self._image is not None:
                 handle = await _aio(opened.create(create_options(self._image, where, self._make)))
             elif self._snapshot is not None:
-                name, options = self._make["name"] or new_name("sandbox-"), new_sandbox_options(where, self._make)
+                name, options = str(self._make["name"] or new_name("sandbox-")), new_sandbox_options(where, self._make)
                 handle = await _aio(opened.create_from_snapshot(self._snapshot, name, options))
             else:
                 handle = await _aio(opened.claim(claim_options(where, self._make)))

@@ -214,7 +214,7 @@ class Snapshot:
 
     def __init__(self, raw: dict[str, Any]) -> None:
         metadata, spec, status = raw["metadata"], raw["spec"], raw.get("status") or {}
-        ready = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
+        ready: dict[str, Any] = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
         self.name: str = metadata["name"]
         self.namespace: str = metadata["namespace"]
         self.sandbox: str = spec["sandboxName"]

@@ -201,7 +201,7 @@ class Sandbox:
             if self._image is not None:
                 handle = _wait(opened.create(create_options(self._image, where, self._make)))
             elif self._snapshot is not None:
-                name, options = self._make["name"] or new_name("sandbox-"), new_sandbox_options(where, self._make)
+                name, options = str(self._make["name"] or new_name("sandbox-")), new_sandbox_options(where, self._make)
                 handle = _wait(opened.create_from_snapshot(self._snapshot, name, options))
             else:
                 handle = _wait(opened.claim(claim_options(where, self._make)))
