@@ -351,14 +351,23 @@ impl Manager {
                 self.send_to_actor(&pod, Message::Exited { container, attempt, exit }).await;
             }
             Ok(RuntimeEvent::SupervisorLost { pod }) => self.send_to_actor(&pod, Message::SupervisorLost).await,
+            Ok(RuntimeEvent::RulesLost) => self.resend_rules().await,
             Err(broadcast::error::RecvError::Lagged(missed)) => {
                 debug!(missed, "Runtime events were missed, comparing every Pod");
                 self.resync_all().await;
+                self.resend_rules().await;
             }
             Err(broadcast::error::RecvError::Closed) => {
                 tracing::error!("The runtime ended; Pod status is no longer updated");
                 self.runtime_closed = true;
             }
+        }
+    }
+
+    /// Sends every actor the rules of its Pod again.
+    async fn resend_rules(&mut self) {
+        for (pod, rules) in self.rules.clone() {
+            self.send_to_actor(&pod, Message::Rules(rules)).await;
         }
     }
 

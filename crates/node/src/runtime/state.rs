@@ -79,6 +79,8 @@ pub enum RuntimeEvent {
     SupervisorLost {
         pod: String,
     },
+    /// The rules of all Pods were lost; all are closed until [`PodRuntime::set_rules`](super::PodRuntime) is called again.
+    RulesLost,
 }
 
 /// A layer of isolation that is weaker than possible, and what to do about it.

@@ -471,6 +471,19 @@ echo.sendall(b'x'); print(echo.recv(1).decode(), ask(other))"
     annotate(&fixture.pods(), "box", annotations::EGRESS, "a.example").await;
     until(&fixture, "box", "print(resolve('a.example'))", &web).await;
     assert_eq!(python(&fixture, "box", &format!("print(connect('{web}', 2222))")).await, "EHOSTUNREACH");
+
+    // The table is written again, with the rules of all Pods, when another program removes it.
+    let folder = fixture.folder().display().to_string();
+    let nft = |words: &[&str]| {
+        let done = Command::new("nft").args(words).output().unwrap();
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    let tables = nft(&["list", "tables"]);
+    let names = tables.lines().filter_map(|line| line.strip_prefix("table inet "));
+    let table = names.into_iter().find(|name| nft(&["list", "table", "inet", name]).contains(&folder)).unwrap();
+    run("nft", &["delete", "table", "inet", table]);
+    until(&fixture, "box", &format!("print(status('{web}', 'b.example'))"), "403").await;
+    until(&fixture, "box", &format!("resolve('a.example'); print(status('{web}', 'a.example'))"), "200").await;
     fixture.close().await;
 }
 

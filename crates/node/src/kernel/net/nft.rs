@@ -55,6 +55,32 @@ impl NftSocket {
         Self { socket: Mutex::new(socket) }
     }
 
+    /// Whether a table exists.
+    pub(super) fn has_table(&self, name: &str) -> io::Result<bool> {
+        let mut request = message((SUBSYSTEM << 8) | GET_TABLE, libc::NLM_F_ACK, FAMILY_INET, 0);
+        request.attribute_string(1, name);
+        match self.exchange(request.finish(1)) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
+    /// Sends messages and waits for their acknowledgement.
+    fn exchange(&self, bytes: &[u8]) -> io::Result<()> {
+        let socket = self.socket.lock();
+        let mut buffer = vec![0u8; 32 * 1024];
+        // An earlier batch with several errors may have left more than one acknowledgement.
+        while rustix::net::recv(&*socket, &mut buffer, RecvFlags::DONTWAIT).is_ok() {}
+        rustix::net::sockopt::set_socket_send_buffer_size(&*socket, bytes.len().max(64 * 1024))?;
+        rustix::net::send(&*socket, bytes, SendFlags::empty())?;
+        loop {
+            let (length, _) = rustix::net::recv(&*socket, &mut buffer, RecvFlags::empty())?;
+            if let Some(result) = acknowledgement_of_any(buffer.get(..length).unwrap_or_default()) {
+                return result;
+            }
+        }
+    }
+
     /// Runs `work` with the descriptor, for passing it to another process that keeps it open too.
     pub(crate) fn with_fd<T>(&self, work: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
         work(self.socket.lock().as_fd())
@@ -334,18 +360,7 @@ impl Batch {
         self.request_acknowledgement();
         let mut end = message(libc::NFNL_MSG_BATCH_END as u16, 0, 0, SUBSYSTEM);
         self.bytes.extend_from_slice(end.finish(2));
-        let socket = nft.socket.lock();
-        let mut buffer = vec![0u8; 32 * 1024];
-        // An earlier batch with several errors may have left more than one acknowledgement.
-        while rustix::net::recv(&*socket, &mut buffer, RecvFlags::DONTWAIT).is_ok() {}
-        rustix::net::sockopt::set_socket_send_buffer_size(&*socket, self.bytes.len().max(64 * 1024))?;
-        rustix::net::send(&*socket, &self.bytes, SendFlags::empty())?;
-        loop {
-            let (length, _) = rustix::net::recv(&*socket, &mut buffer, RecvFlags::empty())?;
-            if let Some(result) = acknowledgement_of_any(buffer.get(..length).unwrap_or_default()) {
-                return result;
-            }
-        }
+        nft.exchange(&self.bytes)
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -27,6 +27,9 @@ pub(crate) struct NodeNetwork {
     /// Prefix of the names of the host's ends of our veths.
     veth_prefix: String,
     table: String,
+    /// Whether this process has removed the table.
+    is_removed: AtomicBool,
+    data_dir: PathBuf,
     nft: NftSocket,
     node_id: String,
     /// Whether connections are tracked. While all Pods are closed nothing is tracked, because tracking costs every
@@ -54,6 +57,8 @@ impl NodeNetwork {
             network,
             veth_prefix: format!("asb{}", &node_id[..4]),
             table: node_registry::resource_name(data_dir),
+            is_removed: AtomicBool::new(false),
+            data_dir: data_dir.to_owned(),
             nft: NftSocket::open()?,
             node_id,
             tracked: Mutex::new(has_pods),
@@ -65,14 +70,14 @@ impl NodeNetwork {
             veths: Mutex::new(HashMap::new()),
         };
         if this.group.is_ok()
-            && let Err(error) = this.make_table(data_dir, has_pods)
+            && let Err(error) = this.make_table(has_pods)
         {
             // A kernel without `socket cgroupv2`.
             this.leave_group();
             this.group = Err(format!("nftables refuses to match cgroups: {error}"));
         }
         if this.group.is_err() {
-            this.make_table(data_dir, has_pods)?;
+            this.make_table(has_pods)?;
         }
         if has_pods && let Err(error) = this.add_by_domain_sets() {
             // Pods of the earlier process with rules by domain stay closed.
@@ -86,13 +91,14 @@ impl NodeNetwork {
         Ok(this)
     }
 
-    fn make_table(&self, data_dir: &Path, has_pods: bool) -> io::Result<()> {
+    /// With `tracked`, the rules of Pods that the table has stay.
+    fn make_table(&self, tracked: bool) -> io::Result<()> {
         const INPUT: u32 = 1;
         const FORWARD: u32 = 2;
         const OUTPUT: u32 = 3;
         let mut batch = Batch::new(&self.table);
-        let comment = data_dir.to_string_lossy();
-        if !has_pods {
+        let comment = self.data_dir.to_string_lossy();
+        if !tracked {
             // What an earlier process left is removed in the same batch; deleting needs an existing table.
             batch.add_table(&comment);
             batch.delete_table();
@@ -105,8 +111,19 @@ impl NodeNetwork {
         batch.add_base_chain("input", "filter", INPUT, -10);
         batch.add_base_chain("forward", "filter", FORWARD, -10);
         batch.add_base_chain("output", "filter", OUTPUT, -10);
-        self.fill_chains(&mut batch, has_pods);
+        self.fill_chains(&mut batch, tracked);
         batch.commit(&self.nft)
+    }
+
+    /// Makes the table again if another program has removed it, as `nft flush ruleset` does. Returns whether it has: then
+    /// Pods reach nothing until their rules are set again.
+    pub(crate) fn restore_table(&self) -> io::Result<bool> {
+        let tracked = self.tracked.lock();
+        if self.is_removed.load(Ordering::Relaxed) || self.nft.has_table(&self.table)? {
+            return Ok(false);
+        }
+        self.make_table(*tracked)?;
+        Ok(true)
     }
 
     /// The rules that all Pods share.
@@ -314,6 +331,8 @@ impl NodeNetwork {
     }
 
     fn delete_table(&self) -> io::Result<()> {
+        let _one_at_a_time = self.tracked.lock();
+        self.is_removed.store(true, Ordering::Relaxed);
         delete_table_over(&self.nft, &self.table)
     }
 
