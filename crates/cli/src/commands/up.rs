@@ -40,18 +40,15 @@ pub(crate) async fn up(global: &GlobalArgs, args: UpArgs) -> Result<()> {
     }
     data.create().with_context(|| format!("cannot make the data folder {}", data.path().display()))?;
     let stays = args.detach && !args.in_background && args.idle_timeout.is_none();
-    // Held until the new engine runs: no command starts one meanwhile.
-    let _lock = match data.running() {
-        Some(running) if stays && replace::ends_when_unused(running.pid) => {
-            let lock = replace::lock(&data).await?;
-            replace::end(&data).await?;
-            Some(lock)
-        }
+    // Held until the new engine runs: a command that is starting one comes first, and none starts one meanwhile.
+    let _lock = if stays { Some(replace::lock(&data).await?) } else { None };
+    match data.running() {
+        Some(running) if stays && replace::ends_when_unused(running.pid) => replace::end(&data).await?,
         Some(running) => {
             bail!("the engine already runs here (process {}); stop it with `agent-sandbox down`", running.pid)
         }
-        None => None,
-    };
+        None => {}
+    }
     if args.detach && !args.in_background {
         let running = detach::start(&data).await?;
         return output::print(&show::ready(&data, &running));

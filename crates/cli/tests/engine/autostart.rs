@@ -123,6 +123,15 @@ fn commands_about_existing_sandboxes_start_the_engine(mode: Mode) {
 /// `up --detach` is how a user keeps an engine that a command started.
 fn up_makes_an_engine_stay_that_a_command_started(mode: Mode) {
     let Some(engine) = Engine::stopped_as(mode) else { return };
+    // Also one that a command is just starting.
+    let mut creating =
+        command(&engine, &["create", "first"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let up = engine.run(&["up", "--detach", "--router-listen", "127.0.0.1:0"]);
+    assert!(up.status.success(), "{up:?}{}", engine.log());
+    // It may still be connected to the engine that was replaced.
+    creating.kill().unwrap();
+    creating.wait().unwrap();
+    engine.ok(&["down"]);
     ok(&engine, &["create", "box"]);
     let of_process = ["exec", "box", "stat", "-c", "%Y", "/proc/1"];
     let (first, started) = (engine.pid(), engine.ok(&of_process));
