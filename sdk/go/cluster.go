@@ -12,7 +12,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// cluster chooses a cluster: the configured one, else the Pod's own, KUBECONFIG, the engine on this machine, ~/.kube/config.
+// cluster chooses a cluster: the configured one, else the Pod's own, KUBECONFIG, the engine on this machine if it runs or has run before,
+// ~/.kube/config.
 func cluster(ctx context.Context, o *options) (*rest.Config, string, error) {
 	if o.rest != nil {
 		return o.rest, "", nil
@@ -34,7 +35,12 @@ func cluster(ctx context.Context, o *options) (*rest.Config, string, error) {
 	if path := os.Getenv("KUBECONFIG"); path != "" {
 		return fromFile(path, o.context)
 	}
-	if found := findEngine(""); found != nil {
+	// Also while it does not run: the same program must not change to another cluster when the engine has ended.
+	if findEngine("") != nil || engineWasUsed("") {
+		found, err := findOrStartEngine(ctx, "")
+		if err != nil {
+			return nil, "", err
+		}
 		return ofEngine(found, o.context)
 	}
 	home := filepath.Join(os.Getenv("HOME"), ".kube/config")

@@ -63,6 +63,12 @@ func findEngine(folder string) *engine {
 	return found
 }
 
+// engineWasUsed reports whether an engine has run on the folder: it may have objects and sandboxes.
+func engineWasUsed(folder string) bool {
+	_, err := os.Stat(filepath.Join(folderOr(folder), "api"))
+	return err == nil
+}
+
 // startTicks returns field 22 (starttime) of /proc/PID/stat; 0 for a process that does not exist or is a zombie.
 func startTicks(pid int) uint64 {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

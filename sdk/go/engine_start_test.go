@@ -75,3 +75,29 @@ func TestAProgramThatIsMissingIsNamed(t *testing.T) {
 		}
 	}
 }
+
+// Where nothing names a cluster, an engine that has run before wins over ~/.kube/config, which may be of another cluster, and is started.
+func TestAnEngineThatWasUsedWinsOverTheDefaultKubeconfig(t *testing.T) {
+	home, data := t.TempDir(), t.TempDir()
+	for name, value := range map[string]string{
+		"HOME": home, "AGENT_SANDBOX_DATA_DIR": data, "AGENT_SANDBOX_BIN": "/no/such/program", "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "",
+	} {
+		t.Setenv(name, value)
+	}
+	os.Mkdir(filepath.Join(home, ".kube"), 0o700)
+	config := `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+		"clusters": [{"name": "c", "cluster": {"server": "https://production.example"}}]}`
+	if err := os.WriteFile(filepath.Join(home, ".kube", "config"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found, _, err := cluster(context.Background(), &options{})
+	if err != nil || found.Host != "https://production.example" {
+		t.Fatalf("a machine without an engine: %v, %v", found, err)
+	}
+	if err := os.Mkdir(filepath.Join(data, "api"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if found, _, err = cluster(context.Background(), &options{}); err == nil || !strings.Contains(err.Error(), "/no/such/program") {
+		t.Fatalf("an engine was not started, but %v, %v", found, err)
+	}
+}
