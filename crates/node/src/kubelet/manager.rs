@@ -77,6 +77,8 @@ pub(super) struct Manager {
     egress: EgressPods,
     /// The Pods were listed at least once.
     synced: bool,
+    /// Lists that rules are computed from and that have not ended for the first time.
+    awaited_lists: BTreeSet<&'static str>,
     /// Uids of the Pods in the current list of the Pod watch, and in that of the watch of other Pods.
     listed: BTreeSet<String>,
     peers_listed: BTreeSet<String>,
@@ -114,6 +116,7 @@ impl Manager {
             names,
             egress: EgressPods::new(gateway),
             synced: false,
+            awaited_lists: network::lists(options.embedded),
             listed: BTreeSet::new(),
             peers_listed: BTreeSet::new(),
             forbidden: BTreeSet::new(),
@@ -136,7 +139,7 @@ impl Manager {
                 Some(event) = peers.next() => self.peer_event(event).await,
                 Some(event) = policies.next() => self.policy_event(event).await,
                 Some(event) = namespaces.next() => self.namespace_event(event).await,
-                Some(event) = services.next() => self.service_event(event),
+                Some(event) = services.next() => self.service_event(event).await,
                 event = self.runtime_events.recv(), if !self.runtime_closed => self.runtime_event(event).await,
                 Some(result) = self.tasks.join_next(), if !self.tasks.is_empty() => self.task_finished(result).await,
                 Some(ended) = self.actors.join_next(), if !self.actors.is_empty() => self.actor_ended(ended).await,
@@ -172,10 +175,13 @@ impl Manager {
                 self.listed.insert(uid(&pod));
                 self.pod_applied(pod).await;
             }
-            Ok(watcher::Event::InitDone) => self.pods_listed().await,
+            Ok(watcher::Event::InitDone) => {
+                self.pods_listed().await;
+                self.list_ended(network::PODS).await;
+            }
             Ok(watcher::Event::Apply(pod)) => self.pod_applied(pod).await,
             Ok(watcher::Event::Delete(pod)) => self.pod_gone(&uid(&pod)).await,
-            Err(error) => self.watch_interrupted("Pods", &error),
+            Err(error) => self.watch_interrupted(network::PODS, &error).await,
         }
     }
 

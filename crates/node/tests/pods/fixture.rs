@@ -75,6 +75,11 @@ impl Fixture {
 
     /// Stops the node, leaving its Pods running, and starts another with the same data folder.
     pub(crate) async fn restart(self) -> Self {
+        self.restart_after(async |_| {}).await
+    }
+
+    /// Like [`restart`](Self::restart); `change` runs while there is no node.
+    pub(crate) async fn restart_after(self, change: impl AsyncFnOnce(&kube::Client)) -> Self {
         let Self { client, node, runtime, folder, tuning, _api } = self;
         node.shutdown().await;
         drop(node);
@@ -82,6 +87,7 @@ impl Fixture {
         // next runtime has already taken over.
         runtime.close();
         drop(runtime);
+        change(&client).await;
         let (node, runtime) = start(&client, folder.path().to_owned(), tuning.clone(), |_| {}).await;
         Self { client, node, runtime, folder, tuning, _api }
     }

@@ -3,12 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, Stdio};
 
+use agent_sandbox_node::runtime::ExecRequest;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::api::{Api, PostParams};
+use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, LIMIT, is_root, shell};
+use crate::fixture::{Fixture, LIMIT, is_root, key, shell};
 
 async fn policy(fixture: &Fixture, name: &str, spec: Value) {
     let api: Api<NetworkPolicy> = Api::namespaced(fixture.client.clone(), "default");
@@ -48,6 +49,37 @@ async fn reaches(fixture: &Fixture, name: &str, address: IpAddr, port: u16) -> b
 async fn until_open(fixture: &Fixture, name: &str, address: IpAddr, port: u16) {
     let opened = async { while !reaches(fixture, name, address, port).await {} };
     assert!(tokio::time::timeout(LIMIT, opened).await.is_ok(), "{name} does not reach {address}:{port}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_that_change_while_no_node_runs_are_enforced_by_the_next() {
+    if !is_root() {
+        return;
+    }
+    let fixture = Fixture::open().await;
+    let server = json!({"name": "main", "image": "host", "command": ["python3", "-c", SERVER],
+        "readinessProbe": {"tcpSocket": {"port": 9000}}});
+    let db = pod(&fixture, "db", server).await;
+    pod(&fixture, "web", shell("sleep 1000")).await;
+    let pods = json!([{"podSelector": {}}]);
+    let only = |name: &str| json!({"matchLabels": {"app": name}});
+    let ingress = json!([{"from": pods}]);
+    policy(&fixture, "in", json!({"podSelector": only("db"), "policyTypes": ["Ingress"], "ingress": ingress})).await;
+    let egress = json!([{"to": pods}]);
+    policy(&fixture, "out", json!({"podSelector": only("web"), "policyTypes": ["Egress"], "egress": egress})).await;
+    until_open(&fixture, "web", db, 8000).await;
+    let fixture = fixture
+        .restart_after(async |client| {
+            let policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), "default");
+            policies.delete("out", &DeleteParams::default()).await.unwrap();
+        })
+        .await;
+    let nothing = || ExecRequest { command: vec!["true".to_owned()], ..ExecRequest::default() };
+    let known = async { while fixture.node.exec(&key("web"), "main", nothing()).await.is_err() {} };
+    tokio::time::timeout(LIMIT, known).await.expect("the next node finds its Pods");
+    let closed = async { while reaches(&fixture, "web", db, 8000).await {} };
+    assert!(tokio::time::timeout(LIMIT, closed).await.is_ok(), "the policy that is gone still opens the way");
+    fixture.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

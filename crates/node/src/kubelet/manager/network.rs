@@ -1,5 +1,7 @@
 //! Watches policies, namespaces, Services and other Pods, and turns them into network rules and DNS names.
 
+use std::collections::BTreeSet;
+
 use agent_sandbox_egress::Policy;
 use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -14,6 +16,17 @@ use crate::kubelet::policy::PolicyPod;
 
 /// Reason of the event about egress rules that cannot be read.
 const INVALID_RULES: &str = "InvalidEgressRules";
+
+/// The lists that rules are computed from, as they are named in messages.
+pub(super) const PODS: &str = "Pods";
+const PEERS: &str = "Pods of other nodes";
+const POLICIES: &str = "network policies";
+const NAMESPACES: &str = "namespaces";
+
+/// The lists that a node reads. In embedded mode that of Pods has those of other nodes too.
+pub(super) fn lists(embedded: bool) -> BTreeSet<&'static str> {
+    [PODS, POLICIES, NAMESPACES].into_iter().chain((!embedded).then_some(PEERS)).collect()
+}
 
 impl Manager {
     /// Stores a Pod of any node as a possible peer of this node's Pods. Returns true when something policies see has
@@ -67,9 +80,10 @@ impl Manager {
                         self.remove_peer(&key).await;
                     }
                 }
+                self.list_ended(PEERS).await;
             }
             Ok(watcher::Event::Delete(pod)) => self.remove_peer(&uid(&pod)).await,
-            Err(error) => self.watch_interrupted("Pods of other nodes", &error),
+            Err(error) => self.watch_interrupted(PEERS, &error).await,
         }
     }
 
@@ -79,13 +93,23 @@ impl Manager {
         }
     }
 
+    /// Notes that a list has ended. The first time that all have, Pods of an earlier node process get their rules: what
+    /// they are computed from may have changed while no node ran. Rules from a part of the lists would close what is
+    /// allowed.
+    pub(super) async fn list_ended(&mut self, what: &'static str) {
+        if self.awaited_lists.remove(what) && self.awaited_lists.is_empty() {
+            self.resend_rules().await;
+        }
+    }
+
     /// Logs an interrupted watch, which is restarted by itself; a forbidden one is logged as a warning once.
-    pub(super) fn watch_interrupted(&mut self, what: &'static str, error: &watcher::Error) {
+    pub(super) async fn watch_interrupted(&mut self, what: &'static str, error: &watcher::Error) {
         if is_forbidden(error) && self.forbidden.insert(what) {
             warn!(
                 what,
                 "This node is not allowed to list these: flows that depend on them stay closed and their names unknown"
             );
+            self.list_ended(what).await;
         } else {
             debug!(%error, what, "A watch was interrupted");
         }
@@ -98,7 +122,10 @@ impl Manager {
             Ok(watcher::Event::InitApply(policy)) => {
                 self.policy_inputs.policies.insert(key(&policy), policy);
             }
-            Ok(watcher::Event::InitDone) => self.refresh_rules().await,
+            Ok(watcher::Event::InitDone) => {
+                self.refresh_rules().await;
+                self.list_ended(POLICIES).await;
+            }
             Ok(watcher::Event::Apply(policy)) => {
                 self.policy_inputs.policies.insert(key(&policy), policy);
                 self.refresh_rules().await;
@@ -107,7 +134,7 @@ impl Manager {
                 self.policy_inputs.policies.remove(&key(&policy));
                 self.refresh_rules().await;
             }
-            Err(error) => self.watch_interrupted("network policies", &error),
+            Err(error) => self.watch_interrupted(POLICIES, &error).await,
         }
     }
 
@@ -127,17 +154,20 @@ impl Manager {
                 self.policy_inputs.ceilings.remove(&name(&namespace));
             }
             Ok(watcher::Event::Init) => {}
-            Ok(watcher::Event::InitDone) => self.policy_inputs.ceilings.set_listed(),
+            Ok(watcher::Event::InitDone) => {
+                self.policy_inputs.ceilings.set_listed();
+                self.list_ended(NAMESPACES).await;
+            }
             Err(error) => {
-                self.watch_interrupted("namespaces", &error);
                 if is_forbidden(&error) && self.policy_inputs.ceilings.set_forbidden() {
                     self.refresh_rules().await;
                 }
+                self.watch_interrupted(NAMESPACES, &error).await;
             }
         }
     }
 
-    pub(super) fn service_event(&mut self, event: Result<watcher::Event<Service>, watcher::Error>) {
+    pub(super) async fn service_event(&mut self, event: Result<watcher::Event<Service>, watcher::Error>) {
         let key = |service: &Service| {
             let meta = &service.metadata;
             (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
@@ -156,7 +186,7 @@ impl Manager {
                 self.node.services.write().remove(&key(&service));
             }
             Ok(watcher::Event::InitDone) => {}
-            Err(error) => self.watch_interrupted("services", &error),
+            Err(error) => self.watch_interrupted("services", &error).await,
         }
     }
 
