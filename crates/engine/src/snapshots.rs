@@ -2,7 +2,7 @@
 
 use agent_sandbox_node::kernel::{KernelRuntime, SnapshotRequest};
 use agent_sandbox_node::runtime::{RuntimeError, chain};
-use agent_sandbox_snapshotter::{LayerStore, TakeError, TakeRequest, Taken};
+use agent_sandbox_snapshotter::{KeptSnapshot, LayerStore, TakeError, TakeRequest, Taken};
 use async_trait::async_trait;
 use std::sync::Arc;
 
@@ -25,6 +25,13 @@ impl LayerStore for Layers {
         let TakeRequest { namespace, name, uid, .. } = request;
         let taken = self.0.take_snapshot(SnapshotRequest { namespace, name, uid, owner }).await;
         taken.map(|taken| Taken { bytes: taken.bytes, frozen: taken.frozen }).map_err(take_error)
+    }
+
+    async fn list(&self) -> Result<Vec<KeptSnapshot>, TakeError> {
+        let runtime = Arc::clone(&self.0);
+        let kept = tokio::task::spawn_blocking(move || runtime.snapshots()).await;
+        let kept = kept.map_err(|error| TakeError::Transient(error.to_string()))?.map_err(take_error)?;
+        Ok(kept.into_iter().map(|[namespace, name, uid]| KeptSnapshot { namespace, name, uid }).collect())
     }
 
     async fn remove(&self, namespace: &str, name: &str, uid: &str) -> Result<(), TakeError> {

@@ -4,14 +4,30 @@
 //! ([`plan`]), asks the node through [`LayerStore`], and reports in the objects' status. Nothing is remembered here: a
 //! restarted process repeats what was not reported.
 
+mod orphans;
 mod plan;
 mod reconcile;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kube::Client;
 
-pub use reconcile::run;
+/// Serves the snapshots of one node until the future is dropped.
+pub async fn run(client: Client, store: Arc<dyn LayerStore>, node_name: String) {
+    let orphans = orphans::remove_all(client.clone(), Arc::clone(&store));
+    futures::future::join(reconcile::run(client, store, node_name), orphans).await;
+}
+
+/// A snapshot that a node keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptSnapshot {
+    pub namespace: String,
+    /// Name and uid of the SandboxSnapshot that it was taken for.
+    pub name: String,
+    pub uid: String,
+}
 
 /// Names the files of a Sandbox and the snapshot to take of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +62,8 @@ pub enum TakeError {
 pub trait LayerStore: Send + Sync + 'static {
     /// Whether this node keeps files of a Sandbox.
     fn keeps(&self, namespace: &str, sandbox_uid: &str) -> bool;
+
+    async fn list(&self) -> Result<Vec<KeptSnapshot>, TakeError>;
 
     async fn take(&self, request: TakeRequest) -> Result<Taken, TakeError>;
 

@@ -34,8 +34,8 @@ enum ReconcileError {
     Remove(#[source] TakeError),
 }
 
-/// Serves the snapshots of one node until the future is dropped.
-pub async fn run(client: Client, store: Arc<dyn LayerStore>, node_name: String) {
+/// Carries out the plans until the future is dropped.
+pub(crate) async fn run(client: Client, store: Arc<dyn LayerStore>, node_name: String) {
     let api: Api<SandboxSnapshot> = Api::all(client.clone());
     let context = Arc::new(Context { client, store, node_name });
     Controller::new(api, watcher::Config::default())
@@ -78,14 +78,19 @@ async fn reconcile(snapshot: Arc<SandboxSnapshot>, context: Arc<Context>) -> Res
         Step::Take(request) => {
             let Some(sandbox) = &sandbox else { return Ok(Action::requeue(RETRY)) };
             let taken = context.store.take(request).await;
-            publish(&api, &snapshot, status_after(&snapshot, sandbox, &taken, &context.node_name, Timestamp::now()))
-                .await?;
+            let status = status_after(&snapshot, sandbox, &taken, &context.node_name, Timestamp::now());
+            if !publish(&api, &snapshot, status).await? && taken.is_ok() {
+                let removed = context.store.remove(namespace, snapshot.name(), snapshot.uid()).await;
+                removed.map_err(ReconcileError::Remove)?;
+            }
             return Ok(match taken {
                 Err(TakeError::Transient(_)) => Action::requeue(RETRY),
                 _ => Action::await_change(),
             });
         }
-        Step::Fail(reason, text) => publish(&api, &snapshot, failed(&snapshot, reason, &text, now)).await?,
+        Step::Fail(reason, text) => {
+            publish(&api, &snapshot, failed(&snapshot, reason, &text, now)).await?;
+        }
         Step::Expire => {
             let only_this = Preconditions { uid: snapshot.metadata.uid.clone(), resource_version: None };
             let params = DeleteParams { preconditions: Some(only_this), ..DeleteParams::default() };
@@ -116,18 +121,21 @@ async fn set_finalizers(
     ignore_missing(api.patch(snapshot.name(), &PatchParams::default(), &patch).await.map(drop))
 }
 
-/// Writes a status unless it says what the object already says.
+/// Writes a status unless it says what the object already says. Returns whether the object still exists.
 async fn publish(
     api: &Api<SandboxSnapshot>,
     snapshot: &SandboxSnapshot,
     status: SandboxSnapshotStatus,
-) -> Result<(), kube::Error> {
+) -> Result<bool, kube::Error> {
     if snapshot.status.as_ref() == Some(&status) {
-        return Ok(());
+        return Ok(true);
     }
     let metadata = json!({"uid": snapshot.uid(), "resourceVersion": snapshot.resource_version()});
     let patch = Patch::Merge(json!({ "metadata": metadata, "status": status }));
-    ignore_missing(api.patch_status(snapshot.name(), &PatchParams::default(), &patch).await.map(drop))
+    match api.patch_status(snapshot.name(), &PatchParams::default(), &patch).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        written => written.map(|_| true),
+    }
 }
 
 fn ignore_missing(done: Result<(), kube::Error>) -> Result<(), kube::Error> {
@@ -137,7 +145,7 @@ fn ignore_missing(done: Result<(), kube::Error>) -> Result<(), kube::Error> {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -6,7 +6,9 @@ use super::schema;
 use crate::{groups, snapshot};
 
 pub(super) fn definition() -> Value {
-    let name = json!({"type": "string", "minLength": 1, "maxLength": 253});
+    // A name that no Sandbox can have would be looked for again and again.
+    let pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+    let name = json!({"type": "string", "minLength": 1, "maxLength": 253, "pattern": pattern});
     let time = |description: &str| json!({"type": "string", "format": "date-time", "description": description});
     let mut spec = json!({
         "type": "object",

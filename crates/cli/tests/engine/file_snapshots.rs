@@ -180,6 +180,38 @@ fn a_sandbox_whose_snapshot_is_gone_says_how_to_start_it_and_keeps_its_files() {
     assert_eq!(read(&engine, "box"), "two");
 }
 
+/// Files do not outlive the object that stands for them: a user who may change snapshots can remove the finalizer.
+#[test]
+fn a_snapshot_without_its_finalizer_leaves_no_files() {
+    let Some(engine) = start() else { return };
+    engine.ok(&["create", "box"]);
+    write(&engine, "box", "one");
+    let kubectl = |words: &[&str]| {
+        let kubeconfig = engine.data().join("kubeconfig");
+        let done = Command::new("kubectl").arg("--kubeconfig").arg(kubeconfig).args(words).output().unwrap();
+        (done.status.success(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    let unprotected = r#"{"metadata":{"finalizers":null}}"#;
+    engine.ok(&["snapshot", "create", "box", "first"]);
+    assert_eq!(sealed_layers(&engine), 1);
+    for words in [
+        &["patch", "sandboxsnapshot", "first", "--type=merge", "-p", unprotected][..],
+        &["delete", "sandboxsnapshot", "first"],
+    ] {
+        let (done, said) = kubectl(words);
+        assert!(done, "{words:?}: {said}");
+    }
+    eventually("the layer is removed", || sealed_layers(&engine) == 0);
+    let file = engine.folder.path().join("snapshot.json");
+    let object = serde_json::json!({
+        "apiVersion": "agent-sandbox.github.io/v1alpha1", "kind": "SandboxSnapshot",
+        "metadata": {"name": "second"}, "spec": {"sandboxName": "a\u{1b}[2J"},
+    });
+    std::fs::write(&file, object.to_string()).unwrap();
+    let (done, said) = kubectl(&["create", "-f", file.to_str().unwrap()]);
+    assert!(!done && said.contains("spec.sandboxName"), "{said}");
+}
+
 /// A Secret's value belongs to the Secret alone.
 #[test]
 fn a_snapshot_names_secrets_and_holds_none_of_their_values() {

@@ -122,6 +122,12 @@ impl KernelRuntime {
         tokio::spawn(work).await.map_err(|_| RuntimeError::Timeout(STEP))?
     }
 
+    /// All snapshots that this node keeps: namespace, name and uid of the object that each was taken for.
+    pub fn snapshots(&self) -> Result<Vec<[String; 3]>, RuntimeError> {
+        let failed = |source| RuntimeError::Kernel { step: "listing snapshots".to_owned(), source };
+        self.snapshots.all().map_err(failed)
+    }
+
     /// Removes a snapshot that was taken for the object with this uid. Layers that sandboxes or other snapshots use stay.
     pub async fn remove_snapshot(self: &Arc<Self>, namespace: &str, name: &str, uid: &str) -> Result<(), RuntimeError> {
         let failed = |source| RuntimeError::Kernel { step: "removing a snapshot".to_owned(), source };

@@ -2,6 +2,7 @@
 //! itself.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -113,6 +114,18 @@ impl Snapshots {
         Ok(used)
     }
 
+    /// All snapshots: namespace, name and uid of the object that each was taken for.
+    pub(crate) fn all(&self) -> io::Result<Vec<[String; 3]>> {
+        let mut found = Vec::new();
+        for file in self.files()? {
+            let record: SnapshotRecord = atomic_file::read(&file)?;
+            let namespace = file.parent().and_then(Path::file_name);
+            let names = namespace.and_then(OsStr::to_str).zip(file.file_stem().and_then(OsStr::to_str));
+            found.extend(names.map(|(namespace, name)| [namespace.to_owned(), name.to_owned(), record.uid]));
+        }
+        Ok(found)
+    }
+
     pub(crate) fn count(&self) -> io::Result<usize> {
         Ok(self.files()?.len())
     }
@@ -168,6 +181,7 @@ mod tests {
         snapshots.write("one", "first", &record("u2")).unwrap();
         snapshots.remove("one", "first", "u1").unwrap();
         assert_eq!(snapshots.used_layers().unwrap().len(), 1);
+        assert_eq!(snapshots.all().unwrap(), [["one", "first", "u2"].map(str::to_owned)]);
         snapshots.remove("one", "first", "u2").unwrap();
         snapshots.remove("one", "first", "u2").unwrap();
         assert!(snapshots.used_layers().unwrap().is_empty());
