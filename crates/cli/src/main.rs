@@ -43,6 +43,8 @@ fn main() -> ExitCode {
 
 /// Prints an error and its chain of causes. No other place prints errors of commands.
 fn fail(error: &anyhow::Error) -> ExitCode {
+    // Errors of the API and of Pods may repeat what another user wrote.
+    let message = |error: &(dyn std::error::Error + 'static)| output::visible(&message(error));
     let mut printed = message(error.as_ref());
     eprintln!("error: {printed}");
     for cause in error.chain().skip(1) {

@@ -17,9 +17,10 @@ impl Table {
         Self { header: header.to_vec(), rows: Vec::new() }
     }
 
+    /// Adds a row. Cells may be what another user wrote: none moves the cursor or begins a line.
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.header.len(), "a row has as many cells as the header");
-        self.rows.push(cells);
+        self.rows.push(cells.iter().map(|cell| visible(cell).replace(['\n', '\t'], " ")).collect());
     }
 
     pub(crate) fn render(&self) -> String {
@@ -96,6 +97,21 @@ fn without_managed_fields(value: &impl Serialize) -> Result<Value> {
     Ok(value)
 }
 
+/// Replaces what a terminal would obey, or what would show text in another order than it has.
+pub(crate) fn visible(text: &str) -> String {
+    let show = |letter: char| match letter {
+        '\n' | '\t' => letter.to_string(),
+        other if is_unsafe(other) => format!("<U+{:04X}>", u32::from(other)),
+        other => other.to_string(),
+    };
+    text.chars().map(show).collect()
+}
+
+/// Control characters, and those that reorder text.
+pub(crate) fn is_unsafe(letter: char) -> bool {
+    letter.is_control() || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// An age the way kubectl writes it: the largest unit, or two for small counts.
 pub(crate) fn age(seconds: i64) -> String {
     let seconds = seconds.max(0);
@@ -131,6 +147,15 @@ mod tests {
         table.row(vec!["a-long-name".into(), "True".into()]);
         table.row(vec!["b".into(), "".into()]);
         assert_eq!(table.render(), "NAME          READY\na-long-name   True\nb\n");
+    }
+
+    #[test]
+    fn cells_of_other_users_do_not_reach_the_terminal_raw() {
+        let mut table = Table::new(&["NAME"]);
+        table.row(vec!["a\u{1b}[2Jb\nREADY\rc".into()]);
+        assert_eq!(table.render(), "NAME\na<U+001B>[2Jb READY<U+000D>c\n");
+        assert_eq!(visible("a\tb\n"), "a\tb\n");
+        assert_eq!(visible("\x1b]0;x\x07\r\u{202e}"), "<U+001B>]0;x<U+0007><U+000D><U+202E>");
     }
 
     #[test]

@@ -15,7 +15,6 @@ use agent_sandbox_engine::DataDir;
 use anyhow::{Context as _, Result, bail};
 use std::process::ExitCode;
 
-pub(crate) use text::visible;
 pub(crate) use view::summarise;
 
 pub(crate) fn changes(global: &GlobalArgs, args: ChangesArgs) -> Result<ExitCode> {

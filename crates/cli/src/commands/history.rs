@@ -1,7 +1,11 @@
 //! `history`: the commands that have ended in a sandbox, and what each one printed.
 
-use super::{changes::visible, objects::find_sandbox};
-use crate::{args::HistoryArgs, cluster::ClusterClient, output};
+use super::objects::find_sandbox;
+use crate::{
+    args::HistoryArgs,
+    cluster::ClusterClient,
+    output::{self, visible},
+};
 use agent_sandbox_client::{self as sdk, Cluster, Connection, SandboxClient, SandboxHandle, history::Entry};
 use anyhow::Result;
 use kube::ResourceExt as _;

@@ -1,10 +1,10 @@
 //! `changes diff`: a unified diff, in colour and through a pager on a terminal.
 
 use super::{
-    text::{quoted, visible},
+    text::quoted,
     view::{Seen, View},
 };
-use crate::output;
+use crate::output::{self, visible};
 use agent_sandbox_node::changes::{Kind, Tree};
 use anyhow::Result;
 use similar::{ChangeTag, TextDiff};

@@ -1,5 +1,6 @@
 //! Names and contents that a sandbox chose, made safe for a terminal.
 
+use crate::output::is_unsafe;
 use std::{os::unix::ffi::OsStrExt as _, path::Path};
 
 /// A path as text. Names that are not UTF-8, or contain control characters or quotes, are quoted as git does.
@@ -24,21 +25,6 @@ pub(super) fn quoted(path: &Path) -> String {
     }
 }
 
-/// Replaces what a terminal would obey, or what would show text in another order than it has.
-pub(crate) fn visible(text: &str) -> String {
-    let show = |letter: char| match letter {
-        '\n' | '\t' => letter.to_string(),
-        other if is_unsafe(other) => format!("<U+{:04X}>", u32::from(other)),
-        other => other.to_string(),
-    };
-    text.chars().map(show).collect()
-}
-
-/// Control characters, and those that reorder text.
-fn is_unsafe(letter: char) -> bool {
-    letter.is_control() || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,7 +34,5 @@ mod tests {
         assert_eq!(quoted(Path::new("src/grüße.rs")), "src/grüße.rs");
         let name = std::ffi::OsStr::from_bytes(b"a\x1b[2J\xff\n\"");
         assert_eq!(quoted(Path::new(name)), r#""a\033[2J\377\n\"""#);
-        assert_eq!(visible("a\tb\n"), "a\tb\n");
-        assert_eq!(visible("\x1b]0;x\x07\r\u{202e}"), "<U+001B>]0;x<U+0007><U+000D><U+202E>");
     }
 }

@@ -1,7 +1,7 @@
 //! Tables and pages about sandboxes.
 
 use super::ports::PortsOf;
-use crate::output::{Table, age};
+use crate::output::{Table, age, visible};
 use agent_sandbox_api::{
     keys::annotations,
     sleep::{self, IdlePolicy},
@@ -96,7 +96,7 @@ pub(crate) fn details(
     let mut text = String::new();
     let mut line = |label: &str, value: &str| {
         if !value.is_empty() {
-            let _ = writeln!(text, "{label:<12} {value}");
+            let _ = writeln!(text, "{label:<12} {}", visible(value));
         }
     };
     line("Name:", &sandbox.name_any());
