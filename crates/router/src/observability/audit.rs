@@ -87,6 +87,8 @@ struct Pending {
     head: (Method, Uri),
     operation: Operation,
     captured: Vec<u8>,
+    /// Whether the body has more bytes than were captured.
+    is_cut: bool,
     written: bool,
 }
 
@@ -102,6 +104,7 @@ impl PendingRecord {
             operation: Operation::of(&head.0, &head.1, Dialect::default()),
             head,
             captured: Vec::new(),
+            is_cut: false,
             written: false,
         })))
     }
@@ -150,6 +153,7 @@ impl PendingRecord {
         }
         let room = MAX_CAPTURED - pending.captured.len();
         pending.captured.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        pending.is_cut |= bytes.len() > room;
         let complete = matches!(pending.operation, Operation::Exec(BodyFormat::WebSocket))
             && pending.record.status != 0
             && (operation::first_message(&pending.captured).is_some() || pending.captured.len() == MAX_CAPTURED);
@@ -207,11 +211,17 @@ impl Pending {
         match std::mem::take(&mut self.operation) {
             Operation::Exec(format) => {
                 record.action = Action::Exec;
-                record.argv = format.arguments(&self.captured);
+                match format.arguments(&self.captured) {
+                    Some(arguments) => record.argv = arguments,
+                    None => lacks(record, "command", &self.captured, self.is_cut),
+                }
             }
             Operation::WriteFile(path) => {
                 record.action = Action::WriteFile;
-                record.path = path.find(&self.captured);
+                match path.find(&self.captured) {
+                    Some(path) => record.path = path,
+                    None => lacks(record, "path", &self.captured, self.is_cut),
+                }
             }
             Operation::Port => record.action = Action::Port,
             Operation::Link(action) => {
@@ -228,5 +238,39 @@ impl Pending {
             self.audit.log.write(record.clone());
         }
         self.captured = Vec::new();
+    }
+}
+
+/// Notes why a record lacks the command or path. Without any captured byte nothing was sent to the sandbox.
+fn lacks(record: &mut Record, what: &str, captured: &[u8], is_cut: bool) {
+    if captured.is_empty() {
+        return;
+    }
+    let why = if is_cut {
+        format!("the body is larger than {MAX_CAPTURED} bytes")
+    } else {
+        "it was not found in the body".to_owned()
+    };
+    if !record.reason.is_empty() {
+        record.reason.push_str("; ");
+    }
+    record.reason.push_str(&format!("the {what} is not recorded: {why}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_without_its_command_says_why() {
+        let note = |reason: &str, captured: &[u8], is_cut: bool| {
+            let mut record = Record::new(Source::Router, Action::Exec, Decision::Allow, 200);
+            record.reason = reason.to_owned();
+            lacks(&mut record, "command", captured, is_cut);
+            record.reason
+        };
+        assert_eq!(note("", b"{", true), "the command is not recorded: the body is larger than 16384 bytes");
+        assert_eq!(note("late", b"{", false), "late; the command is not recorded: it was not found in the body");
+        assert_eq!(note("", b"", false), "");
     }
 }

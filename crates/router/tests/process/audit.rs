@@ -38,6 +38,7 @@ async fn a_router_writes_commands_files_ports_and_refusals_to_its_audit_log() {
     let mut router = RouterProcess::start(&arguments.each_ref().map(String::as_str));
     router.wait_ready().await;
     let command = r#"{"command":"close ticket-7 --password=hunter2"}"#;
+    let padded = format!(r#"{{"x":"{}","command":"echo hidden"}}"#, "A".repeat(300_000));
     let own = format!("Authorization: Bearer {TOKEN}\r\n");
     let send = async |credential: &str, port: u16, target: &str, body: &str| {
         let request = format!(
@@ -54,6 +55,8 @@ async fn a_router_writes_commands_files_ports_and_refusals_to_its_audit_log() {
     };
     for (credential, port, target, body, expected) in [
         (own.as_str(), DAEMON, "POST /execute", command, 200),
+        (&own, DAEMON, "POST /execute", r#"{"command":"true","command":"echo last"}"#, 200),
+        (&own, DAEMON, "POST /execute", &padded, 200),
         (&own, DAEMON, "POST /sandbox/v1/code/", r#"{"code":"print(6)"}"#, 200),
         (&own, DAEMON, "PUT /v1/files/home/user/note", "text", 200),
         (&own, DAEMON, "DELETE /sandbox/v1/files?path=/harmless&p%61th=/etc/a+b", "", 200),
@@ -75,8 +78,11 @@ async fn a_router_writes_commands_files_ports_and_refusals_to_its_audit_log() {
     assert!(!text.contains("key=hidden"), "{text}");
     let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let said = json!(["close [redacted] --password=[redacted]"]);
+    let too_large = "the command is not recorded: the body is larger than 16384 bytes";
     let expected = [
         json!({"action": "exec", "decision": "allow", "argv": said, "port": DAEMON}),
+        json!({"action": "exec", "decision": "allow", "argv": ["echo last"], "port": DAEMON}),
+        json!({"action": "exec", "decision": "allow", "argv": null, "reason": too_large}),
         json!({"action": "exec", "decision": "allow", "argv": ["print(6)"], "port": DAEMON}),
         json!({"action": "write-file", "decision": "allow", "path": "/home/user/note", "port": DAEMON}),
         json!({"action": "write-file", "decision": "allow", "path": "/etc/a b", "port": DAEMON}),

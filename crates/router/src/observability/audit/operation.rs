@@ -3,11 +3,12 @@
 use agent_sandbox_protocol::e2b::{ENVD_PORT, INTERPRETER_PORT, query_pairs};
 use agent_sandbox_protocol::grpc::process;
 use agent_sandbox_protocol::native::{self, ExecRequest, FileOperation};
-use agent_sandbox_protocol::runtime::ExecuteRequest;
 use agent_sandbox_telemetry::audit::Action;
 use http::{Method, Uri};
 use prost::Message as _;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
 
 /// Ports of sandboxd's runtime, native and workspace dialects.
 const DAEMON_PORTS: [u16; 3] = [8888, 8080, 9090];
@@ -57,8 +58,10 @@ pub(super) enum FilePath {
     Known(String),
     /// The name of the first file of a form.
     InForm,
-    /// Members of E2B's calls.
-    InJson,
+    /// Members of E2B's calls, of which one has a source and a destination.
+    InJson {
+        moves: bool,
+    },
     /// Members of the native API's operations, of which some have a source and a destination.
     InOperation {
         moves: bool,
@@ -124,10 +127,10 @@ fn own_operation(method: &Method, path: &str, query: &str) -> Operation {
 fn envd_operation(method: &Method, path: &str, query: &str) -> Operation {
     match (method, path) {
         (&Method::POST, "process.Process/Start") => Operation::Exec(BodyFormat::Connect),
-        (
-            &Method::POST,
-            "filesystem.Filesystem/MakeDir" | "filesystem.Filesystem/Move" | "filesystem.Filesystem/Remove",
-        ) => Operation::WriteFile(FilePath::InJson),
+        (&Method::POST, "filesystem.Filesystem/Move") => Operation::WriteFile(FilePath::InJson { moves: true }),
+        (&Method::POST, "filesystem.Filesystem/MakeDir" | "filesystem.Filesystem/Remove") => {
+            Operation::WriteFile(FilePath::InJson { moves: false })
+        }
         (&Method::POST, "files") => {
             // As the daemon reads it: the last one counts, an empty one is none, and a plus sign is a space.
             let mut pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
@@ -162,23 +165,30 @@ fn path_parameter(query: &str) -> String {
     paths.last().map_or_else(String::new, |(_, path)| path.into_owned())
 }
 
+/// The parsers below accept whatever sandboxd's accept and find in it what sandboxd runs: a body that only one of the two
+/// understands would be a command without a record. Structures have the fields of sandboxd's, in their order, because
+/// they can be sent as arrays too.
 impl BodyFormat {
-    /// The command's arguments; empty if the captured bytes do not contain them.
-    pub(super) fn arguments(self, captured: &[u8]) -> Vec<String> {
+    /// The command's arguments; `None` if the captured bytes do not contain them.
+    pub(super) fn arguments(self, captured: &[u8]) -> Option<Vec<String>> {
         match self {
-            Self::Runtime => {
-                serde_json::from_slice::<ExecuteRequest>(captured).map(|request| vec![request.command]).ok()
-            }
+            Self::Runtime => runtime_arguments(captured),
             Self::Native => native_arguments(captured),
             Self::WebSocket => first_message(captured).and_then(|message| native_arguments(&message)),
-            Self::Connect => captured.get(FRAME_HEAD..).and_then(connect_arguments),
+            Self::Connect => first_frame(captured).and_then(connect_arguments),
             Self::Code => serde_json::from_slice::<Code>(captured).map(|run| vec![run.code]).ok(),
-            Self::Grpc => captured.get(FRAME_HEAD..).and_then(|message| {
-                // Start and Execute both have the program in field 1; what else a Start has is skipped.
-                process::StartRequest::decode(message).ok()?.config.map(|config| config.command)
-            }),
+            // Start and Execute both have the program in field 1; what else a Start has is skipped.
+            Self::Grpc => Some(process::ExecuteRequest::decode(first_frame(captured)?).ok()?.config?.command),
         }
-        .unwrap_or_default()
+    }
+}
+
+/// Of members with the same name the last one counts, and other members can be anything.
+fn runtime_arguments(body: &[u8]) -> Option<Vec<String>> {
+    let Value::Object(mut members) = serde_json::from_slice(body).ok()? else { return None };
+    match members.remove("command")? {
+        Value::String(command) => Some(vec![command]),
+        _ => None,
     }
 }
 
@@ -187,50 +197,85 @@ fn native_arguments(body: &[u8]) -> Option<Vec<String>> {
     Some(request.command.map_or(request.argv, |command| vec![command]))
 }
 
-#[derive(Deserialize)]
+/// The native API's request for code has the fields of E2B's or fewer, with the code as the first one.
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Code {
     code: String,
+    #[serde(rename = "context_id")]
+    _context: IgnoredAny,
+    #[serde(rename = "language")]
+    _language: IgnoredAny,
+    #[serde(rename = "env_vars")]
+    _variables: IgnoredAny,
 }
 
-/// The first message of E2B's stream of a process; what follows it in the captured bytes is another message.
-fn connect_arguments(messages: &[u8]) -> Option<Vec<String>> {
-    #[derive(Deserialize)]
+/// The first message of a gRPC or Connect stream, without those that follow it in the captured bytes.
+fn first_frame(captured: &[u8]) -> Option<&[u8]> {
+    let (head, messages) = captured.split_first_chunk::<FRAME_HEAD>()?;
+    let [_, length @ ..] = *head;
+    messages.get(..usize::try_from(u32::from_be_bytes(length)).ok()?)
+}
+
+/// The first message of E2B's stream of a process.
+fn connect_arguments(message: &[u8]) -> Option<Vec<String>> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
     struct Start {
         process: Process,
+        #[serde(rename = "pty")]
+        _terminal: IgnoredAny,
+        #[serde(rename = "tag")]
+        _tag: IgnoredAny,
+        #[serde(rename = "stdin")]
+        _stdin: IgnoredAny,
     }
-    #[derive(Deserialize)]
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
     struct Process {
         cmd: String,
-        #[serde(default)]
         args: Vec<String>,
+        #[serde(rename = "envs")]
+        _variables: IgnoredAny,
+        #[serde(rename = "cwd")]
+        _cwd: IgnoredAny,
     }
-    let start = serde_json::Deserializer::from_slice(messages).into_iter::<Start>().next()?.ok()?;
-    Some(std::iter::once(start.process.cmd).chain(start.process.args).collect())
+    let Start { process, .. } = serde_json::from_slice(message).ok()?;
+    Some(std::iter::once(process.cmd).chain(process.args).collect())
 }
 
 impl FilePath {
-    /// The path; empty if the captured bytes do not contain it.
-    pub(super) fn find(self, captured: &[u8]) -> String {
+    /// The path; `None` if the captured bytes do not contain it.
+    pub(super) fn find(self, captured: &[u8]) -> Option<String> {
         match self {
-            Self::Known(path) => path,
-            Self::InForm => uploaded_name(captured).unwrap_or_default(),
-            Self::InJson => called_path(captured).unwrap_or_default(),
-            Self::InOperation { moves } => operated_path(captured, moves).unwrap_or_default(),
+            Self::Known(path) => Some(path),
+            Self::InForm => uploaded_name(captured),
+            Self::InJson { moves } => called_path(captured, moves),
+            Self::InOperation { moves } => operated_path(captured, moves),
         }
     }
 }
 
 /// The path in a call of E2B's file service; of a move, both.
-fn called_path(body: &[u8]) -> Option<String> {
+fn called_path(body: &[u8], moves: bool) -> Option<String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Call {
         path: String,
+        #[serde(rename = "depth")]
+        _depth: IgnoredAny,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Move {
         source: String,
         destination: String,
     }
-    let call: Call = serde_json::from_slice(body).ok()?;
-    Some(if call.destination.is_empty() { call.path } else { format!("{} -> {}", call.source, call.destination) })
+    if moves {
+        let Move { source, destination } = serde_json::from_slice(body).ok()?;
+        return Some(format!("{source} -> {destination}"));
+    }
+    serde_json::from_slice::<Call>(body).ok().map(|call| call.path)
 }
 
 /// The path in an operation of the native API; of a move or copy, both.
@@ -239,22 +284,48 @@ fn operated_path(body: &[u8], moves: bool) -> Option<String> {
     if moves { Some(format!("{} -> {}", operation.from?, operation.to?)) } else { operation.path }
 }
 
-/// The payload of the first frame that a WebSocket client sent; `None` if it is not complete.
+/// The payload of the first message that a WebSocket client sent, from all its frames; `None` if it is not complete.
 pub(super) fn first_message(bytes: &[u8]) -> Option<Vec<u8>> {
-    let second = *bytes.get(1)?;
-    let (length, mut at) = match second & 0x7f {
-        126 => (usize::from(u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?)), 4),
-        127 => (usize::try_from(u64::from_be_bytes(bytes.get(2..10)?.try_into().ok()?)).ok()?, 10),
-        short => (usize::from(short), 2),
-    };
-    let mask: [u8; 4] = if second & 0x80 == 0 {
-        [0; 4]
-    } else {
-        at += 4;
-        bytes.get(at - 4..at)?.try_into().ok()?
-    };
-    let payload = bytes.get(at..at.checked_add(length)?)?;
-    Some(payload.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask).collect())
+    let (mut rest, mut message) = (bytes, Vec::new());
+    loop {
+        let (frame, after) = WebSocketFrame::read(rest)?;
+        rest = after;
+        // Control frames can come between the frames of a message.
+        if !frame.is_control {
+            message.extend(frame.payload);
+            if frame.is_last {
+                return Some(message);
+            }
+        }
+    }
+}
+
+struct WebSocketFrame {
+    is_last: bool,
+    is_control: bool,
+    payload: Vec<u8>,
+}
+
+impl WebSocketFrame {
+    /// The frame at the beginning, and the bytes after it.
+    fn read(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (first, second) = (*bytes.first()?, *bytes.get(1)?);
+        let (length, mut at) = match second & 0x7f {
+            126 => (usize::from(u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?)), 4),
+            127 => (usize::try_from(u64::from_be_bytes(bytes.get(2..10)?.try_into().ok()?)).ok()?, 10),
+            short => (usize::from(short), 2),
+        };
+        let mask: [u8; 4] = if second & 0x80 == 0 {
+            [0; 4]
+        } else {
+            at += 4;
+            bytes.get(at - 4..at)?.try_into().ok()?
+        };
+        let end = at.checked_add(length)?;
+        let masked = bytes.get(at..end)?;
+        let payload = masked.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask).collect();
+        Some((Self { is_last: first & 0x80 != 0, is_control: first & 0x08 != 0, payload }, &bytes[end..]))
+    }
 }
 
 /// The `filename` of the first part of a form.
@@ -275,8 +346,9 @@ pub(crate) fn fuzz(data: &[u8]) {
     for format in [Runtime, Native, WebSocket, Grpc, Connect, Code] {
         let _ = format.arguments(data);
     }
-    let _ = (FilePath::InForm.find(data), FilePath::InJson.find(data));
-    let _ = [true, false].map(|moves| FilePath::InOperation { moves }.find(data));
+    let _ = FilePath::InForm.find(data);
+    let _ =
+        [true, false].map(|moves| (FilePath::InJson { moves }.find(data), FilePath::InOperation { moves }.find(data)));
     if let Some(message) = first_message(data) {
         assert!(message.len() < data.len());
     }
@@ -330,9 +402,9 @@ mod tests {
             ("POST", "/files?path=", Operation::WriteFile(FilePath::InForm)),
             ("POST", "/files", Operation::WriteFile(FilePath::InForm)),
             ("GET", "/files?path=/a", Operation::Read),
-            ("POST", "/filesystem.Filesystem/MakeDir", Operation::WriteFile(FilePath::InJson)),
-            ("POST", "/filesystem.Filesystem/Move", Operation::WriteFile(FilePath::InJson)),
-            ("POST", "/filesystem.Filesystem/Remove", Operation::WriteFile(FilePath::InJson)),
+            ("POST", "/filesystem.Filesystem/MakeDir", Operation::WriteFile(FilePath::InJson { moves: false })),
+            ("POST", "/filesystem.Filesystem/Move", Operation::WriteFile(FilePath::InJson { moves: true })),
+            ("POST", "/filesystem.Filesystem/Remove", Operation::WriteFile(FilePath::InJson { moves: false })),
             ("POST", "/filesystem.Filesystem/Stat", Operation::Read),
             ("POST", "/execute", Operation::Read),
         ] {
@@ -343,42 +415,79 @@ mod tests {
         assert_eq!(Dialect::at(3000), None);
     }
 
+    fn found(format: BodyFormat, body: &[u8]) -> Vec<String> {
+        format.arguments(body).expect("arguments")
+    }
+
+    /// A message of a gRPC or Connect stream.
+    fn framed(message: &[u8]) -> Vec<u8> {
+        [[0].as_slice(), &u32::try_from(message.len()).unwrap().to_be_bytes(), message].concat()
+    }
+
+    /// A masked frame of a WebSocket.
+    fn web_socket_frame(first: u8, payload: &[u8]) -> Vec<u8> {
+        let mask = [1, 2, 3, 4];
+        let masked: Vec<u8> = payload.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask).collect();
+        [&[first, 0x80 | payload.len() as u8], mask.as_slice(), &masked].concat()
+    }
+
     #[test]
     fn arguments_are_found_in_every_format() {
-        assert_eq!(BodyFormat::Runtime.arguments(br#"{"command":"ls -l"}"#), ["ls -l"]);
-        assert_eq!(BodyFormat::Native.arguments(br#"{"argv":["ls","-l"]}"#), ["ls", "-l"]);
-        assert_eq!(BodyFormat::Native.arguments(b"{"), Vec::<String>::new());
+        assert_eq!(found(BodyFormat::Runtime, br#"{"command":"ls -l"}"#), ["ls -l"]);
+        assert_eq!(found(BodyFormat::Native, br#"{"argv":["ls","-l"]}"#), ["ls", "-l"]);
+        assert_eq!(BodyFormat::Native.arguments(b"{"), None);
         let config = process::ProcessConfig { command: vec!["ls".to_owned()], ..Default::default() };
         let message = process::StartRequest { config: Some(config), pty: None }.encode_to_vec();
-        let framed = [&[0, 0, 0, 0, message.len() as u8], message.as_slice()].concat();
-        assert_eq!(BodyFormat::Grpc.arguments(&framed), ["ls"]);
+        assert_eq!(found(BodyFormat::Grpc, &framed(&message)), ["ls"]);
         let start = br#"{"process":{"cmd":"/bin/bash","args":["-l","-c","ls"]},"stdin":false}"#;
-        let framed = [&[0, 0, 0, 0, start.len() as u8], start.as_slice(), &[0, 0]].concat();
-        assert_eq!(BodyFormat::Connect.arguments(&framed), ["/bin/bash", "-l", "-c", "ls"]);
-        assert_eq!(BodyFormat::Connect.arguments(&framed[..40]), Vec::<String>::new());
-        assert_eq!(BodyFormat::Code.arguments(br#"{"code":"print(1)","language":null}"#), ["print(1)"]);
+        let body = [framed(start), vec![0, 0]].concat();
+        assert_eq!(found(BodyFormat::Connect, &body), ["/bin/bash", "-l", "-c", "ls"]);
+        assert_eq!(BodyFormat::Connect.arguments(&body[..40]), None);
+        assert_eq!(found(BodyFormat::Code, br#"{"code":"print(1)","language":null}"#), ["print(1)"]);
+    }
+
+    #[test]
+    fn arguments_are_found_in_every_body_that_sandboxd_accepts() {
+        let runtime = |body: &str| BodyFormat::Runtime.arguments(body.as_bytes());
+        let echo = Some(vec!["echo x".to_owned()]);
+        assert_eq!(runtime(r#"{"command":"true","command":"echo x"}"#), echo);
+        assert_eq!(runtime(r#"{"command":"echo x","timeout_seconds":"none"}"#), echo);
+        assert_eq!(runtime(r#"{"command":["echo x"]}"#), None);
+        // Structures as arrays of their fields.
+        assert_eq!(found(BodyFormat::Code, br#"["print(1)",null,"python",{}]"#), ["print(1)"]);
+        assert_eq!(found(BodyFormat::Connect, &framed(br#"[["ls",["-l"],{},null],null,"tag",false]"#)), ["ls", "-l"]);
+        // A second message, and a field that only Start has.
+        let config = process::ProcessConfig { command: vec!["ls".to_owned()], ..Default::default() };
+        let mut message = process::ExecuteRequest { config: Some(config) }.encode_to_vec();
+        message.extend([0x10, 1]);
+        assert_eq!(found(BodyFormat::Grpc, &[framed(&message), framed(b"")].concat()), ["ls"]);
     }
 
     #[test]
     fn paths_are_found_in_calls() {
-        assert_eq!(FilePath::InJson.find(br#"{"path":"/a"}"#), "/a");
-        assert_eq!(FilePath::InJson.find(br#"{"source":"/a","destination":"/etc/b"}"#), "/a -> /etc/b");
-        assert_eq!(FilePath::InJson.find(b"{"), "");
+        let path = |path: &str| Some(path.to_owned());
+        let (move_, make) = (FilePath::InJson { moves: true }, FilePath::InJson { moves: false });
+        assert_eq!(make.clone().find(br#"{"path":"/a"}"#), path("/a"));
+        assert_eq!(make.clone().find(br#"{"path":"/a","source":1,"destination":"/harmless"}"#), path("/a"));
+        assert_eq!(move_.find(br#"{"source":"/a","destination":"/etc/b"}"#), path("/a -> /etc/b"));
+        assert_eq!(make.find(b"{"), None);
         let (move_, make) = (FilePath::InOperation { moves: true }, FilePath::InOperation { moves: false });
-        assert_eq!(move_.clone().find(br#"{"from":"/a","to":"/etc/b","path":"/c"}"#), "/a -> /etc/b");
-        assert_eq!(make.clone().find(br#"{"from":"/a","to":"/b","path":"/etc/c"}"#), "/etc/c");
-        assert_eq!((move_.find(b"{}"), make.find(b"{}")), (String::new(), String::new()));
+        assert_eq!(move_.clone().find(br#"{"from":"/a","to":"/etc/b","path":"/c"}"#), path("/a -> /etc/b"));
+        assert_eq!(make.clone().find(br#"{"from":"/a","to":"/b","path":"/etc/c"}"#), path("/etc/c"));
+        assert_eq!((move_.find(b"{}"), make.find(b"{}")), (None, None));
     }
 
     #[test]
     fn the_first_message_is_unmasked_when_it_is_complete() {
-        let payload = br#"{"argv":["id"]}"#;
-        let mask = [1, 2, 3, 4];
-        let masked: Vec<u8> = payload.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask).collect();
-        let frame = [&[0x81, 0x80 | payload.len() as u8], mask.as_slice(), &masked].concat();
-        assert_eq!(BodyFormat::WebSocket.arguments(&frame), ["id"]);
+        let frame = web_socket_frame(0x81, br#"{"argv":["id"]}"#);
+        assert_eq!(found(BodyFormat::WebSocket, &frame), ["id"]);
         assert_eq!(first_message(&frame[..frame.len() - 1]), None);
         assert_eq!(first_message(&[0x81, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0]), None);
+        // The message in two frames, with a ping between them.
+        let first = web_socket_frame(0x01, br#"{"argv":"#);
+        let frames = [first.clone(), web_socket_frame(0x89, b"ping"), web_socket_frame(0x80, br#"["id"]}"#)].concat();
+        assert_eq!(found(BodyFormat::WebSocket, &frames), ["id"]);
+        assert_eq!(first_message(&first), None);
     }
 
     #[test]
