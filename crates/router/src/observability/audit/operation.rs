@@ -165,9 +165,9 @@ fn path_parameter(query: &str) -> String {
     paths.last().map_or_else(String::new, |(_, path)| path.into_owned())
 }
 
-/// The parsers below accept whatever sandboxd's accept and find in it what sandboxd runs: a body that only one of the two
-/// understands would be a command without a record. Structures have the fields of sandboxd's, in their order, because
-/// they can be sent as arrays too.
+/// The parsers below accept whatever sandboxd's accept and find in it what sandboxd runs: a body that only one of the
+/// two understands would be a command without a record. Structures have the fields of sandboxd's, in their order,
+/// because they can be sent as arrays too.
 impl BodyFormat {
     /// The command's arguments; `None` if the captured bytes do not contain them.
     pub(super) fn arguments(self, captured: &[u8]) -> Option<Vec<String>> {
