@@ -8,14 +8,17 @@ mod support;
 use std::time::{Duration, Instant};
 
 use agent_sandbox_apiserver::{ApiServer, Config, ListenerConfig, UserInfo};
+use futures::StreamExt as _;
+use futures::io::AsyncBufReadExt as _;
 use http::Request;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::RoleBinding;
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::api::{Api, DeleteParams, LogParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config as ClientConfig};
 use serde_json::json;
+use support::node::ENDLESS;
 use support::{Cluster, running_pod};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -130,6 +133,31 @@ async fn an_open_port_forward_ends_with_its_service_account() {
     let started = Instant::now();
     let ended = tokio::time::timeout(Duration::from_secs(10), stream.read(&mut echo)).await.expect("the session ends");
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+/// A watch and a followed log end with the token that they were opened with, as sessions do.
+#[tokio::test]
+async fn an_open_watch_and_a_followed_log_end_with_their_token() {
+    let cluster = Cluster::start().await;
+    let token = account(&cluster.server).await;
+    let pods: Api<Pod> = Api::namespaced(cluster.server.client(), "default");
+    let pod = serde_json::from_value(running_pod(ENDLESS, &["a"])).unwrap();
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let bot = client_with(cluster.listener.kubeconfig(), Some(&token)).await;
+    let own: Api<Pod> = Api::namespaced(bot, "default");
+    let mut watch = own.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+    assert!(matches!(watch.next().await, Some(Ok(WatchEvent::Added(_)))));
+    let follow = LogParams { follow: true, ..LogParams::default() };
+    let mut lines = own.log_stream(ENDLESS, &follow).await.unwrap().lines();
+    assert_eq!(lines.next().await.unwrap().unwrap(), "first");
+
+    cluster.server.revoke_token(&token).unwrap();
+    let started = Instant::now();
+    let watch_ends = async { while watch.next().await.is_some() {} };
+    let log_ends = async { while lines.next().await.is_some() {} };
+    let both = async { tokio::join!(watch_ends, log_ends) };
+    tokio::time::timeout(Duration::from_secs(10), both).await.expect("the watch and the log end");
     assert!(started.elapsed() < Duration::from_secs(5));
 }
 

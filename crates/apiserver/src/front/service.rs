@@ -1,10 +1,11 @@
-//! The HTTP service behind the TLS listener: refuses requests of web pages, and authenticates each request before it is
-//! handled.
+//! The HTTP service behind the TLS listener: refuses requests of web pages, authenticates each request before it is
+//! handled, and ends its response with the user's token.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use agent_sandbox_connections::Connection;
 use agent_sandbox_protocol::web::{AllowedHosts, AllowedOrigins, HostError, PageError, PageRules};
@@ -24,6 +25,9 @@ use super::auth::authenticate::impersonate;
 use crate::render::{self, Body};
 use crate::server::ApiServer;
 use crate::status::ApiError;
+
+/// Interval at which the user of an open response (a watch, a followed log) is checked again, as that of sessions is.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub(crate) struct AuthenticatingService {
@@ -69,7 +73,7 @@ impl AuthenticatingService {
             })
         };
         let response = match &user {
-            Ok(user) => self.until_stopped(self.server.handle(user, request).await),
+            Ok(user) => self.until_ended(user, self.server.handle(user, request).await),
             Err(error) => render::error_response(error),
         };
         if let Some(audited) = audited {
@@ -89,13 +93,27 @@ impl AuthenticatingService {
         impersonate(headers, user, &front.policy.current())
     }
 
-    /// Ends a response without a known length (a watch, a followed log) when the listener closes.
-    fn until_stopped(&self, response: Response<Body>) -> Response<Body> {
+    /// Ends a response without a known length (a watch, a followed log) when the listener closes, or when the user's
+    /// token is not valid any more.
+    fn until_ended(&self, user: &UserInfo, response: Response<Body>) -> Response<Body> {
         if response.body().size_hint().exact().is_some() {
             return response;
         }
-        let stop = self.stop.clone().cancelled_owned();
-        response.map(|body| StreamBody::new(BodyStream::new(body).take_until(stop)).boxed_unsync())
+        let (server, user, stop) = (self.server.clone(), user.clone(), self.stop.clone());
+        let end = async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = until_invalid(&server, &user) => tracing::debug!("Ended a response whose user lost access"),
+            }
+        };
+        response.map(|body| StreamBody::new(BodyStream::new(body).take_until(end)).boxed_unsync())
+    }
+}
+
+/// Returns when the user's token is not valid any more.
+async fn until_invalid(server: &ApiServer, user: &UserInfo) {
+    while server.front().is_still_valid(user) {
+        tokio::time::sleep(RECHECK_INTERVAL).await;
     }
 }
 

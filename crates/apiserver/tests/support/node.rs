@@ -19,13 +19,15 @@ pub struct TestNode;
 
 /// The lines of the log, a second apart.
 const LINES: [&str; 4] = ["first", "second", "third", "fourth"];
+/// Name of a Pod whose log can be followed without an end.
+pub const ENDLESS: &str = "endless";
 const START: &str = "2024-01-01T00:00:00Z";
 
 #[async_trait]
 impl NodeBackend for TestNode {
     async fn logs(
         &self,
-        _: &PodRef,
+        pod: &PodRef,
         options: LogOptions,
     ) -> Result<BoxStream<'static, std::io::Result<Bytes>>, NodeError> {
         if options.previous {
@@ -49,7 +51,9 @@ impl NodeBackend for TestNode {
             tokio::time::sleep(Duration::from_millis(50)).await;
             (n < 2).then(|| (Ok(Bytes::from(format!("later {n}\n"))), n + 1))
         });
-        Ok(existing.chain(more).boxed())
+        let followed = existing.chain(more);
+        // The container of this Pod never ends.
+        if pod.name == ENDLESS { Ok(followed.chain(stream::pending()).boxed()) } else { Ok(followed.boxed()) }
     }
 
     async fn exec(&self, _: &PodRef, request: ExecRequest) -> Result<ProcessSession, NodeError> {
