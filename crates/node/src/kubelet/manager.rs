@@ -271,7 +271,7 @@ impl Manager {
                 });
             }
             let kept = self.node.runtime.kept_owners().await.unwrap_or_default();
-            self.owners.start(kept);
+            self.owners.start(kept.into_iter().collect());
         }
     }
 

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use agent_sandbox_api::keys::annotations;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde::{Deserialize, Serialize};
 
 use crate::kubelet::container::runtime_limits;
 use crate::kubelet::resources::pod_limits;
@@ -35,6 +36,20 @@ pub fn owner(pod: &Pod) -> String {
 pub fn controller(pod: &Pod) -> Option<&OwnerReference> {
     let controller = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
     controller.filter(|o| is_plain(&o.uid))
+}
+
+/// The kind of an owner. Its version is not part of it: an object is the same in all versions of its kind.
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct OwnerKind {
+    pub group: String,
+    pub kind: String,
+}
+
+impl OwnerKind {
+    pub fn new(api_version: &str, kind: &str) -> Self {
+        let group = api_version.rsplit_once('/').map_or("", |(group, _)| group);
+        Self { group: group.to_owned(), kind: kind.to_owned() }
+    }
 }
 
 /// The key of an owner. Neither namespace nor uid can contain a dot.

@@ -135,6 +135,39 @@ async fn layers_are_kept_for_the_owner_and_removed_with_it() {
     fixture.until_called(&format!("forget default.{owner_uid}")).await;
 }
 
+/// Metadata of a Pod with this controlling owner.
+fn owned_by(api_version: &str, kind: &str, uid: &str) -> Value {
+    json!({"ownerReferences": [{"apiVersion": api_version, "kind": kind, "name": "owner", "uid": uid,
+        "controller": true}]})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_of_an_owner_of_an_unknown_kind_are_removed_with_its_pod() {
+    let fixture = Fixture::open().await;
+    for (name, api_version, uid) in [("p", "x.y/v1", "u1"), ("q", "v1", "u2"), ("r", "apps/v1", "u3")] {
+        fixture.create_with(name, owned_by(api_version, "Unknown", uid), app()).await;
+        fixture.until_ready(name).await;
+        fixture.pods().delete(name, &DeleteParams::default()).await.unwrap();
+        fixture.until_called(&format!("forget default.{uid}")).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_is_found_under_a_version_that_is_not_served() {
+    let mut fixture = Fixture::open().await;
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.client.clone(), "default");
+    let owner: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "owner"}})).unwrap();
+    let uid = maps.create(&PostParams::default(), &owner).await.unwrap().metadata.uid.unwrap();
+    fixture.create_with("p", owned_by("v9", "ConfigMap", &uid), app()).await;
+    fixture.until_ready("p").await;
+    fixture.pods().delete("p", &DeleteParams::default()).await.unwrap();
+    fixture.until_called("remove p").await;
+    fixture.restart().await;
+    assert!(!fixture.runtime.calls().iter().any(|c| c.starts_with("forget")), "kept while the owner lives");
+    maps.delete("owner", &DeleteParams::default()).await.unwrap();
+    fixture.until_called(&format!("forget default.{uid}")).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_does_not_match_the_node_is_unschedulable() {
     let fixture = Fixture::open().await;
