@@ -1,6 +1,6 @@
 //! Arguments of `egress`.
 
-use super::values::object_name;
+use super::values::sandbox_name;
 use clap::{Args, Subcommand};
 
 #[derive(Args, Debug)]
@@ -20,7 +20,7 @@ pub(crate) enum EgressCommand {
 #[derive(Args, Debug)]
 pub(crate) struct EgressLogArgs {
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name)]
+    #[arg(value_parser = sandbox_name)]
     pub(crate) name: String,
     /// Keep printing new records
     #[arg(long, short)]
@@ -30,7 +30,7 @@ pub(crate) struct EgressLogArgs {
 #[derive(Args, Debug)]
 pub(crate) struct EgressTestArgs {
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name)]
+    #[arg(value_parser = sandbox_name)]
     pub(crate) name: String,
     /// The address: https://pypi.org/simple, http://example.com, or NAME:PORT
     #[arg(value_name = "URL")]

@@ -2,7 +2,7 @@
 
 use super::{
     HereArgs, Network, OutputArgs,
-    values::{Forward, duration, egress_rule, idle_time, memory, object_name, ports, quantity, variable},
+    values::{Forward, duration, egress_rule, idle_time, memory, object_name, ports, quantity, sandbox_name, variable},
 };
 use agent_sandbox_api::{keys::annotations, sleep};
 use clap::{Args, Subcommand};
@@ -151,7 +151,7 @@ impl SleepArgs {
 #[derive(Args, Debug)]
 pub(crate) struct KeepAliveArgs {
     /// Names of sandboxes, or of claims
-    #[arg(required = true, value_parser = object_name)]
+    #[arg(required = true, value_parser = sandbox_name)]
     pub(crate) names: Vec<String>,
     /// Keep them awake for this time, whether they are used or not
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
@@ -226,7 +226,7 @@ pub(crate) struct ListArgs {
 #[derive(Args, Debug)]
 pub(crate) struct GetArgs {
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name)]
+    #[arg(value_parser = sandbox_name)]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
@@ -235,7 +235,7 @@ pub(crate) struct GetArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ExecArgs {
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name)]
+    #[arg(value_parser = sandbox_name)]
     pub(crate) name: String,
     /// Container, when the sandbox has several
     #[arg(long, short)]
@@ -266,7 +266,7 @@ pub(crate) struct ExecArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ShellArgs {
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name)]
+    #[arg(value_parser = sandbox_name)]
     pub(crate) name: String,
     /// Container, when the sandbox has several
     #[arg(long, short)]
@@ -283,7 +283,7 @@ pub(crate) struct CpArgs {
 #[derive(Args, Debug)]
 pub(crate) struct LogsArgs {
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name)]
+    #[arg(value_parser = sandbox_name)]
     pub(crate) name: String,
     /// Container, when the sandbox has several
     #[arg(long, short)]
@@ -302,7 +302,7 @@ pub(crate) struct LogsArgs {
 #[derive(Args, Debug)]
 pub(crate) struct HistoryArgs {
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name)]
+    #[arg(value_parser = sandbox_name)]
     pub(crate) name: String,
     /// Print the output of the command with this number in the list
     #[arg(value_name = "ID")]
@@ -317,7 +317,7 @@ pub(crate) struct HistoryArgs {
 #[derive(Args, Debug)]
 pub(crate) struct SuspendArgs {
     /// Names of sandboxes, or of claims
-    #[arg(required = true, value_parser = object_name)]
+    #[arg(required = true, value_parser = sandbox_name)]
     pub(crate) names: Vec<String>,
     /// Time to wait until it has stopped; 0 returns at once
     #[arg(long, value_name = "DURATION", default_value = "180s", value_parser = duration)]
@@ -327,7 +327,7 @@ pub(crate) struct SuspendArgs {
 #[derive(Args, Debug)]
 pub(crate) struct NamesArgs {
     /// Names of sandboxes, or of claims
-    #[arg(required = true, value_parser = object_name)]
+    #[arg(required = true, value_parser = sandbox_name)]
     pub(crate) names: Vec<String>,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
@@ -336,7 +336,7 @@ pub(crate) struct NamesArgs {
 #[derive(Args, Debug)]
 pub(crate) struct DeleteArgs {
     /// Names of sandboxes, or of claims
-    #[arg(required_unless_present = "all", value_parser = object_name)]
+    #[arg(required_unless_present = "all", value_parser = sandbox_name)]
     pub(crate) names: Vec<String>,
     /// Delete every claim, and every sandbox of the namespace that no pool owns
     #[arg(long, conflicts_with = "names")]
@@ -434,7 +434,7 @@ pub(crate) struct PortForwardArgs {
     #[arg(long, hide = true)]
     pub(crate) until_gone: bool,
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name)]
+    #[arg(value_parser = sandbox_name)]
     pub(crate) name: String,
     /// LOCAL:REMOTE, or one number for both
     #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = ports)]

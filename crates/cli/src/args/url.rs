@@ -2,7 +2,7 @@
 
 use super::{
     OutputArgs,
-    values::{duration, object_name},
+    values::{duration, sandbox_name},
 };
 use clap::{Args, Subcommand};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) struct UrlArgs {
 #[derive(Args, Debug)]
 pub(crate) struct UrlCreateArgs {
     /// Name of the sandbox, or of a claim
-    #[arg(value_parser = object_name, required = true)]
+    #[arg(value_parser = sandbox_name, required = true)]
     pub(crate) name: Option<String>,
     /// Ports that the link opens; each gets an address
     #[arg(required = true, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), num_args = 1..=8)]

@@ -104,6 +104,16 @@ pub(crate) fn object_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// Name of an existing sandbox or claim, also as `list -o name` prints it.
+pub(crate) fn sandbox_name(text: &str) -> Result<String, String> {
+    object_name(["sandbox/", "sandboxclaim/"].iter().find_map(|kind| text.strip_prefix(kind)).unwrap_or(text))
+}
+
+/// Name of an existing snapshot, also as `snapshot list -o name` prints it.
+pub(crate) fn snapshot_name(text: &str) -> Result<String, String> {
+    object_name(text.strip_prefix("sandboxsnapshot/").unwrap_or(text))
+}
+
 /// `NAME=VALUE`.
 pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -290,6 +300,11 @@ mod tests {
     #[test]
     fn names_follow_kubernetes_rules() {
         assert!(object_name("my-sandbox.v1").is_ok());
+        for printed in ["box", "sandbox/box", "sandboxclaim/box"] {
+            assert_eq!(sandbox_name(printed).as_deref(), Ok("box"));
+        }
+        assert_eq!(snapshot_name("sandboxsnapshot/first").as_deref(), Ok("first"));
+        assert!(sandbox_name("sandboxsnapshot/first").is_err() && snapshot_name("sandbox/box").is_err());
         for wrong in ["", "My", "a_b", "-a", "a-", "a..b", &"a".repeat(254)] {
             assert!(object_name(wrong).is_err(), "{wrong}");
         }

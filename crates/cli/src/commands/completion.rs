@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Added to the generated scripts. Which names a word may be is decided by this program.
 const BASH: &str = r#"
 _agent_sandbox_with_names() {
-    _agent-sandbox "$@"
+    _agent__sandbox "$@"
     local names
     names=$(agent-sandbox names -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
     COMPREPLY+=($(compgen -W "$names" -- "${COMP_WORDS[COMP_CWORD]}"))
@@ -66,7 +66,8 @@ pub(crate) fn script(shell: Shell) -> String {
         Shell::Fish => FISH,
         _ => "",
     };
-    String::from_utf8_lossy(&script).into_owned() + names
+    // clap_complete writes a program's name with a hyphen in two ways into a script for bash: no option was completed.
+    String::from_utf8_lossy(&script).replace("agent__subcmd__sandbox", "agent__sandbox") + names
 }
 
 /// Prints the names that the last word may be, one per line. Starts no engine, and prints nothing if there is no answer in

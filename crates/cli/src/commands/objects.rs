@@ -24,13 +24,16 @@ use agent_sandbox_api::{
 };
 use agent_sandbox_client::{self as sdk, ClaimRequest, ClientError, ContainerOptions, Deleted, Source};
 use anyhow::Result;
-use k8s_openapi::{api::networking::v1::NetworkPolicy, apimachinery::pkg::apis::meta::v1::Time};
+use k8s_openapi::{
+    NamespaceResourceScope, api::networking::v1::NetworkPolicy, apimachinery::pkg::apis::meta::v1::Time,
+};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, PostParams},
 };
+use serde::de::DeserializeOwned;
 use serde_json::json;
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 pub(crate) async fn create(global: &GlobalArgs, cluster: &ClusterClient, args: CreateArgs) -> Result<()> {
     let (name, publish) = (args.name.clone(), args.publish.clone());
@@ -123,6 +126,7 @@ pub(super) struct NewSandbox {
 
 /// Creates a Sandbox and waits until it is ready.
 pub(super) async fn create_and_wait(cluster: &ClusterClient, wanted: Sandbox, new: NewSandbox) -> Result<Sandbox> {
+    refuse_taken_name::<SandboxClaim>(cluster, &wanted.name_any()).await?;
     let api: Api<Sandbox> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let sandbox = match api.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
@@ -137,6 +141,21 @@ pub(super) async fn create_and_wait(cluster: &ClusterClient, wanted: Sandbox, ne
     match new.wait.is_zero() {
         true => Ok(sandbox),
         false => waiting::created(cluster, &sandbox, new.wait, new.keep).await,
+    }
+}
+
+/// Refuses a name that an object of the other kind has: commands find Sandboxes and claims by the same names, and a claim
+/// cannot make a Sandbox of a name that is taken. Users who may not read the other kind are not refused.
+async fn refuse_taken_name<K>(cluster: &ClusterClient, name: &str) -> Result<()>
+where
+    K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    match api.get_metadata_opt(name).await {
+        Ok(Some(_)) => {
+            Err(ClientError::AlreadyExists { namespace: cluster.namespace.clone(), name: name.to_owned() }.into())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -162,6 +181,9 @@ pub(crate) async fn claim(cluster: &ClusterClient, args: ClaimArgs) -> Result<()
 }
 
 async fn claim_from(cluster: &ClusterClient, args: ClaimArgs, source: fn(String) -> Source) -> Result<()> {
+    if let Some(name) = &args.name {
+        refuse_taken_name::<Sandbox>(cluster, name).await?;
+    }
     cluster.announce_change();
     let request = ClaimRequest {
         name: args.name,

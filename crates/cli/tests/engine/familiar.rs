@@ -154,16 +154,25 @@ fn names_are_completed(mode: Mode) {
     fs::write(&script, engine.ok(&["completion", "bash"])).unwrap();
     let complete = |words: &str| {
         let count = words.split(' ').count();
+        let call =
+            "_agent_sandbox_with_names agent-sandbox \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD-1]}\"";
         let test = format!(
-            "source {}; COMP_WORDS=(agent-sandbox {words}); COMP_CWORD={count}; _agent_sandbox_with_names agent-sandbox; echo \"${{COMPREPLY[@]}}\"",
+            "source {}; COMP_WORDS=(agent-sandbox {words}); COMP_CWORD={count}; {call}; echo \"${{COMPREPLY[@]}}\"",
             script.display()
         );
         let mut bash = std::process::Command::new("bash");
         bash.args(["--norc", "-c", &test]);
         engine.set_environment(&mut bash);
         let output = bash.env("PATH", engine.path()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{words}");
         String::from_utf8(output.stdout).unwrap()
     };
+    assert!(complete("snap").split_whitespace().any(|word| word == "snapshot"), "{}", complete("snap"));
+    for (words, wanted) in
+        [("create --sn", "--snapshot"), ("port-forward --kube", "--kubeconfig"), ("changes apply --r", "--risky")]
+    {
+        assert!(complete(words).contains(wanted), "{words}: {}", complete(words));
+    }
     engine.ok(&["pool", "create", "my-pool", "--template", "my-template", "--replicas", "0"]);
     let archive = engine.folder.path().join("image.tar");
     Image::with_shell().save(&archive, "example.com/my-image:v1");
@@ -183,6 +192,28 @@ fn names_are_completed(mode: Mode) {
     eventually("the pool has a member", || engine.ok(&["list", "--all"]).contains("my-pool-"));
     assert!(!complete("exec my").contains("my-pool-"), "{}", complete("exec my"));
     assert!(complete("image remove example").contains("example.com/my-image"), "{}", complete("image remove example"));
+}
+
+/// A sandbox and a claim share their names: of two, each would hide the other.
+#[test]
+fn a_name_is_of_one_sandbox_or_claim() {
+    let Some(engine) = Engine::start_with(&["--warm", "0"]) else { return };
+    engine.ok(&["create", "box"]);
+    engine.ok(&["template", "create", "t"]);
+    engine.ok(&["claim", "t", "--name", "mine"]);
+    for words in [
+        &["create", "box", "--template", "t"][..],
+        &["claim", "t", "--name", "box"],
+        &["create", "mine"],
+        &["create", "mine", "--template", "t"],
+    ] {
+        let (_, _, said) = engine.fails(words);
+        assert!(said.contains("already exists"), "{words:?}: {said}");
+    }
+    let names = engine.ok(&["list", "-o", "name"]);
+    assert_eq!(names.lines().filter(|line| line.ends_with("/box") || line.ends_with("/mine")).count(), 2, "{names}");
+    let printed = names.lines().find(|line| line.ends_with("/box")).unwrap();
+    engine.ok(&["delete", printed]);
 }
 
 /// Waiting members of a pool are hidden unless they are asked for, and `--watch` shows every change.

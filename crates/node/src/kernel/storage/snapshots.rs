@@ -86,8 +86,8 @@ impl Snapshots {
         let record = self.read(namespace, name)?.ok_or_else(|| {
             refused(format!(
                 "this node has no snapshot {name:?} in namespace {namespace}: it was deleted, or is on another node; \
-                 set the sandbox back to another one (`agent-sandbox rollback`), or remove its annotation {}: without \
-                 it, the sandbox starts with the files that it had last",
+                 set the sandbox back to another one (`agent-sandbox rollback`), or suspend it, remove its annotation {} \
+                 and resume it: it then starts with the files that it had last",
                 annotations::SNAPSHOT
             ))
         })?;
