@@ -18,7 +18,7 @@ use crate::{
     limits::ledger::{Ledger, QUOTAS},
     server::Core,
     status::ApiError,
-    store::{Event, EventKind, ObjectKey, PublishPhase, Stored},
+    store::{Event, EventKind, ObjectKey, OwnerRef, PublishPhase, Stored},
 };
 
 mod crds;
@@ -124,16 +124,10 @@ impl Controllers {
     }
 
     fn on_deleted(&self, storage: &Arc<str>, object: &Stored) {
-        for dependent in self.graph.dependents(object.uid()) {
+        for dependent in self.graph.dependents(object) {
             self.enqueue(Task::Dependent(dependent));
         }
-        // The owner may wait for its last dependent; for other owners the task does nothing.
-        for owner in &object.facts.owners {
-            if owner.blocks {
-                let key = ObjectKey::new(&object.key.namespace, &owner.name);
-                self.enqueue(Task::DeletedOwner((owner_storage(owner), key)));
-            }
-        }
+        self.enqueue_unblocked_owners(object, &[]);
         if &**storage == NAMESPACES {
             self.terminating.lock().remove(&object.key.name);
         }
@@ -143,6 +137,15 @@ impl Controllers {
         }
         if &**storage == service_accounts::STORAGE {
             self.enqueue(Task::Namespace(object.key.namespace.clone()));
+        }
+    }
+
+    /// The owners that an object blocked, and that are not among those it has `now`, may have waited for it as their
+    /// last dependent; for other owners the task does nothing.
+    fn enqueue_unblocked_owners(&self, object: &Stored, now: &[OwnerRef]) {
+        for owner in object.facts.owners.iter().filter(|owner| owner.blocks && !now.contains(owner)) {
+            let key = ObjectKey::new(&object.key.namespace, &owner.name);
+            self.enqueue(Task::DeletedOwner((owner_storage(owner), key)));
         }
     }
 
@@ -163,6 +166,9 @@ impl Controllers {
         let owners = &object.facts.owners;
         if !owners.is_empty() && previous.is_none_or(|p| p.facts.owners != *owners) {
             self.enqueue(Task::Dependent(item()));
+        }
+        if let Some(previous) = previous {
+            self.enqueue_unblocked_owners(previous, owners);
         }
         if object.facts.deleting && object.facts.collector_finalizer.is_some() {
             self.enqueue(Task::DeletedOwner(item()));
@@ -221,7 +227,7 @@ fn event_age(event: &serde_json::Value, now: jiff::Timestamp) -> Duration {
 
 /// A placeholder `group#Kind` for the collection that an owner reference points into: the plural is looked up when the
 /// task is reconciled.
-fn owner_storage(owner: &crate::store::OwnerRef) -> Arc<str> {
+fn owner_storage(owner: &OwnerRef) -> Arc<str> {
     format!("{}#{}", owner.group, owner.kind).into()
 }
 

@@ -128,6 +128,52 @@ async fn foreground_deletion_waits_for_blocking_dependents() {
     api.wait_until_deleted(&format!("{CONFIGS}/owner")).await;
 }
 
+/// As in Kubernetes, an owner in another namespace is no owner: a reference to its uid, or one that names another object,
+/// does not hold it.
+#[tokio::test]
+async fn only_a_dependent_of_the_same_namespace_blocks_a_foreground_deletion() {
+    let api = Api::new().await;
+    api.post("/api/v1/namespaces", &json!({"metadata": {"name": "team"}})).await.ok();
+    let foreign = "/api/v1/namespaces/team/configmaps";
+    let owner = api.post(CONFIGS, &config("owner")).await.ok();
+    let cluster = api.post("/api/v1/nodes", &json!({"metadata": {"name": "machine"}})).await.ok();
+    let held = |name: &str, owner: &Value| {
+        let mut object = owned(name, &[(owner, true)]);
+        object["metadata"]["finalizers"] = json!(["example.com/hold"]);
+        object
+    };
+    api.post(foreign, &held("held", &owner)).await.ok();
+    let mut renamed = owner.clone();
+    renamed["metadata"]["name"] = json!("another");
+    api.post(CONFIGS, &held("mistaken", &renamed)).await.ok();
+    api.post(foreign, &held("of-machine", &cluster)).await.ok();
+    let foreground = json!({"propagationPolicy": "Foreground"});
+    api.delete(&format!("{CONFIGS}/owner"), &foreground).await.ok();
+    api.wait_until_deleted(&format!("{CONFIGS}/owner")).await;
+    // An owner without a namespace has dependents in all of them.
+    api.delete("/api/v1/nodes/machine", &foreground).await.ok();
+    let dependent = format!("{foreign}/of-machine");
+    api.until(&dependent, |a| a.body["metadata"]["deletionTimestamp"].is_string()).await;
+    api.get("/api/v1/nodes/machine").await.ok();
+    api.patch(&dependent, MERGE, &json!({"metadata": {"finalizers": null}})).await.ok();
+    api.wait_until_deleted("/api/v1/nodes/machine").await;
+}
+
+#[tokio::test]
+async fn a_foreground_deletion_ends_when_the_last_reference_is_removed() {
+    let api = Api::new().await;
+    let owner = api.post(CONFIGS, &config("owner")).await.ok();
+    let mut held = owned("held", &[(&owner, true)]);
+    held["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    api.post(CONFIGS, &held).await.ok();
+    api.delete(&format!("{CONFIGS}/owner"), &json!({"propagationPolicy": "Foreground"})).await.ok();
+    let held = format!("{CONFIGS}/held");
+    api.until(&held, |a| a.body["metadata"]["deletionTimestamp"].is_string()).await;
+    api.patch(&held, MERGE, &json!({"metadata": {"ownerReferences": null}})).await.ok();
+    api.wait_until_deleted(&format!("{CONFIGS}/owner")).await;
+    api.get(&held).await.ok();
+}
+
 #[tokio::test]
 async fn orphaning_removes_only_the_reference_to_the_deleted_owner() {
     let api = Api::new().await;

@@ -32,8 +32,12 @@ pub(crate) struct DependencyGraph {
 }
 
 impl DependencyGraph {
-    pub(crate) fn dependents(&self, uid: &str) -> Vec<Item> {
-        self.dependents.lock().get(uid).into_iter().flatten().cloned().collect()
+    /// The objects that refer to an owner. Objects of other namespaces than the owner's are none of its dependents,
+    /// whatever uid they name.
+    pub(crate) fn dependents(&self, owner: &Stored) -> Vec<Item> {
+        let dependents = self.dependents.lock();
+        let named = dependents.get(owner.uid()).into_iter().flatten();
+        named.filter(|(_, key)| may_own(&owner.key, key)).cloned().collect()
     }
 
     /// Applies an event of the store.
@@ -65,6 +69,22 @@ impl DependencyGraph {
             dependents.entry(owner.uid.clone()).or_default().insert((storage.clone(), object.key.clone()));
         }
     }
+}
+
+/// Whether the scopes of two objects allow that one owns the other: a namespaced owner is in its dependent's namespace.
+fn may_own(owner: &ObjectKey, dependent: &ObjectKey) -> bool {
+    owner.namespace.is_empty() || owner.namespace == dependent.namespace
+}
+
+/// Whether a dependent's reference keeps an owner, stored in `storage`, from being removed in the foreground. The
+/// reference has to match it in every part, because the owner is looked up by them when the dependent is gone.
+fn blocks(registry: &Snapshot, dependent: &Stored, reference: &OwnerRef, storage: &str, owner: &Stored) -> bool {
+    let of_kind = || registry.by_kind(&reference.group, &reference.kind).is_some_and(|kind| &*kind.storage == storage);
+    reference.blocks
+        && *reference.uid == *owner.uid()
+        && reference.name == owner.key.name
+        && may_own(&owner.key, &dependent.key)
+        && of_kind()
 }
 
 /// State of the object that an owner reference points to.
@@ -139,7 +159,7 @@ pub(crate) async fn reconcile_dependent(
     let Some(resource) = registry.by_storage(&item.0).cloned() else { return Ok(()) };
     let Some(object) = core.store.latest(&item.0, &item.1) else { return Ok(()) };
     let states = owner_states(core, &registry, &object);
-    let has_dependents = !graph.dependents(object.uid()).is_empty();
+    let has_dependents = !graph.dependents(&object).is_empty();
     match decide(&object.facts.owners, &states, has_dependents) {
         Decision::Keep => Ok(()),
         Decision::RemoveReferences(uids) => remove_owner_references(core, &resource, &object, &uids).await,
@@ -278,7 +298,7 @@ pub(crate) async fn reconcile_deleted_owner(
     let Some(owner) = core.store.latest(&item.0, &item.1).filter(|o| o.facts.deleting) else { return Ok(Vec::new()) };
     match owner.facts.collector_finalizer {
         Some("orphan") => {
-            for (storage, key) in graph.dependents(owner.uid()) {
+            for (storage, key) in graph.dependents(&owner) {
                 let Some(kind) = registry.by_storage(&storage).cloned() else { continue };
                 if let Some(dependent) = core.store.latest(&storage, &key) {
                     remove_owner_references(core, &kind, &dependent, &[owner.uid().into()]).await?;
@@ -288,17 +308,18 @@ pub(crate) async fn reconcile_deleted_owner(
             Ok(Vec::new())
         }
         Some("foregroundDeletion") => {
-            let uid: Box<str> = owner.uid().into();
-            let blocks = |object: &Stored| object.facts.owners.iter().any(|o| o.uid == uid && o.blocks);
+            let blocks = |object: &Stored| {
+                object.facts.owners.iter().any(|reference| blocks(&registry, object, reference, &item.0, &owner))
+            };
             let dependents: Vec<Item> = graph
-                .dependents(&uid)
+                .dependents(&owner)
                 .into_iter()
                 .filter(|(storage, key)| core.store.latest(storage, key).is_some_and(|o| blocks(&o)))
                 .collect();
             if dependents.is_empty() {
                 let still_blocked = |latest: &LatestView<'_>| {
                     latest.any_queued(|_, object| blocks(object))
-                        || graph.dependents(&uid).iter().any(|(s, k)| latest.get(s, k).is_some_and(|o| blocks(&o)))
+                        || graph.dependents(&owner).iter().any(|(s, k)| latest.get(s, k).is_some_and(|o| blocks(&o)))
                 };
                 drop_finalizer(core, &resource, &owner, "foregroundDeletion", still_blocked).await?;
             }
