@@ -3,12 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
-use agent_sandbox_apiserver::{ApiServer, Config, UserInfo};
+use agent_sandbox_apiserver::{ApiServer, Config, ListenerConfig, UserInfo};
 use agent_sandbox_telemetry::audit::{self, Action, AuditConfig, Decision, Record};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use http::HeaderName;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::RoleBinding;
-use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -73,6 +75,37 @@ async fn what_is_done_for_a_user_is_recorded_and_a_components_own_work_is_not() 
         ]
     );
     assert!(records[0].name.starts_with("a-") && records[0].name == records[1].name, "{records:?}");
+}
+
+/// An impersonated request is recorded with both users, a refused impersonation with the one who asked for it.
+#[tokio::test]
+async fn impersonation_does_not_hide_who_sent_a_request() {
+    let records = recorded(async |server| {
+        let listener = server.listen(ListenerConfig::default()).await.unwrap();
+        let kubeconfig = Kubeconfig::from_yaml(listener.kubeconfig()).unwrap();
+        let configs = async |token: Option<String>, user: &str| -> Api<ConfigMap> {
+            let options = KubeConfigOptions::default();
+            let mut config = kube::Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await.unwrap();
+            if let Some(token) = token {
+                config.auth_info.token = Some(token.into());
+            }
+            config.headers.push((HeaderName::from_static("impersonate-user"), user.parse().unwrap()));
+            Api::namespaced(Client::try_from(config).unwrap(), "default")
+        };
+        let new = |name: &str| object(json!({"metadata": {"name": name}}));
+        let as_bob = configs(None, "bob").await;
+        as_bob.create(&PostParams::default(), &new("a")).await.unwrap_err();
+        let accounts: Api<ServiceAccount> = Api::namespaced(server.client(), "default");
+        accounts.create(&PostParams::default(), &object(json!({"metadata": {"name": "bot"}}))).await.unwrap();
+        let wanted = object(json!({"spec": {"audiences": []}, "metadata": {}}));
+        let made = accounts.create_token_request("bot", &PostParams::default(), &wanted).await.unwrap();
+        let as_admin = configs(made.status.map(|status| status.token.unwrap()), "kubernetes-admin").await;
+        as_admin.create(&PostParams::default(), &new("b")).await.unwrap_err();
+        listener.shutdown(std::time::Duration::from_secs(1)).await;
+    })
+    .await;
+    let users: Vec<_> = records.iter().map(|one| (one.user.as_str(), one.impersonator.as_str(), one.status)).collect();
+    assert_eq!(users, [("bob", "kubernetes-admin", 403), ("system:serviceaccount:default:bot", "", 403)]);
 }
 
 #[tokio::test]

@@ -72,9 +72,13 @@ pub enum Decision {
 pub struct Record {
     pub time: Timestamp,
     pub source: Source,
-    /// The authenticated user; empty for callers without an identity.
+    /// The user that the request acted as: the authenticated one or, with impersonation, the impersonated one. Empty for
+    /// callers without an identity.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub user: String,
+    /// The authenticated user, if the request acted as another one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub impersonator: String,
     /// Address of the client.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub client: String,
@@ -111,6 +115,7 @@ impl Record {
             time: Timestamp::now(),
             source,
             user: String::new(),
+            impersonator: String::new(),
             client: String::new(),
             action,
             decision,

@@ -40,6 +40,11 @@ impl<'a> AuditedRequest<'a> {
         Self { log, record }
     }
 
+    /// Sets the authenticated user. The record's user is this one unless the request acts as another.
+    pub(crate) fn set_sender(&mut self, username: String) {
+        self.record.user = username;
+    }
+
     /// Writes the record of a request of a component of this process, if there is something to record.
     pub(crate) fn end_of_component<B>(self, user: &UserInfo, response: &http::Response<B>) {
         if response.extensions().get::<PolicyReason>().is_some() {
@@ -47,7 +52,8 @@ impl<'a> AuditedRequest<'a> {
         }
     }
 
-    /// Writes the record if the request is of a kind that is recorded.
+    /// Writes the record if the request is of a kind that is recorded. `user` is the one that the request acted as;
+    /// `None` if it was refused before that was decided.
     pub(crate) fn end<B>(mut self, user: Option<&UserInfo>, response: &http::Response<B>) {
         let status = response.status();
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
@@ -57,7 +63,10 @@ impl<'a> AuditedRequest<'a> {
         }
         self.record.status = status.as_u16();
         if let Some(user) = user {
-            self.record.user.clone_from(&user.username);
+            let sender = std::mem::replace(&mut self.record.user, user.username.clone());
+            if sender != self.record.user {
+                self.record.impersonator = sender;
+            }
         }
         if let Some(CreatedName(name)) = response.extensions().get() {
             self.record.name.clone_from(name);

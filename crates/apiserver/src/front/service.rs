@@ -59,13 +59,20 @@ impl AuthenticatingService {
 
     async fn respond(self, request: Request<Incoming>) -> Response<Body> {
         let log = self.server.front().audit.clone();
-        let audited = log.as_ref().map(|log| AuditedRequest::begin(log, request.method(), request.uri()));
+        let mut audited = log.as_ref().map(|log| AuditedRequest::begin(log, request.method(), request.uri()));
         let path = request.uri().path().trim_end_matches('/');
         // Health checks need no token, and load balancers send any name.
         let user = if matches!(path, "/healthz" | "/livez" | "/readyz") {
             Ok(UserInfo::anonymous())
         } else {
-            self.authenticate(&request).inspect(|user| {
+            let sender = self.authenticate(&request).inspect(|sender| {
+                if let Some(audited) = &mut audited {
+                    audited.set_sender(sender.username.clone());
+                }
+            });
+            let policy = &self.server.front().policy;
+            let user = sender.and_then(|sender| impersonate(request.headers(), sender, &policy.current()));
+            user.inspect(|user| {
                 let connection = request.extensions().get::<Arc<Connection>>();
                 if let Some(connection) = connection.filter(|_| !user.is_anonymous()) {
                     connection.set_authenticated();
@@ -82,15 +89,14 @@ impl AuthenticatingService {
         response
     }
 
+    /// The user who sent the request, whoever it asks to act as.
     fn authenticate<B>(&self, request: &Request<B>) -> Result<UserInfo, ApiError> {
         let headers = request.headers();
         // A token, which no browser sends by itself, proves more than a name and an origin do.
         if !headers.contains_key(AUTHORIZATION) {
             self.pages.check(request).map_err(|error| page_error(&error))?;
         }
-        let front = self.server.front();
-        let user = front.authenticator.authenticate(headers, Timestamp::now())?;
-        impersonate(headers, user, &front.policy.current())
+        self.server.front().authenticator.authenticate(headers, Timestamp::now())
     }
 
     /// Ends a response without a known length (a watch, a followed log) when the listener closes, or when the user's
