@@ -72,8 +72,8 @@ pub enum Decision {
 pub struct Record {
     pub time: Timestamp,
     pub source: Source,
-    /// The user that the request acted as: the authenticated one or, with impersonation, the impersonated one. Empty for
-    /// callers without an identity.
+    /// The user that the request acted as: the authenticated one or, with impersonation, the impersonated one. Empty
+    /// for callers without an identity.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub user: String,
     /// The authenticated user, if the request acted as another one.
