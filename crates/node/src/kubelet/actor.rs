@@ -306,6 +306,7 @@ impl Actor {
             }
         }
         let key = pod_sandbox::own_key(&self.pod);
+        self.node.settings.allowed.folders.revoke(&key);
         if pod_sandbox::owner(&self.pod) == key
             && let Err(error) = self.node.runtime.delete_owner_storage(&key).await
         {

@@ -1,5 +1,5 @@
 //! Host folders that the operator gives to single Sandboxes, in addition to the `hostPath` folders that all Pods may
-//! mount. A grant is for the Sandbox of one name, one folder, and one kind of access.
+//! mount. A grant is for the Sandbox of one name, one folder, and one kind of access, and ends with that Sandbox.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::replace_durably;
-use crate::kubelet::pod_sandbox;
+use crate::kubelet::pod_sandbox::{self, OwnerKind};
 
 /// What a Pod may do with a folder.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -54,6 +54,10 @@ struct Grant {
     folder: GrantedFolder,
     /// The owner that used the grant first, by its key. A later owner of the same name may not use it.
     owner: Option<String>,
+    /// The kind of that owner, if it is not the Pod itself. A reference to the owner's uid with another kind is forged.
+    /// Grants of earlier versions do not have it before they are used again.
+    #[serde(default)]
+    owner_kind: Option<OwnerKind>,
 }
 
 /// The grants of a node.
@@ -88,6 +92,7 @@ impl FolderGrants {
             name: name.to_owned(),
             folder: folder.clone(),
             owner: None,
+            owner_kind: None,
         });
         grants.list.extend(new);
         replace_durably(&grants.file, &grants.list)
@@ -97,22 +102,46 @@ impl FolderGrants {
     pub(crate) fn permits(&self, pod: &Pod, path: &Path, wanted: FolderAccess) -> bool {
         let (Some(namespace), Some(name)) = (&pod.metadata.namespace, &pod.metadata.name) else { return false };
         let owner = pod_sandbox::owner(pod);
+        let kind = pod_sandbox::controller(pod).map(|owner| OwnerKind::new(&owner.api_version, &owner.kind));
         let mut grants = self.0.lock();
         let is_it = |grant: &&mut Grant| {
             (&grant.namespace, &grant.name, grant.folder.path.as_path()) == (namespace, name, path)
                 && grant.folder.access.covers(wanted)
         };
         let Some(grant) = grants.list.iter_mut().find(is_it) else { return false };
-        match &grant.owner {
-            Some(first) => *first == owner,
-            None => {
-                grant.owner = Some(owner);
-                let saved = replace_durably(&grants.file, &grants.list);
-                if let Err(error) = &saved {
-                    tracing::warn!(%error, "Could not record which Sandbox may have a folder");
-                }
-                saved.is_ok()
-            }
+        if grant.owner.as_ref().is_some_and(|first| *first != owner)
+            || grant.owner_kind.as_ref().is_some_and(|first| Some(first) != kind.as_ref())
+        {
+            return false;
+        }
+        if grant.owner.is_some() && grant.owner_kind == kind {
+            return true;
+        }
+        grant.owner = Some(owner);
+        grant.owner_kind = kind;
+        let saved = replace_durably(&grants.file, &grants.list);
+        if let Err(error) = &saved {
+            tracing::warn!(%error, "Could not record which Sandbox may have a folder");
+        }
+        saved.is_ok()
+    }
+
+    /// The keys of the owners that used grants.
+    pub(crate) fn owners(&self) -> Vec<String> {
+        self.0.lock().list.iter().filter_map(|grant| grant.owner.clone()).collect()
+    }
+
+    /// Ends the grants of an owner that no longer exists.
+    pub(crate) fn revoke(&self, owner: &str) {
+        let mut grants = self.0.lock();
+        let before = grants.list.len();
+        grants.list.retain(|grant| grant.owner.as_deref() != Some(owner));
+        if grants.list.len() == before {
+            return;
+        }
+        // The next node process ends grants of missing owners, too.
+        if let Err(error) = replace_durably(&grants.file, &grants.list) {
+            tracing::warn!(%error, owner, "Could not record that the folders of a deleted Sandbox are no longer granted");
         }
     }
 }
@@ -123,7 +152,11 @@ mod tests {
     use serde_json::json;
 
     fn pod(namespace: &str, name: &str, owner: &str) -> Pod {
-        let owner = json!({"apiVersion": "v1", "kind": "Sandbox", "name": name, "uid": owner, "controller": true});
+        pod_of_kind("x.y/v1", "Sandbox", namespace, name, owner)
+    }
+
+    fn pod_of_kind(api_version: &str, kind: &str, namespace: &str, name: &str, owner: &str) -> Pod {
+        let owner = json!({"apiVersion": api_version, "kind": kind, "name": name, "uid": owner, "controller": true});
         let metadata = json!({"namespace": namespace, "name": name, "uid": "p", "ownerReferences": [owner]});
         serde_json::from_value(json!({"metadata": metadata})).unwrap()
     }
@@ -154,6 +187,40 @@ mod tests {
         assert!(!permits(&grants, pod("a", "box", "v"), repo), "another Sandbox of the same name");
         grants.allow("a", "box", &[]).unwrap();
         assert!(!permits(&grants, pod("a", "box", "u"), repo));
+    }
+
+    #[test]
+    fn a_reference_to_the_owner_with_another_kind_has_no_grant() {
+        let data = tempfile::tempdir().unwrap();
+        let repo = Path::new("/repo");
+        let old = r#"[{"namespace": "a", "name": "box", "path": "/repo", "owner": "a.u"}]"#;
+        std::fs::write(data.path().join("copy-grants.json"), old).unwrap();
+        let open = || FolderGrants::open(data.path()).unwrap();
+        assert!(open().permits(&pod("a", "box", "u"), repo, FolderAccess::Copy), "a grant of an earlier version");
+        let of_kind = |api_version: &str, kind: &str| {
+            open().permits(&pod_of_kind(api_version, kind, "a", "box", "u"), repo, FolderAccess::Copy)
+        };
+        assert!(of_kind("x.y/v2", "Sandbox"), "another version of the kind");
+        assert!(!of_kind("x.y/v1", "Unknown") && !of_kind("z/v1", "Sandbox") && !of_kind("v1", "Sandbox"));
+    }
+
+    #[test]
+    fn a_revoked_grant_is_gone_for_later_processes_too() {
+        let data = tempfile::tempdir().unwrap();
+        let grants = FolderGrants::open(data.path()).unwrap();
+        let permits = |grants: &FolderGrants, name: &str, owner: &str| {
+            grants.permits(&pod("a", name, owner), Path::new("/repo"), FolderAccess::Copy)
+        };
+        for name in ["box", "other", "unused"] {
+            grants.allow("a", name, &[folder("/repo", FolderAccess::Copy)]).unwrap();
+        }
+        assert!(permits(&grants, "box", "u") && permits(&grants, "other", "v"));
+        assert_eq!(grants.owners(), ["a.u", "a.v"]);
+        grants.revoke("a.u");
+        for grants in [grants, FolderGrants::open(data.path()).unwrap()] {
+            assert!(!permits(&grants, "box", "u") && permits(&grants, "other", "v"));
+        }
+        assert!(permits(&FolderGrants::open(data.path()).unwrap(), "unused", "w"), "a Sandbox not created yet");
     }
 
     #[test]

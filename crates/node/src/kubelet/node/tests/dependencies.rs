@@ -152,6 +152,73 @@ async fn layers_of_an_owner_of_an_unknown_kind_are_removed_with_its_pod() {
     }
 }
 
+/// Waits until the node's file of grants names only these owners.
+async fn until_granted(fixture: &Fixture, owners: &[&str]) {
+    let file = fixture.runtime.folder().join("copy-grants.json");
+    let read = || {
+        let grants: Vec<Value> = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        grants.iter().filter_map(|grant| grant["owner"].as_str().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    let granted = async {
+        while read() != owners {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, granted).await.unwrap_or_else(|_| panic!("granted to {:?}", read()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn folders_are_granted_until_the_owner_is_deleted() {
+    let mut fixture = Fixture::open().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap();
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.client.clone(), "default");
+    let mut spec = app();
+    spec["volumes"] = json!([{"name": "v", "hostPath": {"path": path}}]);
+    let folders = [GrantedFolder { path, access: crate::FolderAccess::Write }];
+    for away in [false, true] {
+        let owner: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "owner"}})).unwrap();
+        let uid = maps.create(&PostParams::default(), &owner).await.unwrap().metadata.uid.unwrap();
+        fixture.node.allow_folders("default", "p", &folders).unwrap();
+        fixture.create_with("p", owned_by("v1", "ConfigMap", &uid), spec.clone()).await;
+        fixture.until_ready("p").await;
+        fixture.pods().delete("p", &DeleteParams::default()).await.unwrap();
+        fixture.until_gone("p").await;
+        until_granted(&fixture, &[&format!("default.{uid}")]).await;
+        if away {
+            fixture.node.shutdown().await;
+        }
+        maps.delete("owner", &DeleteParams::default()).await.unwrap();
+        if away {
+            fixture.restart().await;
+        }
+        until_granted(&fixture, &[]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_granted_to_a_pod_without_owner_ends_with_the_pod() {
+    let mut fixture = Fixture::open().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap();
+    let mut spec = app();
+    spec["volumes"] = json!([{"name": "v", "hostPath": {"path": path}}]);
+    let folders = [GrantedFolder { path, access: crate::FolderAccess::Write }];
+    fixture.node.allow_folders("default", "p", &folders).unwrap();
+    let pod = fixture.create("p", spec).await;
+    fixture.until_ready("p").await;
+    fixture.node.shutdown().await;
+    // The grant of an owner of which the node has no record ends when the node starts; that of the Pod does not.
+    let file = fixture.runtime.folder().join("copy-grants.json");
+    let mut grants: Vec<Value> = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    grants.push(json!({"namespace": "default", "name": "q", "path": "/repo", "owner": "default.u"}));
+    std::fs::write(&file, Value::from(grants).to_string()).unwrap();
+    fixture.restart().await;
+    until_granted(&fixture, &[&format!("pod-{}", uid(&pod))]).await;
+    fixture.pods().delete("p", &DeleteParams::default()).await.unwrap();
+    until_granted(&fixture, &[]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_is_found_under_a_version_that_is_not_served() {
     let mut fixture = Fixture::open().await;
