@@ -336,8 +336,8 @@ impl Manager {
     async fn owner_event(&mut self, event: OwnerEvent) {
         let OwnerEvent::Gone(owner) = event;
         let used = self.registry.read().values().any(|handle| handle.owner == owner);
-        // Grants end at once: Pods that name an owner that is gone would otherwise keep them, and can be forged. An owner
-        // that is used and not known to be gone is a Pod without a controller.
+        // Grants end at once: Pods that name an owner that is gone would otherwise keep them, and can be forged.
+        // An owner that is used and not known to be gone is a Pod without a controller.
         if !used || self.owners.is_gone(&owner) {
             self.node.settings.allowed.folders.revoke(&owner);
         }

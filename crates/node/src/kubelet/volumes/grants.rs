@@ -141,7 +141,7 @@ impl FolderGrants {
         }
         // The next node process ends grants of missing owners, too.
         if let Err(error) = replace_durably(&grants.file, &grants.list) {
-            tracing::warn!(%error, owner, "Could not record that the folders of a deleted Sandbox are no longer granted");
+            tracing::warn!(%error, owner, "Could not record that the grants of a deleted Sandbox ended");
         }
     }
 }
