@@ -1,7 +1,12 @@
-//! Pulls images from registries.
+//! Pulls images from registries. Errors are shown to whoever creates Pods, and the server that a reference names may be
+//! any HTTP server that this machine reaches: no text of its error responses is part of them.
+
+use std::collections::BTreeSet;
 
 use futures::TryStreamExt;
+use http::StatusCode;
 use oci_client::client::{ClientConfig, ClientProtocol};
+use oci_client::errors::{OciDistributionError, OciEnvelope, OciErrorCode};
 use oci_client::manifest::OciDescriptor;
 use oci_client::secrets::RegistryAuth;
 use oci_client::{Client, Reference};
@@ -57,7 +62,7 @@ pub(super) async fn pull(
     });
     let client = client.map_err(|error| failed(&error))?;
     let (manifest, digest, config) =
-        client.pull_manifest_and_config(&name, &auth).await.map_err(|error| failed(&error))?;
+        client.pull_manifest_and_config(&name, &auth).await.map_err(|error| failed(&describe(error)))?;
     let config: ConfigFile = serde_json::from_str(&config).map_err(|error| failed(&error))?;
     config.check_platform(reference)?;
     let descriptors: Vec<_> = manifest.layers.iter().map(descriptor).collect();
@@ -121,7 +126,7 @@ async fn fetch(
         reference: reference.to_owned(),
         message: error.to_string(),
     };
-    let blob = client.pull_blob_stream(name, descriptor).await.map_err(|error| failed(&error))?;
+    let blob = client.pull_blob_stream(name, descriptor).await.map_err(|error| failed(&describe(error)))?;
     let mut bytes = 0;
     let counted = blob.stream.inspect_ok(move |chunk| {
         bytes += chunk.len() as u64;
@@ -134,6 +139,41 @@ async fn fetch(
         .await
         .map_err(|error| failed(&error))?
         .map(drop)
+}
+
+/// An error without text of the server's responses: bodies, and URLs, which redirects choose.
+fn describe(error: OciDistributionError) -> String {
+    use OciDistributionError as Error;
+    match error {
+        Error::ServerError { code, .. } => answered(code),
+        Error::UnauthorizedError { .. } => answered(StatusCode::UNAUTHORIZED.as_u16()),
+        Error::RegistryError { envelope, .. } => {
+            format!("the registry refused the request (status 4xx){}", known_codes(&envelope))
+        }
+        Error::AuthenticationFailure(body) => {
+            let codes = serde_json::from_str(&body).map(|envelope| known_codes(&envelope)).unwrap_or_default();
+            format!("the token server of the registry refused the request{codes}; check the credentials")
+        }
+        Error::RequestError(error) => error.without_url().to_string(),
+        Error::RegistryTokenDecodeError(_) => "the response of the registry's token server is not a token".to_owned(),
+        Error::ManifestParsingError(_) | Error::VersionedParsingError(_) | Error::JsonError(_) => {
+            "the response of the registry is not a manifest".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+fn answered(code: u16) -> String {
+    let reason = StatusCode::from_u16(code).ok().and_then(|status| status.canonical_reason()).unwrap_or_default();
+    format!("the registry responded with status {code} {reason}").trim_end().to_owned()
+}
+
+/// The codes of the distribution specification in an error response, after a colon.
+fn known_codes(envelope: &OciEnvelope) -> String {
+    let known = envelope.errors.iter().map(|error| &error.code).filter(|code| !matches!(code, OciErrorCode::Other(_)));
+    let names = known.filter_map(|code| Some(serde_json::to_value(code).ok()?.as_str()?.to_owned()));
+    let names: Vec<String> = names.collect::<BTreeSet<_>>().into_iter().collect();
+    if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) }
 }
 
 fn auth_for(registry: &str, credentials: &[RegistryCredentials]) -> RegistryAuth {
@@ -161,6 +201,52 @@ mod tests {
         }
         for remote in ["registry.example", "10.0.0.1:5000", "127.0.0.1.example:5000"] {
             assert!(matches!(protocol_for(remote), ClientProtocol::Https), "{remote}");
+        }
+    }
+
+    #[test]
+    fn errors_have_status_and_known_codes_but_no_text_of_the_server() {
+        use OciDistributionError as Error;
+        let url = || "http://127.0.0.1:80/v2/?secret".to_owned();
+        let body = r#"{"errors": [{"code": "NAME_UNKNOWN", "message": "secret", "detail": "secret"},
+            {"code": "secret"}, {"code": "TOOMANYREQUESTS"}, {"code": "NAME_UNKNOWN"}]}"#;
+        let envelope = |text: &str| serde_json::from_str::<OciEnvelope>(text).unwrap();
+        let no_number = serde_json::from_str::<u8>("\"secret\"").unwrap_err();
+        assert!(no_number.to_string().contains("secret"), "parsers repeat what they read");
+        let refused = "the token server of the registry refused the request";
+        for (error, wanted) in [
+            (
+                Error::ServerError { code: 404, url: url(), message: "secret".into() },
+                "the registry responded with status 404 Not Found".to_owned(),
+            ),
+            (
+                Error::ServerError { code: 799, url: url(), message: "secret".into() },
+                "the registry responded with status 799".to_owned(),
+            ),
+            (Error::UnauthorizedError { url: url() }, "the registry responded with status 401 Unauthorized".to_owned()),
+            (
+                Error::RegistryError { envelope: envelope(body), url: url() },
+                "the registry refused the request (status 4xx): NAME_UNKNOWN, TOOMANYREQUESTS".to_owned(),
+            ),
+            (
+                Error::RegistryError { envelope: envelope(r#"{"errors": [{"code": "secret"}]}"#), url: url() },
+                "the registry refused the request (status 4xx)".to_owned(),
+            ),
+            (
+                Error::AuthenticationFailure(r#"{"errors": [{"code": "DENIED", "message": "secret"}]}"#.into()),
+                format!("{refused}: DENIED; check the credentials"),
+            ),
+            (Error::AuthenticationFailure("secret".into()), format!("{refused}; check the credentials")),
+            (
+                Error::VersionedParsingError(no_number.to_string()),
+                "the response of the registry is not a manifest".to_owned(),
+            ),
+            (
+                Error::RegistryTokenDecodeError(no_number.to_string()),
+                "the response of the registry's token server is not a token".to_owned(),
+            ),
+        ] {
+            assert_eq!(describe(error), wanted);
         }
     }
 
