@@ -125,7 +125,7 @@ impl Links {
         }
     }
 
-    /// Completes when the link has expired or was revoked, or when nobody can tell for too long.
+    /// Completes when the link has expired or was revoked, or when the API gives no answer for too long.
     pub(crate) async fn ended(self: Arc<Self>, claims: Arc<LinkClaims>) {
         let mut answered = Instant::now();
         loop {

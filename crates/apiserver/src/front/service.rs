@@ -89,7 +89,7 @@ impl AuthenticatingService {
         response
     }
 
-    /// The user who sent the request, whoever it asks to act as.
+    /// The user who sent the request, also where it asks to act as another one.
     fn authenticate<B>(&self, request: &Request<B>) -> Result<UserInfo, ApiError> {
         let headers = request.headers();
         // A token, which no browser sends by itself, proves more than a name and an origin do.

@@ -210,7 +210,7 @@ impl KernelRuntime {
                             "Another program removed the node's nftables table, as `nft flush ruleset` does: until now \
                              users of this host could connect to its Pods; the table is written again"
                         );
-                        // No receiver is fine: then nobody has set rules.
+                        // No receiver is fine: then no kubelet has set rules.
                         let _ = events.send(RuntimeEvent::RulesLost);
                     }
                     Ok(Err(error)) => tracing::debug!(%error, "The node's nftables table cannot be checked"),

@@ -44,7 +44,8 @@ impl Admission {
 }
 
 impl Authorizer {
-    /// Completes when the request would not be admitted any more, with the reason, or when nobody can tell for too long.
+    /// Completes when the request would not be admitted any more, with the reason, or when the API gives no answer for
+    /// too long.
     pub(crate) async fn ended(&self, admission: &Admission) -> RouterError {
         let mut answered = Instant::now();
         loop {

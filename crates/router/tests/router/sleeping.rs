@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::*;
 
-/// An API with the Sandbox `box`, and any number of others like it to read, `like-box-…`, which nobody uses.
+/// An API with the Sandbox `box`, and any number of others like it to read, `like-box-…`, which are not used.
 #[derive(Clone)]
 pub(crate) struct Api(Arc<Mutex<State>>);
 

@@ -1,4 +1,4 @@
-//! Pulls images from registries. Errors are shown to whoever creates Pods, and the server that a reference names may be
+//! Pulls images from registries. Users who create Pods see the errors, and the server that a reference names may be
 //! any HTTP server that this machine reaches: no text of its error responses is part of them.
 
 use std::collections::BTreeSet;
