@@ -75,7 +75,8 @@ impl ClusterClient {
     /// Like [`open_or_start`](Self::open_or_start), unless no engine has ever run on the data folder: then there is
     /// nothing that a command about existing objects could find.
     pub(crate) async fn open_used(global: &GlobalArgs) -> Result<Self, ClusterError> {
-        let was_used = DataDir::locate(global.data_dir.as_deref()).is_ok_and(|data| data.api().exists());
+        let was_used =
+            DataDir::locate(global.data_dir.as_deref()).is_ok_and(|data| LocalEngine::was_used(Some(data.path())));
         if was_used { Self::open_or_start(global).await } else { Self::open(global).await }
     }
 

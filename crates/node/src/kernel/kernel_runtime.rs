@@ -50,6 +50,7 @@ mod remove;
 mod sessions;
 mod snapshots;
 mod start_limiter;
+mod table_watch;
 mod uplink;
 
 pub use snapshots::{SnapshotRequest, SnapshotTaken};
@@ -61,9 +62,6 @@ use start_limiter::StartLimiter;
 
 /// Number of events buffered for a slow receiver before it has to compare states instead.
 const EVENT_BUFFER: usize = 4_096;
-
-/// Interval of checks that the node's nftables table is still there.
-const TABLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Runs Pods with the kernel of this machine.
 pub struct KernelRuntime {
@@ -190,34 +188,6 @@ impl KernelRuntime {
             runtime.refill();
         }
         Ok(runtime)
-    }
-
-    /// Starts a task that makes the node's nftables table again when another program has removed it.
-    fn watch_table(&self) {
-        if self.host.network.is_none() {
-            return;
-        }
-        let this = self.this.clone();
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(TABLE_CHECK_INTERVAL).await;
-                let Some(this) = this.upgrade() else { return };
-                let events = this.events.clone();
-                let check = move || this.host.network.as_ref().map_or(Ok(false), NodeNetwork::restore_table);
-                match tokio::task::spawn_blocking(check).await {
-                    Ok(Ok(true)) => {
-                        tracing::warn!(
-                            "Another program removed the node's nftables table, as `nft flush ruleset` does: until now \
-                             users of this host could connect to its Pods; the table is written again"
-                        );
-                        // No receiver is fine: then no kubelet has set rules.
-                        let _ = events.send(RuntimeEvent::RulesLost);
-                    }
-                    Ok(Err(error)) => tracing::debug!(%error, "The node's nftables table cannot be checked"),
-                    Ok(Ok(false)) | Err(_) => {}
-                }
-            }
-        });
     }
 
     fn pod(&self, uid: &str) -> Result<Arc<Pod>, RuntimeError> {
